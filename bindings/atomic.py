@@ -1,9 +1,8 @@
-"""Files that appear whole or not at all: written aside, synced, then renamed over the target.
+"""Files that appear whole or not at all: written under no name or a hidden one, synced, then named.
 
-Files that have no name until they are whole: even a process that is killed leaves nothing behind.
-
-Linux makes such files (O_TMPFILE) and names them at the end, in one step. Elsewhere, and on file
-systems that cannot, they are written aside under a hidden name (`atomic.atomic_path`).
+`atomic_path` writes aside under a hidden name and renames. `unnamed_path` uses files that have no
+name until they are whole (Linux: O_TMPFILE), so that even a killed process leaves nothing behind;
+elsewhere, and on file systems that cannot, it is `atomic_path`.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from pathlib import Path
 from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
-    """Yield the path of an empty file in the same folder, which becomes `path` when the block ends
-    well.
+    """Yield the path of an empty file in the same folder, which becomes `path` at a good end.
 
     The file is then synced, renamed over `path`, and the folder synced. On any exception,
     KeyboardInterrupt too, it is removed and an existing `path` stays as it was.
@@ -36,41 +35,69 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterato
     target = Path(path)
     check_target(target, force=force)
     aside = _aside(target)
+    with _full_disk_named(target):
+        try:
+            _create(aside, target)
+            yield aside
+            _sync_file(aside)
+            check_target(target, force=force)
+            aside.replace(target)
+            sync_folder(target.parent)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def unnamed_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
+    """Yield a path to open and write; its content becomes the file `path` at a good end.
+
+    The path may be opened by this process only, and not renamed or removed. Otherwise as
+    `atomic_path`, with the same errors.
+    """
+    target = Path(path)
+    check_target(target, force=force)
+    with _full_disk_named(target):
+        descriptor = _open_unnamed(target)
+        if descriptor is None:
+            with atomic_path(target, force=force) as aside:
+                yield aside
+            return
+        try:
+            yield Path(f"/proc/self/fd/{descriptor}")
+            os.fsync(descriptor)
+            check_target(target, force=force)
+            _give_name(descriptor, target, force=force)
+            sync_folder(target.parent)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _full_disk_named(target: Path) -> Iterator[None]:
+    """Raise SpecrunError in the place of an OSError that says that the disk is full."""
     try:
-        _create(aside, target)
-        yield aside
-        _sync_file(aside)
-        check_target(target, force=force)
-        aside.replace(target)
-        sync_folder(target.parent)
+        yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise SpecrunError(
-                f"the disk is full: {target} was not written; free some space"
-            ) from error
-        raise
-    finally:
-        aside.unlink(missing_ok=True)
+        if error.errno not in _FULL:
+            raise
+        problem = f"the disk is full: {target} was not written; free some space"
+        raise SpecrunError(problem) from error
 
 
 def check_target(target: Path, *, force: bool = False) -> None:
-    """Raise unless `target` can be written: its folder is there, and no file, unless `force` is
-    given."""
+    """Raise unless `target` can be written: its folder exists, and no such file, unless `force`."""
     if not target.parent.is_dir():
-        raise FileMissingError(
-            f"there is no folder {target.parent} to write {target.name} into; create it first"
-        )
+        place = f"there is no folder {target.parent} to write {target.name} into"
+        raise FileMissingError(f"{place}; create it first")
     if target.is_dir():
         raise OptionError(f"{target} is a folder; name the file to write")
     if not force and os.path.lexists(target):
-        raise OptionError(
-            f"{target} already exists; choose another name, or overwrite it with --force"
-        )
+        advice = "choose another name, or overwrite it with --force"
+        raise OptionError(f"{target} already exists; {advice}")
 
 
 def require_writable(target: Path) -> None:
-    """Raise SpecrunError unless files can be made beside `target`: before long work, not after
-    it."""
+    """Raise SpecrunError unless files can be made beside `target`: asked before long work."""
     aside = _aside(target)
     try:
         _create(aside, target)
@@ -83,38 +110,8 @@ def require_free_space(folder: str | os.PathLike[str], n_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < n_bytes:
         needed = f"{n_bytes / 1e6:,.1f} MB are needed in {os.fspath(folder)}"
-        raise SpecrunError(
-            f"{needed} and {free / 1e6:,.1f} MB are free: free some space, or write elsewhere"
-        )
-
-
-def _aside(target: Path) -> Path:
-    # The random part cannot be guessed, so nobody can have put a link in its place.
-    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.partial")
-
-
-def _create(aside: Path, target: Path) -> None:
-    # O_EXCL never follows a link and never opens what is already there; the mode leaves the rest to
-    # umask.
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
-    try:
-        os.close(os.open(aside, flags, 0o666))
-    except OSError as error:
-        if error.errno in _FULL:
-            raise
-        raise SpecrunError(
-            f"{target} cannot be written ({error.strerror}); choose another folder"
-        ) from error
-
-
-def _sync_file(aside: Path) -> None:
-    if not stat.S_ISREG(aside.lstat().st_mode):
-        raise SpecrunError(
-            f"{aside} was replaced by something that is not a file while it was written"
-        )
-    # Writable, because Windows cannot sync a file that was opened to read.
-    with aside.open("r+b") as file:
-        os.fsync(file.fileno())
+        there = f"{free / 1e6:,.1f} MB are free"
+        raise SpecrunError(f"{needed} and {there}: free some space, or write elsewhere")
 
 
 def sync_folder(folder: Path) -> None:
@@ -128,43 +125,37 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+def _aside(target: Path) -> Path:
+    # The random part cannot be guessed, so nobody can have put a link in its place.
+    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.partial")
 
 
-@contextmanager
-def unnamed_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
-    """Yield a path to open and write, whose content becomes the file `path` when the block ends
-    well.
-
-    The path may be opened by this process only, and not renamed or removed. Otherwise as
-    `atomic_path`, with the same errors.
-    """
-    target = Path(path)
-    check_target(target, force=force)
-    descriptor = _open_unnamed(target)
-    if descriptor is None:
-        with atomic_path(target, force=force) as aside:
-            yield aside
-        return
+def _create(aside: Path, target: Path) -> None:
+    # O_EXCL follows no link and opens nothing that is already there; the umask limits the mode.
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
     try:
-        yield Path(f"/proc/self/fd/{descriptor}")
-        os.fsync(descriptor)
-        check_target(target, force=force)
-        _give_name(descriptor, target, force=force)
-        sync_folder(target.parent)
+        os.close(os.open(aside, flags, 0o666))
     except OSError as error:
         if error.errno in _FULL:
-            raise SpecrunError(
-                f"the disk is full: {target} was not written; free some space"
-            ) from error
-        raise
-    finally:
-        os.close(descriptor)
+            raise
+        raise _unwritable(target, error) from error
+
+
+def _unwritable(target: Path, error: OSError) -> SpecrunError:
+    return SpecrunError(f"{target} cannot be written ({error.strerror}); choose another folder")
+
+
+def _sync_file(aside: Path) -> None:
+    if not stat.S_ISREG(aside.lstat().st_mode):
+        problem = f"{aside} was replaced by something that is not a file while it was written"
+        raise SpecrunError(problem)
+    # Writable, because Windows cannot sync a file that was opened to read.
+    with aside.open("r+b") as file:
+        os.fsync(file.fileno())
 
 
 def _open_unnamed(target: Path) -> int | None:
-    """Return a file without a name in the folder of `target`, None where there are no such
-    files."""
+    """Return a file without a name in the folder of `target`, None where that is not supported."""
     kind = getattr(os, "O_TMPFILE", None)
     if kind is None or not os.path.isdir("/proc/self/fd"):
         return None
@@ -172,13 +163,9 @@ def _open_unnamed(target: Path) -> int | None:
         return os.open(target.parent, kind | os.O_RDWR, 0o666)
     except OSError as error:
         if error.errno in _FORBIDDEN:
-            raise SpecrunError(
-                f"{target} cannot be written ({error.strerror}); choose another folder"
-            ) from error
+            raise _unwritable(target, error) from error
         if error.errno in _FULL:
-            raise SpecrunError(
-                f"the disk is full: {target} was not written; free some space"
-            ) from error
+            raise
         return None
 
 
@@ -191,7 +178,7 @@ def _give_name(descriptor: int, target: Path, *, force: bool) -> None:
             raise
         return
     # Only a rename replaces an existing file in one step.
-    aside = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.partial")
+    aside = _aside(target)
     try:
         _link(descriptor, aside)
         aside.replace(target)
@@ -200,16 +187,10 @@ def _give_name(descriptor: int, target: Path, *, force: bool) -> None:
 
 
 def _link(descriptor: int, name: Path) -> None:
-    # A folder's descriptor makes Python use the call that follows the link in /proc; the path
-    # itself is absolute.
+    # With folders' descriptors Python takes the call that follows the link in /proc.
     folder = os.open(name.parent, os.O_RDONLY)
+    source = f"/proc/self/fd/{descriptor}"
     try:
-        os.link(
-            f"/proc/self/fd/{descriptor}",
-            name.name,
-            src_dir_fd=folder,
-            dst_dir_fd=folder,
-            follow_symlinks=True,
-        )
+        os.link(source, name.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)

@@ -1,5 +1,4 @@
-"""A batch of tokens for one evaluation, filled through numpy views of memory that llama.cpp
-reads."""
+"""A batch of tokens for one evaluation (llama_batch), filled through numpy views of its memory."""
 
 from __future__ import annotations
 
@@ -38,16 +37,13 @@ class Batch:
         self._pointers = np.zeros(capacity + 1, np.uintp)
         self._ids_address = self.ids.ctypes.data
         # Where the ids lie of tokens that carry one each.
-        self._unit_pointers = (
-            self._ids_address + np.arange(capacity, dtype=np.uintp) * self.ids.itemsize
-        )
+        units = np.arange(capacity, dtype=np.uintp) * self.ids.itemsize
+        self._unit_pointers = self._ids_address + units
         self.n_tokens = 0
         self.n_outputs = 0
-        # What the ids and flags in place were made of: three arrays, or the sequence of a single
-        # token.
+        # What the ids and flags in place were made of: three arrays, or a single token's sequence.
         self._filled: tuple[object, ...] = ()
-        # Bounds of what was filled in, so that the context can check a batch without walking it
-        # again.
+        # Bounds of what was filled in: the context checks a batch without walking it again.
         self.token_bounds = (0, 0)
         self.id_bounds = (0, 0)
         self.first_position = 0
@@ -57,13 +53,8 @@ class Batch:
         native = llama()
         struct = native.llama_batch()
         fields = dict(struct._fields_)
-        views: dict[str, npt.NDArray[Any]] = {
-            "token": self.tokens,
-            "pos": self.positions,
-            "n_seq_id": self.id_counts,
-            "seq_id": self._pointers,
-            "logits": self.outputs,
-        }
+        views: dict[str, npt.NDArray[Any]] = {"token": self.tokens, "pos": self.positions}
+        views |= {"n_seq_id": self.id_counts, "seq_id": self._pointers, "logits": self.outputs}
         for name, view in views.items():
             setattr(struct, name, ctypes.cast(view.ctypes.data, fields[name]))
         return struct
@@ -82,35 +73,25 @@ class Batch:
         ids: Sequence[int] | IntArray,
         outputs: Sequence[int] | npt.NDArray[np.int8],
     ) -> None:
-        """Write n tokens: `id_counts[n]` says how many of the flat `ids` belong to each token in
-        turn.
+        """Write n tokens; `id_counts[n]` says how many of the flat `ids` belong to each in turn.
 
-        None gives every token one id. Read-only arrays are remembered: passing the same ones again
-        writes tokens and positions only.
+        None gives every token one id. Read-only arrays are remembered: given the same ones again,
+        only tokens and positions are written.
         """
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
-        if (
-            not (len(positions) == len(outputs) == n)
-            or len(ids if id_counts is None else id_counts) != n
-        ):
-            raise OptionError(
-                "tokens, positions, id counts and outputs of a batch differ in length"
-            )
+        counted = ids if id_counts is None else id_counts
+        if not (len(positions) == len(outputs) == len(counted) == n):
+            problem = "tokens, positions, id counts and outputs of a batch differ in length"
+            raise OptionError(problem)
         self.tokens[:n] = tokens
         self.positions[:n] = positions
         self.token_bounds = _bounds(tokens)
         self.first_position = _lowest(positions)
-        # Trees of one shape come round after round with the very same arrays: they are in place
-        # already.
-        filled = self._filled
-        if (
-            len(filled) == 3
-            and filled[0] is id_counts
-            and filled[1] is ids
-            and filled[2] is outputs
-        ):
+        # Trees of one shape come round after round with the very same arrays, already in place.
+        known, given = self._filled, (id_counts, ids, outputs)
+        if len(known) == 3 and known[0] is id_counts and known[1] is ids and known[2] is outputs:
             return
         self._filled = ()
         if id_counts is None:
@@ -120,11 +101,8 @@ class Batch:
         self.outputs[:n] = outputs
         self.n_tokens = n
         self.n_outputs = int(np.count_nonzero(self.outputs[:n]))
-        if all(
-            isinstance(array, np.ndarray) and not array.flags.writeable
-            for array in (id_counts, ids, outputs)
-        ):
-            self._filled = (id_counts, ids, outputs)
+        if all(isinstance(array, np.ndarray) and not array.flags.writeable for array in given):
+            self._filled = given
 
     def _fill_single_ids(self, n: int, ids: Sequence[int] | IntArray) -> None:
         self.id_counts[:n] = 1
@@ -140,9 +118,8 @@ class Batch:
         counts = self.id_counts[:n]
         counts[:] = id_counts
         if counts.min() < 1 or int(counts.sum()) != len(ids):
-            raise OptionError(
-                "every token of a batch needs at least one sequence id, and no id may be left over"
-            )
+            rule = "every token of a batch needs at least one sequence id"
+            raise OptionError(f"{rule}, and no id may be left over")
         self.ids[: len(ids)] = ids
         self.id_bounds = _bounds(ids)
         offsets = self._offsets[:n]
@@ -175,8 +152,7 @@ class Batch:
         ids: Sequence[int] | IntArray,
         n_outputs: int,
     ) -> None:
-        """Write consecutive tokens from position `start` on, all in `ids`; the last `n_outputs`
-        give rows."""
+        """Write tokens from position `start` on, all in `ids`; the last `n_outputs` give rows."""
         n = len(tokens)
         outputs = np.zeros(n, np.int8)
         if n_outputs:
@@ -191,8 +167,7 @@ def _lowest(values: Sequence[int] | IntArray) -> int:
 
 
 def _bounds(values: Sequence[int] | IntArray) -> tuple[int, int]:
-    """Return the lowest and the highest value; Python is quicker than numpy on the few tokens of a
-    tree."""
+    """Return lowest and highest value; on a tree's few tokens Python is quicker than numpy."""
     if isinstance(values, np.ndarray):
         return int(values.min()), int(values.max())
     return min(values), max(values)

@@ -1,10 +1,8 @@
-"""A context: evaluates batches of one model and shows their rows (logits, hidden states) without
-copies."""
+"""A context (llama_context): evaluates batches of one model, shows logits and hidden states."""
 
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -31,9 +29,8 @@ from specrun.bindings.rows import OutputBuffers, Rows
 class Context:
     """Evaluation state over one model: KV memory and output buffers. Close it before the model.
 
-    `observer` is called with the inputs of matrices during every evaluation. `native_seconds` adds
-    up the time spent inside llama.cpp's evaluation (decode and synchronize), an observer's
-    included.
+    `observer` is called with the inputs of matrices during every evaluation. `native_seconds` is
+    the time spent inside llama.cpp's evaluation (decode and synchronize), an observer's included.
     """
 
     _evaluates_nextn = False
@@ -77,26 +74,20 @@ class Context:
             raise
 
     def _check_model(self) -> None:
-        """Raise `UnsupportedModelError` for a model that llama.cpp would assert on, or make nothing
-        of."""
+        """Raise `UnsupportedModelError` for a model that llama.cpp would assert on."""
         model = self.model
+        name = f"{model.path} ({model.architecture})"
         if not model.can_generate:
-            raise UnsupportedModelError(
-                f"{model.path} ({model.architecture}) is not a left-to-right language model: "
-                "it cannot be used to generate text"
-            )
+            problem = f"{name} is not a left-to-right language model"
+            raise UnsupportedModelError(f"{problem}: it cannot be used to generate text")
         model.require_weights()
         if self.options.rope.stretches and not model.has_rope:
-            raise UnsupportedModelError(
-                f"{model.path} ({model.architecture}) has no rotary positions: rope scaling "
-                "cannot lengthen its context"
-            )
+            problem = f"{name} has no rotary positions"
+            raise UnsupportedModelError(f"{problem}: rope scaling cannot lengthen its context")
         self.options.rope.check(model.rope_scaling_kind, model.rope_factor)
         if model.nextn.alone and not self._evaluates_nextn:
-            raise UnsupportedModelError(
-                f"{model.path} holds NextN blocks without the model they belong to: it can only "
-                "draft, as mtp(FILE)"
-            )
+            problem = f"{model.path} holds NextN blocks without the model they belong to"
+            raise UnsupportedModelError(f"{problem}: it can only draft, as mtp(FILE)")
 
     @property
     def _can_branch(self) -> bool:
@@ -105,11 +96,8 @@ class Context:
     @property
     def _n_rollback(self) -> int:
         # A recurrent state is one sequence's: trees are not for it.
-        return (
-            self.options.n_rollback
-            if self.model.can_roll_back and self.options.n_sequences == 1
-            else 0
-        )
+        can = self.model.can_roll_back and self.options.n_sequences == 1
+        return self.options.n_rollback if can else 0
 
     def _count_states(self, batch: Batch) -> int:
         return batch.n_outputs if self._evaluates_nextn else batch.n_tokens
@@ -132,10 +120,10 @@ class Context:
         params.type_k = CACHE_TYPES[options.cache_type_k]
         params.type_v = CACHE_TYPES[options.cache_type_v]
         options.rope.apply(params)
-        params.kv_unified = (
-            True  # sequences share prefixes: a tree is many sequences over one prefix
-        )
-        params.swa_full = True  # a rolling window could not be rolled back after a rejection
+        # Sequences share prefixes: a tree is many sequences over one prefix.
+        params.kv_unified = True
+        # A rolling window of keys and values could not be rolled back after a rejection.
+        params.swa_full = True
         params.no_perf = True
         params.n_rs_seq = self._n_rollback
         if self._observer is not None:
@@ -149,13 +137,10 @@ class Context:
         if not handle:
             reason = last_native_errors() or "no memory"
             if "alloc" not in reason and "memory" not in reason.lower():
-                raise OptionError(
-                    f"llama.cpp refuses these context options for {self.model.path}: {reason}"
-                )
-            raise OutOfMemoryError(
-                f"no context of {params.n_ctx} tokens for {self.model.path}: {reason}. Lower the "
-                "context size (-c)"
-            )
+                problem = f"llama.cpp refuses these context options for {self.model.path}"
+                raise OptionError(f"{problem}: {reason}")
+            problem = f"no context of {params.n_ctx} tokens for {self.model.path}: {reason}"
+            raise OutOfMemoryError(f"{problem}. Lower the context size (-c)")
         return handle
 
     @property
@@ -180,12 +165,7 @@ class Context:
     def __enter__(self) -> Context:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -212,35 +192,29 @@ class Context:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
         self.memory.note_evaluation(batch.n_tokens)
-        every_token = (
-            self.options.hidden_states
-        )  # llama.cpp then gives a row for every token, asked for or not
+        # With hidden states llama.cpp gives a row for every token, asked for or not.
+        every_token = self.options.hidden_states
         return Rows(self._buffers, batch, self._count_states(batch), every_token=every_token)
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse what llama.cpp would answer with an assertion, which ends the process."""
-        n = batch.n_tokens
-        if n < 1:
-            raise OptionError("an empty batch cannot be evaluated")
-        if n > self.n_batch:
-            raise OptionError(
-                f"{n} tokens in one evaluation of a context for {self.n_batch} (n_batch)"
-            )
+        n, n_ids = batch.n_tokens, self.options.n_sequences
         n_outputs = n if self.options.hidden_states else batch.n_outputs
-        if n_outputs > self.n_outputs:
-            raise OptionError(
-                f"{n_outputs} output rows asked of a context for {self.n_outputs} (n_outputs)"
-            )
-        if batch.first_position < 0:
-            raise OptionError(f"position {batch.first_position} in a batch is negative")
-        if batch.token_bounds[0] < 0 or batch.token_bounds[1] >= self._n_vocab:
-            raise OptionError(
-                f"a token of the batch is outside the vocabulary of {self._n_vocab} tokens"
-            )
-        if batch.id_bounds[0] < 0 or batch.id_bounds[1] >= self.options.n_sequences:
-            raise OptionError(
-                f"a sequence id of the batch is outside 0 to {self.options.n_sequences - 1}"
-            )
+        if n < 1:
+            problem = "an empty batch cannot be evaluated"
+        elif n > self.n_batch:
+            problem = f"{n} tokens in one evaluation of a context for {self.n_batch} (n_batch)"
+        elif n_outputs > self.n_outputs:
+            problem = f"{n_outputs} output rows asked of a context for {self.n_outputs} (n_outputs)"
+        elif batch.first_position < 0:
+            problem = f"position {batch.first_position} in a batch is negative"
+        elif batch.token_bounds[0] < 0 or batch.token_bounds[1] >= self._n_vocab:
+            problem = f"a token of the batch is outside the vocabulary of {self._n_vocab} tokens"
+        elif batch.id_bounds[0] < 0 or batch.id_bounds[1] >= n_ids:
+            problem = f"a sequence id of the batch is outside 0 to {n_ids - 1}"
+        else:
+            return
+        raise OptionError(problem)
 
     def _drop_failed(self, batch: Batch) -> None:
         # llama.cpp cleans up under each token's first sequence id only (llama_context::decode).

@@ -1,4 +1,4 @@
-"""How a context is made, checked before llama.cpp sees it."""
+"""Options of a context (llama_context_params), checked before llama.cpp sees them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,9 @@ if TYPE_CHECKING:
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: ggml crashes beyond it
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-CACHE_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "bf16": 30,
-    "q8_0": 8,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "iq4_nl": 20,
-}
-
+# ggml_type numbers of what keys and values may be stored as.
+CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3}
+CACHE_TYPES |= {"q5_0": 6, "q5_1": 7, "iq4_nl": 20}
 
 # Marks the fields that nobody chooses: they follow from what a context is to evaluate.
 _FROM_USE = {"from_use": True}
@@ -65,21 +56,17 @@ class ContextOptions:
         if not 0 <= self.n_ctx < 2**31:
             raise OptionError(f"n_ctx is {self.n_ctx}: give 0 (automatic) or a positive number")
         for name in ("n_threads", "n_threads_batch"):
-            if not 0 <= getattr(self, name) <= MAX_THREADS:
-                raise OptionError(
-                    f"{name} is {getattr(self, name)}: give 0 (automatic) to {MAX_THREADS}"
-                )
+            value = getattr(self, name)
+            if not 0 <= value <= MAX_THREADS:
+                raise OptionError(f"{name} is {value}: give 0 (automatic) to {MAX_THREADS}")
         for name in ("n_batch", "n_ubatch", "n_outputs"):
             if not 1 <= getattr(self, name) < 2**31:
                 raise OptionError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if not 0 <= self.n_rollback < 2**16:
-            raise OptionError(
-                f"n_rollback is {self.n_rollback}: give 0 or a small number of tokens"
-            )
+            raise OptionError(f"n_rollback is {self.n_rollback}: give 0 or a few tokens")
         if not 1 <= self.n_sequences <= MAX_SEQUENCES:
-            raise OptionError(
-                f"n_sequences is {self.n_sequences}: llama.cpp allows 1 to {MAX_SEQUENCES}"
-            )
+            limits = f"llama.cpp allows 1 to {MAX_SEQUENCES}"
+            raise OptionError(f"n_sequences is {self.n_sequences}: {limits}")
         if self.flash_attention not in FLASH_ATTENTION:
             raise OptionError(f"flash attention is {self.flash_attention!r}: use auto, on or off")
         for name in ("cache_type_k", "cache_type_v"):
@@ -89,11 +76,9 @@ class ContextOptions:
 
     @classmethod
     def chosen_names(cls) -> list[str]:
-        """Return the names of the fields that users choose; rows, sequences and states follow from
-        the drafter."""
+        """Return the names of the fields that users choose; the others follow from the drafter."""
         return [field_.name for field_ in fields(cls) if not field_.metadata]
 
     def size_for(self, model: Model) -> int:
-        """Return the context's length for a model: no more than it was trained for, unless `rope`
-        stretches that."""
+        """Return the length for a model: as trained at most, unless `rope` stretches that."""
         return self.rope.context_size(self.n_ctx, model.n_ctx_train, model.rope_factor)

@@ -31,28 +31,20 @@ def _text(symbol: str, handle: int) -> str:
 
 def devices() -> list[Device]:
     """Return every device, in ggml's order."""
-    pointer = ctypes.c_void_p
-    size_pointer = ctypes.POINTER(ctypes.c_size_t)
+    pointer, sizes = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
     count = native_function("ggml_backend_dev_count", ctypes.c_size_t)()
     get = native_function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
     kind_of = native_function("ggml_backend_dev_type", ctypes.c_int, pointer)
-    memory_of = native_function(
-        "ggml_backend_dev_memory", None, pointer, size_pointer, size_pointer
-    )
+    memory_of = native_function("ggml_backend_dev_memory", None, pointer, sizes, sizes)
     found = []
     for handle in map(get, range(count)):
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         memory_of(handle, ctypes.byref(free), ctypes.byref(total))
-        kind = kind_of(handle)
-        found.append(
-            Device(
-                name=_text("ggml_backend_dev_name", handle),
-                description=_text("ggml_backend_dev_description", handle),
-                kind=_KINDS[kind] if 0 <= kind < len(_KINDS) else "accel",
-                memory_free=free.value,
-                memory_total=total.value,
-            )
-        )
+        name = _text("ggml_backend_dev_name", handle)
+        description = _text("ggml_backend_dev_description", handle)
+        number = kind_of(handle)
+        kind: DeviceKind = _KINDS[number] if 0 <= number < len(_KINDS) else "accel"
+        found.append(Device(name, description, kind, free.value, total.value))
     return found
 
 
@@ -68,8 +60,7 @@ def system_info() -> str:
 
 
 def available_cores() -> int:
-    """Return how many processors this process may use: llama.cpp spins, so more threads only
-    hurt."""
+    """Return how many processors this process may use: llama.cpp spins, so more threads hurt."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

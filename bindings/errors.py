@@ -117,8 +117,7 @@ class DecodeFailedError(DecodeError):
 
 
 class MissingPackageError(SpecrunError):
-    """`what` needs a package that is not installed; the extra of pyproject.toml named `extra`
-    brings it."""
+    """`what` needs a package that is not installed; pyproject.toml's `extra` brings it."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(f"{what} needs the package {package}: {extra_command(extra)}")
@@ -141,29 +140,19 @@ class BusyError(SpecrunError):
     """A second call was made while an answer is being streamed."""
 
 
+_NO_SLOT = "the KV cache has no room for {n} more tokens: raise the context size (-c)"
+_INVALID = "llama.cpp refused a batch of {n} tokens: its positions do not continue the cache"
+_NO_MEMORY = "no memory to evaluate {n} tokens: lower the context (-c) or batch size (-b)"
+_FAILED = "the backend failed to evaluate {n} tokens: run `specrun doctor`, try -ngl 0"
 _DECODE_ERRORS: dict[int, tuple[type[DecodeError], str]] = {
-    1: (
-        NoCacheSlotError,
-        "the KV cache has no room for {n} more tokens: raise the context size (-c)",
-    ),
+    1: (NoCacheSlotError, _NO_SLOT),
     2: (DecodeAbortedError, "the evaluation of {n} tokens was aborted"),
-    -1: (
-        InvalidBatchError,
-        "llama.cpp refused a batch of {n} tokens: its positions do not continue the cache",
-    ),
-    -2: (
-        DecodeMemoryError,
-        "no memory to evaluate {n} tokens: lower the context (-c) or batch size (-b)",
-    ),
-    -3: (
-        DecodeFailedError,
-        "the backend failed to evaluate {n} tokens: run `specrun doctor`, try -ngl 0",
-    ),
+    -1: (InvalidBatchError, _INVALID),
+    -2: (DecodeMemoryError, _NO_MEMORY),
 }
 
 
 def decode_error(code: int, n_tokens: int) -> DecodeError:
-    """Return the named error for a non-zero return code of `llama_decode` over `n_tokens`
-    tokens."""
-    kind, text = _DECODE_ERRORS.get(code, (DecodeFailedError, _DECODE_ERRORS[-3][1]))
+    """Return the named error for a return code of `llama_decode` over `n_tokens` tokens."""
+    kind, text = _DECODE_ERRORS.get(code, (DecodeFailedError, _FAILED))
     return kind(f"{text.format(n=n_tokens)} (llama_decode returned {code})", code)

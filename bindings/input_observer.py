@@ -1,11 +1,7 @@
-"""Sums the squares of everything that a model's matrices are multiplied with, while it is
-evaluated.
+"""Importance matrices: sums of squares of all that a model's matrices are multiplied with.
 
-That is what an importance matrix is made of. llama.cpp calls back for every node of the graph,
-first to ask, then with the node computed (`cb_eval`); a callback is fixed when a context is made,
-and splits the graph.
-
-ggml's tensors as they stand in an evaluation graph, seen through numpy.
+llama.cpp calls back for every node of the graph, first to ask, then with the node computed
+(`cb_eval`); a callback is fixed when a context is made, and splits the graph.
 """
 
 from __future__ import annotations
@@ -24,13 +20,13 @@ from specrun.bindings.library import llama, native_function
 F32 = 0
 """ggml's number of the type of 32-bit floating-point numbers."""
 
+_FEWEST_ROWS = 16  # as llama.cpp's own tool: fewer are no part of a text that is read in batches
 _OBJECT_BYTES = 32  # GGML_OBJECT_SIZE, which ggml_tensor_overhead counts, too
 _NUMPY_TYPES: dict[int, type[np.generic]] = {F32: np.float32, 26: np.int32}
 
 
 class GraphTensor(ctypes.Structure):
-    """`ggml_tensor`: shape `ne` (row length first), strides in bytes `nb`, operation and
-    sources."""
+    """`ggml_tensor`: shape `ne` (row length first), strides `nb` in bytes, operation, sources."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -63,9 +59,8 @@ def operation_number(name: str) -> int:
     """
     there = int(native_function("ggml_tensor_overhead", ctypes.c_size_t)())
     if there != ctypes.sizeof(GraphTensor) + _OBJECT_BYTES:
-        raise SpecrunError(
-            "this llama.cpp has another ggml_tensor than specrun reads: install the pinned version"
-        )
+        problem = "this llama.cpp has another ggml_tensor than specrun reads"
+        raise SpecrunError(f"{problem}: install the pinned version")
     name_of = native_function("ggml_op_name", ctypes.c_char_p, ctypes.c_int)
     for number in range(256):
         if name_of(number) == name.encode():
@@ -74,8 +69,7 @@ def operation_number(name: str) -> int:
 
 
 def tensor_array(tensor: GraphTensor) -> npt.NDArray[Any]:
-    """Return a computed tensor of F32 or I32 as an array, its shape in numpy's order
-    [ne3, ne2, ne1, ne0].
+    """Return a computed F32 or I32 tensor as an array of numpy's shape [ne3, ne2, ne1, ne0].
 
     A view where the numbers lie in the machine's memory, valid until ggml reuses that memory; a
     copy from any other device.
@@ -98,11 +92,8 @@ def tensor_array(tensor: GraphTensor) -> npt.NDArray[Any]:
     return np.ndarray(shape, kind, memory, strides=strides)
 
 
-_FEWEST_ROWS = 16  # as llama.cpp's own tool: fewer are no part of a text that is read in batches
-
 InputSums = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
-"""Sums of squares float32 [n, width], and how many rows each is of, int64 [n]; n as in
-`ImportanceEntry`."""
+"""Sums of squares float32 [n, width], of int64 [n] rows each; n as in `ImportanceEntry`."""
 
 
 class InputObserver:
@@ -135,14 +126,12 @@ class InputObserver:
             raise error
         for name, (squares, _) in sums.items():
             if not np.isfinite(squares).all():
-                raise SpecrunError(
-                    f"the inputs of {name} are not finite: the model or its weights are damaged"
-                )
+                problem = f"the inputs of {name} are not finite"
+                raise SpecrunError(f"{problem}: the model or its weights are damaged")
         return sums
 
     def _called(self, address: Any, ask: bool, _data: object) -> bool:  # noqa: ANN401 - a pointer
-        # Nothing can be raised through native code: it is kept, and the evaluation is let go on
-        # without us.
+        # Nothing can be raised through native code: it is kept, and the evaluation goes on.
         if self._error is not None:
             return not ask
         try:
@@ -171,12 +160,10 @@ class InputObserver:
             chosen = tensor_array(tensor_at(node.src[2]))[0, 0]
             squares, counts = expert_sums(tensor_array(inputs)[0], chosen, int(matrix.ne[2]))
         else:
-            n_matrices = int(matrix.ne[2] * matrix.ne[3])
-            squares = self._dense_sums(
-                int(node.src[1]), inputs, int(matrix.ne[2]), int(matrix.ne[3])
-            )
+            n2, n3 = int(matrix.ne[2]), int(matrix.ne[3])
+            squares = self._dense_sums(int(node.src[1]), inputs, n2, n3)
             rows = int(inputs.ne[1] * inputs.ne[2] * inputs.ne[3])
-            counts = np.array([rows // n_matrices], np.int64)
+            counts = np.array([rows // (n2 * n3)], np.int64)
         if name in self._sums:
             before = self._sums[name]
             squares, counts = before[0] + squares, before[1] + counts
@@ -190,6 +177,7 @@ class InputObserver:
                 rows = tensor_array(inputs).reshape(-1, int(inputs.ne[0]))
                 self._last = address, np.einsum("ij,ij->j", rows, rows)[None, :]
             return self._last[1]
+        # One matrix serves several of the inputs' where they are more (broadcasting, ggml_mul_mat).
         array = tensor_array(inputs)
         sums = np.zeros((n3, n2, array.shape[-1]), np.float32)
         for third in range(array.shape[0]):
@@ -202,21 +190,19 @@ class InputObserver:
 def expert_sums(
     inputs: npt.NDArray[np.float32], chosen: npt.NDArray[np.int32], n_experts: int
 ) -> InputSums:
-    """Return sums and counts [n_experts, ...] of inputs [tokens, 1 or used, width] sent to `chosen`
-    [tokens, used]."""
+    """Return sums and counts [n_experts, ...] of inputs [tokens, 1 or used, width] by expert."""
     n_tokens, used = chosen.shape
     experts = chosen.reshape(-1)
     if experts.size and not 0 <= experts.min() <= experts.max() < n_experts:
-        raise SpecrunError(
-            f"a token was sent to an expert outside 0 to {n_experts - 1}: the model is damaged"
-        )
-    squares = np.broadcast_to(np.square(inputs), (n_tokens, used, inputs.shape[-1])).reshape(
-        n_tokens * used, -1
-    )
+        problem = f"a token was sent to an expert outside 0 to {n_experts - 1}"
+        raise SpecrunError(f"{problem}: the model is damaged")
+    spread = np.broadcast_to(np.square(inputs), (n_tokens, used, inputs.shape[-1]))
+    squares = spread.reshape(n_tokens * used, -1)
     counts = np.bincount(experts, minlength=n_experts).astype(np.int64)
     sums = np.zeros((n_experts, inputs.shape[-1]), np.float32)
     present = np.flatnonzero(counts)
     if len(present):
+        # Sorted by expert, so that one sum over each stretch of rows is an expert's.
         order = np.argsort(experts, kind="stable")
         starts = np.cumsum(counts)[present] - counts[present]
         sums[present] = np.add.reduceat(squares[order], starts, axis=0)
@@ -224,7 +210,6 @@ def expert_sums(
 
 
 def _plain_name(name: bytes) -> str:
-    """Return the matrix's own name: where the scheduler copied it to a device, that stands before a
-    #."""
+    """Return a matrix's own name: where the scheduler copied it to a device, the part after a #."""
     parts = name.split(b"#")
     return (parts[1] if len(parts) > 1 else parts[0]).decode("utf-8", "replace")

@@ -6,7 +6,10 @@ import ctypes
 import functools
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
+
+from specrun.bindings.errors import UnsupportedModelError
 
 logger = logging.getLogger("specrun.llama")
 # Without a handler somewhere, Python's last-resort handler would write llama.cpp's warnings to
@@ -66,6 +69,21 @@ def native_function(name: str, result: Any, *arguments: Any) -> Any:  # noqa: AN
     function.restype = result
     function.argtypes = list(arguments)
     return function
+
+
+def exported_function(names: Sequence[str], result: Any, *arguments: Any) -> Any:  # noqa: ANN401 - ctypes types
+    """Return `native_function` of the first of these names that the library has.
+
+    For functions that llama.cpp has not declared stable: they go by the names that C++ compilers
+    give them. Raises UnsupportedModelError where there is none.
+    """
+    for name in names:
+        try:
+            return native_function(name, result, *arguments)
+        except AttributeError:
+            continue
+    problem = f"this build of llama.cpp does not export {names[0]}"
+    raise UnsupportedModelError(f"{problem}: install the llama-cpp-python that specrun asks for")
 
 
 def last_native_errors() -> str:

@@ -1,4 +1,4 @@
-"""The KV memory of a context: which positions of which sequences are cached.
+"""The KV cache of a context (llama_memory): cached positions of its sequences, in and out.
 
 Every call walks all cells of the cache in llama.cpp (about 3.4 ns a cell), so callers touch few
 ranges. All arguments are checked first: llama.cpp asserts, and an assertion ends the Python
@@ -7,7 +7,7 @@ process.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
 
@@ -28,8 +28,7 @@ class Memory:
         n_rollback: int = 0,
     ) -> None:
         self._native = native
-        # A round makes dozens of these two calls: looking the functions up in the module each time
-        # would show.
+        # A round makes dozens of these two calls: looking them up in the module would show.
         self._remove = native.llama_memory_seq_rm
         self._share = native.llama_memory_seq_cp
         self._open_handle: Any = handle
@@ -50,8 +49,7 @@ class Memory:
         self._open_handle = None
 
     def note_evaluation(self, n_tokens: int) -> None:
-        """Remember that a recurrent state has seen so many tokens at once: it holds what was before
-        the later ones."""
+        """Note how many tokens a recurrent state saw at once: it can return to before them."""
         self._may_take_back = min(self._n_rollback, n_tokens - 1)
 
     def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
@@ -60,41 +58,33 @@ class Memory:
         Raises `UnsupportedModelError` where the memory cannot drop a part: recurrent and hybrid
         models take back, once, tokens of the last evaluation at most, and only some of them.
         """
-        if not ALL_SEQUENCES <= sequence < self._n_sequences:
-            self._refuse_sequence(sequence)
+        if sequence != ALL_SEQUENCES:
+            self._check_sequence(sequence)
         if start < 0:
             raise OptionError(f"cannot truncate from position {start}: it is negative")
         if not self._can_branch and start > 0:
             sequences = range(self._n_sequences) if sequence == ALL_SEQUENCES else (sequence,)
             for seq_id in sequences:
                 self._take_back(seq_id, start, end)
-            return
-        if not self._remove(self._handle, sequence, start, end):
-            raise UnsupportedModelError(
-                f"llama.cpp cannot drop positions from {start} on of this memory"
-            )
+        elif not self._remove(self._handle, sequence, start, end):
+            problem = f"llama.cpp cannot drop positions from {start} on of this memory"
+            raise UnsupportedModelError(problem)
 
     def _take_back(self, sequence: int, start: int, end: int) -> None:
-        """Drop the positions from `start` on of a memory that refuses unless they are few, or
-        beyond what it holds."""
+        """Drop the positions from `start` on, or raise if the state cannot take back that many."""
         last = self.last_position(sequence)
         if last < start:
             return
-        most, self._may_take_back = (
-            self._may_take_back,
-            0,
-        )  # llama.cpp takes back once: steps do not add up
-        if (
-            last - start + 1 > most
-            or 0 <= end <= last
-            or not self._remove(self._handle, sequence, start, -1)
-        ):
+        # llama.cpp takes back once: steps do not add up.
+        most, self._may_take_back = self._may_take_back, 0
+        possible = last - start + 1 <= most and not 0 <= end <= last
+        if not possible or not self._remove(self._handle, sequence, start, -1):
             raise UnsupportedModelError("this architecture's memory cannot drop these positions")
 
     def branch(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share the cached positions start <= p < end of `source`."""
-        if not (0 <= source < self._n_sequences and 0 <= target < self._n_sequences):
-            self._refuse_sequence(target if 0 <= source < self._n_sequences else source)
+        self._check_sequence(source)
+        self._check_sequence(target)
         if not self._can_branch or (not self._unified and source != target):
             raise UnsupportedModelError("sequences of this memory cannot share positions")
         self._share(self._handle, source, target, start, end)
@@ -120,9 +110,5 @@ class Memory:
 
     def _check_sequence(self, sequence: int) -> None:
         if not 0 <= sequence < self._n_sequences:
-            self._refuse_sequence(sequence)
-
-    def _refuse_sequence(self, sequence: int) -> NoReturn:
-        raise OptionError(
-            f"sequence {sequence} is outside 0 to {self._n_sequences - 1} of this context"
-        )
+            there = f"0 to {self._n_sequences - 1} of this context"
+            raise OptionError(f"sequence {sequence} is outside {there}")

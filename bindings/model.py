@@ -1,4 +1,4 @@
-"""A GGUF model: loaded by mmap after its header was checked, with metadata and vocabulary."""
+"""A GGUF model (llama_model): loaded after its header was checked, with metadata, vocabulary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from specrun.bindings.errors import (
@@ -66,9 +65,8 @@ class Model:
         # Before any context exists, so that a context cannot be asked of a vocabulary-only file.
         if self.vocabulary.kind == "none" or self.vocabulary.size <= 0:
             self.close()
-            raise UnsupportedModelError(
-                f"{self.path} has no vocabulary: it cannot read or write text"
-            )
+            problem = f"{self.path} has no vocabulary: it cannot read or write text"
+            raise UnsupportedModelError(problem)
 
     def _load(
         self,
@@ -93,10 +91,8 @@ class Model:
             return handle
         reason = last_native_errors() or "llama.cpp gave no reason"
         if "alloc" in reason or "out of memory" in reason.lower():
-            raise OutOfMemoryError(
-                f"no memory to load {self.path}: {reason}. Use a smaller quantization or fewer "
-                "GPU layers (-ngl)"
-            )
+            advice = "Use a smaller quantization or fewer GPU layers (-ngl)"
+            raise OutOfMemoryError(f"no memory to load {self.path}: {reason}. {advice}")
         raise ModelLoadError(f"llama.cpp cannot load {self.path}: {reason}")
 
     @property
@@ -108,29 +104,24 @@ class Model:
 
     def close(self) -> None:
         """Free the native memory; calling it again does nothing. Contexts must be closed first."""
-        if self._handle is not None:
-            if self._children:
-                raise ClosedError(
-                    f"close the {self._children} contexts of {self.path} before the model"
-                )
-            handle, self._handle = self._handle, None
-            self.vocabulary.close()
-            self._native.llama_model_free(handle)
+        if self._handle is None:
+            return
+        if self._children:
+            raise ClosedError(
+                f"close the {self._children} contexts of {self.path} before the model"
+            )
+        handle, self._handle = self._handle, None
+        self.vocabulary.close()
+        self._native.llama_model_free(handle)
 
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        # A context that still lives would read freed memory, so a forgotten model leaks rather than
-        # crashes.
+        # A context that still lives would read freed memory: better to leak than to crash.
         if getattr(self, "_handle", None) is not None and not self._children:
             self.close()
 
@@ -160,15 +151,13 @@ class Model:
 
     @property
     def rope_scaling_kind(self) -> str:
-        """How the file scales positions: "none", "linear", "yarn", ...; empty where it does not
-        say."""
+        """How the file scales positions: "none", "linear", "yarn", ...; "" if it does not say."""
         value = self.header.metadata.get(f"{self.architecture}.rope.scaling.type")
         return value if isinstance(value, str) else ""
 
     @property
     def rope_factor(self) -> float:
-        """How many times longer than the original context the file's own scaling makes
-        `n_ctx_train`."""
+        """How many times the original context the file's own scaling makes `n_ctx_train`."""
         for key in ("rope.scaling.factor", "rope.scale_linear"):
             factor = self.header.metadata.get(f"{self.architecture}.{key}")
             if isinstance(factor, (int, float)) and factor > 0.0:
@@ -182,8 +171,7 @@ class Model:
 
     @property
     def n_embd_out(self) -> int:
-        """The width of the states that NextN blocks read; of the hidden states themselves in most
-        architectures."""
+        """The width of the states that NextN blocks read: mostly that of the hidden states."""
         return int(self._native.llama_model_n_embd_out(self.handle))
 
     @property
@@ -209,14 +197,12 @@ class Model:
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether a memory that cannot branch can at least take back the tokens of the last
-        evaluation."""
+        """Whether a memory that cannot branch can take back tokens of the last evaluation."""
         return not self.can_branch and self.architecture in ROLLBACK_ARCHITECTURES
 
     @property
     def can_generate(self) -> bool:
-        """Whether this is a left-to-right decoder: encoders, encoder-decoders and diffusion models
-        are not."""
+        """Whether it is a left-to-right decoder, not an encoder, a pair of both or diffusion."""
         native, handle = self._native, self.handle
         encodes = native.llama_model_has_encoder(handle) or native.llama_model_is_diffusion(handle)
         return bool(native.llama_model_has_decoder(handle)) and not encodes
@@ -233,12 +219,10 @@ class Model:
 
     def _metadata_items(self) -> Iterator[tuple[str, str]]:
         native, handle = self._native, self.handle
+        readers = native.llama_model_meta_key_by_index, native.llama_model_meta_val_str_by_index
         for index in range(native.llama_model_meta_count(handle)):
             texts = []
-            for read in (
-                native.llama_model_meta_key_by_index,
-                native.llama_model_meta_val_str_by_index,
-            ):
+            for read in readers:
                 size = max(read(handle, index, ctypes.create_string_buffer(1), 1), 0) + 1
                 buffer = ctypes.create_string_buffer(size)
                 read(handle, index, buffer, size)
@@ -248,9 +232,8 @@ class Model:
     def require_weights(self) -> None:
         """Raise `OptionError` if only the vocabulary was loaded."""
         if self._vocab_only:
-            raise OptionError(
-                f"only the vocabulary of {self.path} was loaded: it cannot evaluate anything"
-            )
+            problem = f"only the vocabulary of {self.path} was loaded"
+            raise OptionError(f"{problem}: it cannot evaluate anything")
 
     # -- children ----------------------------------------------------------------------------------
 
@@ -273,8 +256,7 @@ def _check_tokens(header: GGUFHeader, path: Path) -> None:
         # As llama.cpp reads them: cut at a zero byte, empty ones with names of their own.
         text = tokens.bytes_at(token).split(b"\0", 1)[0] or b"[EMPTY_%d]" % token
         if first.setdefault(text, token) != token:
-            raise MalformedFileError(
-                f"{path} has the token {text.decode('utf-8', 'replace')!r} twice in its "
-                "vocabulary, "
-                f"as tokens {first[text]} and {token}: convert the model again"
-            )
+            shown = text.decode("utf-8", "replace")
+            places = f"as tokens {first[text]} and {token}: convert the model again"
+            problem = f"{path} has the token {shown!r} twice in its vocabulary, {places}"
+            raise MalformedFileError(problem)

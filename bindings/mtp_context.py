@@ -21,8 +21,7 @@ _MTP = 1  # llama_context_type
 
 
 class StateBatch(Batch):
-    """A batch whose tokens come with hidden states: `states` is float32 [capacity, width], read as
-    it stands."""
+    """A batch with hidden states beside the tokens: `states`, float32 [capacity, width]."""
 
     def __init__(self, capacity: int, width: int) -> None:
         super().__init__(capacity, 1)
@@ -32,8 +31,7 @@ class StateBatch(Batch):
 
 
 class MtpContext(Context):
-    """Evaluates a model's NextN blocks, which keep keys and values of their own; the trunk is not
-    evaluated.
+    """Evaluates a model's NextN blocks, with keys and values of their own, and not its trunk.
 
     Token x_i at position i comes with the state that its context's `Rows.nextn_state` gave for
     position i - 1. The rows are logits for position i + 1, and a state in the place of the trunk's
@@ -79,14 +77,11 @@ class MtpContext(Context):
     def decode(self, batch: Batch) -> Rows:
         """Evaluate a batch with hidden states; see `Context.decode`."""
         if not isinstance(batch, StateBatch) or batch.states.shape[1] != self.model.n_embd_out:
-            raise OptionError(
-                f"NextN blocks read hidden states of {self.model.n_embd_out} numbers beside the "
-                "tokens"
-            )
+            width = self.model.n_embd_out
+            raise OptionError(f"NextN blocks read hidden states of {width} numbers beside tokens")
+        asking = f"{batch.n_outputs} of {batch.n_tokens} tokens"
         if batch.n_outputs not in (0, batch.n_tokens):
-            raise OptionError(
-                f"{batch.n_outputs} of {batch.n_tokens} tokens ask for rows: all must, or none"
-            )
+            raise OptionError(f"{asking} ask for rows: all must, or none")
         return super().decode(batch)
 
 
@@ -100,30 +95,20 @@ def can_draft_nextn(model: Model) -> bool:
 
 
 def check_nextn(model: Model) -> None:
-    """Raise `UnsupportedModelError` unless llama.cpp can draft with the NextN blocks of this
-    model."""
+    """Raise `UnsupportedModelError` unless llama.cpp can draft with this model's NextN blocks."""
     works = ", ".join(NEXTN_ARCHITECTURES)
-    if not model.nextn.count:
-        raise UnsupportedModelError(
-            f"{model.path} has no NextN blocks: many GGUFs are made without them, and only some "
-            "architectures have any "
-            f"({works})"
-        )
-    if model.architecture not in NEXTN_ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{model.path} is a {model.architecture} model, and llama.cpp can draft with the "
-            "NextN blocks of these "
-            f"only: {works}"
-        )
-    if model.nextn.count > 1 and model.architecture not in SEVERAL_BLOCKS:
-        raise UnsupportedModelError(
-            f"{model.path} has {model.nextn.count} NextN blocks, and llama.cpp evaluates one "
-            "block of "
-            f"{model.architecture}"
-        )
-    if not model.has_loaded_nextn:
-        raise UnsupportedModelError(
-            f"{model.path} was loaded without its NextN blocks: only the target is loaded with "
-            "them (load_nextn), and "
-            "only for drafts of its own"
-        )
+    kind, count = model.architecture, model.nextn.count
+    if not count:
+        reason = "many GGUFs are made without them, and only some architectures have any"
+        problem = f"has no NextN blocks: {reason} ({works})"
+    elif kind not in NEXTN_ARCHITECTURES:
+        can = f"llama.cpp can draft with the NextN blocks of these only: {works}"
+        problem = f"is a {kind} model, and {can}"
+    elif count > 1 and kind not in SEVERAL_BLOCKS:
+        problem = f"has {count} NextN blocks, and llama.cpp evaluates one block of {kind}"
+    elif not model.has_loaded_nextn:
+        reason = "only the target is loaded with them (load_nextn), for drafts of its own"
+        problem = f"was loaded without its NextN blocks: {reason}"
+    else:
+        return
+    raise UnsupportedModelError(f"{model.path} {problem}")

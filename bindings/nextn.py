@@ -1,5 +1,4 @@
-"""NextN blocks (multi-token prediction, MTP): which files have them, and for which llama.cpp can
-draft.
+"""NextN blocks (multi-token prediction, MTP): the files with them, the architectures that draft.
 
 A NextN block is one more decoder layer behind the trunk that predicts one token further, from the
 trunk's last hidden state and the next token's embedding (DeepSeek-V3, 2412.19437, section 2.2).
@@ -9,8 +8,6 @@ tensors came along is another matter.
 The lists below were read in the sources of llama.cpp 4df29be4f and hold for llama-cpp-python
 0.3.36: it asserts, or runs the wrong graph, where an architecture has no graph for its NextN
 blocks.
-
-Models split into several GGUF files: the headers of all of them.
 """
 
 from __future__ import annotations
@@ -21,73 +18,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import GGUFHeader, read_any_header
-from specrun.bindings.library import native_function
+from specrun.bindings.library import exported_function
 
-_NAME = re.compile(r"(?P<base>.*)-\d{5}-of-\d{5}\.gguf")
-
-
-def split_headers(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
-    """Return the header of a model's first file, and those of its other files as far as they are
-    there.
-
-    llama.cpp names them `base-00001-of-00003.gguf` and so on, and refuses to load a model that is
-    not complete.
-    """
-    count = header.metadata.get("split.count")
-    name = _NAME.fullmatch(path.name)
-    if not isinstance(count, int) or not 1 < count < 10**5 or name is None:
-        return [header]
-    others = (
-        path.with_name(f"{name['base']}-{part:05}-of-{count:05}.gguf")
-        for part in range(1, count + 1)
-    )
-    return [
-        header,
-        *(read_any_header(other) for other in others if other != path and other.is_file()),
-    ]
-
-
-NEXTN_ARCHITECTURES = (
-    "bailingmoe3",
-    "cohere2moe",
-    "deepseek2",
-    "deepseek32",
-    "deepseek4",
-    "glm-dsa",
-    "glm4moe",
-    "hy_v3",
-    "mimo2",
-    "nemotron_h_moe",
-    "qwen35",
-    "qwen35moe",
-    "qwen3next",
-    "step35",
-)
+_WITH_GRAPHS = """
+    bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe hy_v3 mimo2
+    nemotron_h_moe qwen35 qwen35moe qwen3next step35
+"""
+NEXTN_ARCHITECTURES = tuple(_WITH_GRAPHS.split())
 """Whose NextN blocks llama.cpp has a graph for."""
 
 SEVERAL_BLOCKS = ("hy_v3", "mimo2", "step35")
-"""Of these, which may have more than one block: one for each drafted token. The others assert that
-they have one."""
+"""Those that may have several blocks, one for each drafted token; the others assert one."""
 
-ROLLBACK_ARCHITECTURES = (
-    "bailingmoe3",
-    "deepseek4",
-    "glm5-next",
-    "kimi-k3",
-    "lfm2",
-    "lfm2moe",
-    "nemotron_h",
-    "nemotron_h_moe",
-    "qwen35",
-    "qwen35moe",
-    "qwen4exp",
-)
-"""Recurrent and hybrid architectures whose state can take back the tokens of the last evaluation
-(n_rs_seq)."""
+_WITH_STATES = """
+    bailingmoe3 deepseek4 glm5-next kimi-k3 lfm2 lfm2moe nemotron_h nemotron_h_moe qwen35 qwen35moe
+    qwen4exp
+"""
+ROLLBACK_ARCHITECTURES = tuple(_WITH_STATES.split())
+"""Recurrent and hybrid architectures that can take back tokens of the last evaluation."""
 
 _MOST_BLOCKS = 64
+_SPLIT_NAME = re.compile(r"(?P<base>.*)-\d{5}-of-\d{5}\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +56,7 @@ class NextnBlocks:
 
 
 def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
-    """Return the NextN blocks of a model, by the headers of its files; `header` is that of `path`,
-    the first."""
+    """Return the NextN blocks of a model by its files' headers; `header` is that of the first."""
     n_all, n_nextn = _declared(header)
     if not n_nextn:
         return NextnBlocks()
@@ -114,10 +65,23 @@ def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
     blocks = [f"blk.{block}." for block in range(n_all - n_nextn, n_all)]
     if not all(f"{block}nextn.eh_proj.weight" in names for block in blocks):
         return NextnBlocks()
-    n_parameters = sum(
-        tensor.n_elements for tensor in tensors if tensor.name.startswith(tuple(blocks))
-    )
+    ours = (tensor for tensor in tensors if tensor.name.startswith(tuple(blocks)))
+    n_parameters = sum(tensor.n_elements for tensor in ours)
     return NextnBlocks(n_nextn, n_parameters, alone="blk.0.attn_norm.weight" not in names)
+
+
+def split_headers(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
+    """Return the header of a model's first file, and those of its other files that are there.
+
+    llama.cpp names them `base-00001-of-00003.gguf` and so on, and loads no incomplete model.
+    """
+    count = header.metadata.get("split.count")
+    name = _SPLIT_NAME.fullmatch(path.name)
+    if not isinstance(count, int) or not 1 < count < 10**5 or name is None:
+        return [header]
+    names = (f"{name['base']}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1))
+    others = (path.with_name(other) for other in names if other != path.name)
+    return [header, *(read_any_header(other) for other in others if other.is_file())]
 
 
 def _declared(header: GGUFHeader) -> tuple[int, int]:
@@ -134,37 +98,24 @@ def _declared(header: GGUFHeader) -> tuple[int, int]:
 
 
 def show_nextn_states(context: Any, *, only_rows: bool = False) -> None:  # noqa: ANN401 - a ctypes pointer
-    """Let a context give the states that NextN blocks read: of every token, or only of those that
-    ask for a row."""
-    flag = ctypes.c_bool
-    show = _function(
-        "llama_set_embeddings_nextn", "P13llama_contextbb", None, ctypes.c_void_p, flag, flag
-    )
+    """Let a context give the states that NextN blocks read: every token's, or only rows'."""
+    names = _names("llama_set_embeddings_nextn", "P13llama_contextbb")
+    show = exported_function(names, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
     show(context, True, only_rows)
 
 
 def nextn_rows() -> Any:  # noqa: ANN401 - a ctypes function
     """Return the function that tells where a context's states lie."""
-    return _function(
-        "llama_get_embeddings_nextn", "P13llama_context", ctypes.c_void_p, ctypes.c_void_p
-    )
+    names = _names("llama_get_embeddings_nextn", "P13llama_context")
+    return exported_function(names, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def select_nextn_block(context: Any, block: int) -> None:  # noqa: ANN401 - a ctypes pointer
     """Let an MTP context evaluate another block: 0 is the first one behind the trunk."""
-    select = _function(
-        "llama_set_nextn_layer_offset", "P13llama_contexti", None, ctypes.c_void_p, ctypes.c_int32
-    )
-    select(context, block)
+    names = _names("llama_set_nextn_layer_offset", "P13llama_contexti")
+    exported_function(names, None, ctypes.c_void_p, ctypes.c_int32)(context, block)
 
 
-def _function(name: str, arguments: str, result: Any, *types: Any) -> Any:  # noqa: ANN401 - ctypes types
-    """Return a function by its plain name or the one that C++ compilers on Unix give it."""
-    for symbol in (name, f"_Z{len(name)}{name}{arguments}"):
-        try:
-            return native_function(symbol, result, *types)
-        except AttributeError:
-            continue
-    raise UnsupportedModelError(
-        f"this llama-cpp-python has no {name}: install the version that specrun asks for"
-    )
+def _names(name: str, arguments: str) -> tuple[str, str]:
+    """Return a function's plain name and the one that C++ compilers on Unix give it."""
+    return name, f"_Z{len(name)}{name}{arguments}"

@@ -1,4 +1,4 @@
-"""What an evaluation left in llama.cpp's output buffers, as arrays without copies."""
+"""Output rows of an evaluation (logits, hidden states, layer inputs) as arrays without copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from specrun.bindings.batch import Batch
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, StaleViewError
-from specrun.bindings.layer_inputs import LayerInputs
+from specrun.bindings.layer_inputs import layer_input_rows, show_layer_inputs
 from specrun.bindings.library import native_function
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import nextn_rows
@@ -30,49 +30,40 @@ class OutputBuffers:
         self.generation = 0
         self._handle = handle
         self._options = options
-        self._widths = {
-            _LOGITS: model.vocabulary.size,
-            _HIDDEN: model.n_embd,
-            _NEXTN: model.n_embd_out,
-        }
-        self._views: dict[str, tuple[int, FloatRows]] = {}
+        self._n_embd, self._n_embd_out = model.n_embd, model.n_embd_out
+        self._n_vocab = model.vocabulary.size
+        self._views: dict[str | int, tuple[int, FloatRows]] = {}  # by function, or layer
+        pointer = ctypes.c_void_p
         self._addresses = {
-            name: native_function(name, ctypes.c_void_p, ctypes.c_void_p)
-            for name in (_LOGITS, _HIDDEN)
+            name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
         }
         if options.nextn_states:
             self._addresses[_NEXTN] = nextn_rows()
-        self._layers: LayerInputs | None = None
         if options.layer_inputs:
-            self._layers = LayerInputs(handle, options.layer_inputs, model.n_embd)
+            show_layer_inputs(handle, options.layer_inputs)
+            self._layer_address = layer_input_rows()
 
     def logits(self, count: int) -> FloatRows:
         """Return the first `count` rows of logits, or more, [.., n_vocab]."""
-        return self._view(_LOGITS, count)
+        return self._view(_LOGITS, count, self._n_vocab)
 
     def hidden_states(self, count: int) -> FloatRows:
         """Return the first `count` final hidden states, or more, [.., n_embd]."""
-        if not self._options.hidden_states:
-            raise OptionError(
-                "this context was made without hidden states (ContextOptions.hidden_states)"
-            )
-        return self._view(_HIDDEN, count)
+        self._require("hidden_states", "hidden states")
+        return self._view(_HIDDEN, count, self._n_embd)
 
     def layer_inputs(self, layer: int, count: int) -> FloatRows:
-        """Return the inputs of a layer at the first `count` tokens, [.., n_embd]."""
-        if self._layers is None:
-            raise OptionError(
-                "this context was made without layer inputs (ContextOptions.layer_inputs)"
-            )
-        return self._layers.rows(layer, count)
+        """Return the inputs of a layer at the first `count` tokens, or more, [.., n_embd]."""
+        self._require("layer_inputs", "layer inputs")
+        if layer not in self._options.layer_inputs:
+            problem = f"this context was made without the inputs of layer {layer}"
+            raise OptionError(f"{problem} (ContextOptions.layer_inputs)")
+        return self._view(layer, count, self._n_embd)
 
     def nextn_states(self, count: int) -> FloatRows:
         """Return what NextN blocks read of the first `count` tokens, [.., n_embd_out]."""
-        if not self._options.nextn_states:
-            raise OptionError(
-                "this context was made without NextN states (ContextOptions.nextn_states)"
-            )
-        return self._view(_NEXTN, count)
+        self._require("nextn_states", "NextN states")
+        return self._view(_NEXTN, count, self._n_embd_out)
 
     def close(self) -> None:
         """Make all rows stale, for good."""
@@ -80,21 +71,29 @@ class OutputBuffers:
         self._handle = None
         self._views.clear()
 
-    def _view(self, name: str, count: int) -> FloatRows:
+    def _require(self, option: str, rows: str) -> None:
+        if not getattr(self._options, option):
+            problem = f"this context was made without {rows}"
+            raise OptionError(f"{problem} (ContextOptions.{option})")
+
+    def _view(self, source: str | int, count: int, width: int) -> FloatRows:
+        """Return rows of the buffer that a function's name, or a layer's number, stands for."""
         if self._handle is None:
             raise ClosedError("the context is closed")
-        address: int | None = self._addresses[name](self._handle)
+        address: int | None
+        if isinstance(source, int):
+            address = self._layer_address(self._handle, source)
+        else:
+            address = self._addresses[source](self._handle)
         if not address:
-            raise OptionError(
-                "this evaluation gave no rows: no token of the batch asked for output"
-            )
-        known = self._views.get(name)
+            problem = "this evaluation gave no rows: no token of the batch asked for output"
+            raise OptionError(problem)
+        known = self._views.get(source)
         # The buffer only moves when it grows, so the array over it is made once and reused.
         if known is None or known[0] != address or len(known[1]) < count:
-            width = self._widths[name]
             flat = (ctypes.c_float * (count * width)).from_address(address)
             known = (address, np.ctypeslib.as_array(flat).reshape(count, width))
-            self._views[name] = known
+            self._views[source] = known
         return known[1]
 
 
@@ -108,15 +107,8 @@ class Rows:
     """
 
     __slots__ = (
-        "_buffers",
-        "_generation",
-        "_indices",
-        "_layers",
-        "_logits",
-        "_n_states",
-        "_n_tokens",
-        "_native_count",
-        "count",
+        *("_buffers", "_generation", "_indices", "_layers", "_logits"),
+        *("_n_states", "_n_tokens", "_native_count", "count"),
     )
 
     def __init__(
@@ -161,23 +153,17 @@ class Rows:
         return rows[token]  # type: ignore[no-any-return]
 
     def nextn_state(self, token: int) -> FloatRows:
-        """Return what NextN blocks read of the batch's token i, whether or not it asked for a row:
-        a view.
-
-        float32 of the model's `n_embd_out` numbers.
-        """
+        """Return what NextN blocks read of a token, row or not: a float32 view [n_embd_out]."""
         self._require_fresh()
         if not 0 <= token < self._n_states:
-            raise OptionError(
-                f"the state of token {token}, of an evaluation that gave {self._n_states} states"
-            )
+            given = f"an evaluation that gave {self._n_states} states"
+            raise OptionError(f"the state of token {token}, of {given}")
         return self._buffers.nextn_states(self._n_states)[token]  # type: ignore[no-any-return]
 
     def _require_fresh(self) -> None:
         if self._generation != self._buffers.generation:
-            raise StaleViewError(
-                "these rows were overwritten by a later evaluation: copy what must be kept"
-            )
+            problem = "these rows were overwritten by a later evaluation: copy what must be kept"
+            raise StaleViewError(problem)
 
     def _index_of(self, row: int) -> int:
         self._require_fresh()

@@ -17,8 +17,7 @@ _ATTRIBUTE_CONTROL = 1 << 3
 
 
 class Vocabulary:
-    """The vocabulary of one model. It lives as long as its `Model`, which owns the native
-    memory."""
+    """The vocabulary of one model. It lives as long as its `Model`, which owns its memory."""
 
     def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a ctypes pointer
         self._native = llama()
@@ -49,11 +48,6 @@ class Vocabulary:
         return self._special("bos")
 
     @functools.cached_property
-    def adds_bos(self) -> bool:
-        """Whether texts begin with the token `bos`."""
-        return bool(llama().llama_vocab_get_add_bos(self._handle))
-
-    @functools.cached_property
     def eos(self) -> int | None:
         """The end-of-sequence token, or None."""
         return self._special("eos")
@@ -79,8 +73,7 @@ class Vocabulary:
 
     @functools.cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 of the kind of vocabulary and every stored text in order: equal where token ids
-        mean the same."""
+        """SHA-256 of kind and stored texts in order: equal where token ids mean the same."""
         get, handle = self._native.llama_vocab_get_text, self._handle
         digest = hashlib.sha256(f"{self.kind} {self.size}".encode())
         for token in range(self.size):
@@ -137,8 +130,7 @@ class Vocabulary:
         return b"".join(self.piece(token) for token in tokens).decode("utf-8", "replace")
 
     def first_difference(self, other: Vocabulary, start: int) -> int | None:
-        """Return the first id from `start` on whose stored text differs, over the common size, or
-        None."""
+        """Return the first common id from `start` on whose stored text differs, or None."""
         get = self._native.llama_vocab_get_text
         mine, theirs = self._handle, other._handle
         for token in range(start, min(self.size, other.size)):

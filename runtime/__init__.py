@@ -1,5 +1,4 @@
-"""The decoding engine: sessions, draft trees, drafters, acceptance rules, sampling, and the
-`Runtime` API.
+"""The decoding engine: the `Runtime` API, sessions, drafters, draft trees, acceptance, sampling.
 
     from specrun.runtime import Runtime, SamplingParams
 

@@ -2,8 +2,6 @@
 
 Templates come from model files and are not trusted: they run in Jinja's immutable sandbox, with
 bounded output, operands and time. What users wrote is never read as control tokens.
-
-Prompts as a model would be asked them.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from specrun.runtime.template_sandbox import TemplateSandbox
 Message = Mapping[str, Any]
 _MAX_OUTPUT = 16 * 1024 * 1024
 _MAX_SECONDS = 5.0
-# Private-use characters: one that occurs nowhere in the conversation marks where texts are taken
-# apart.
+# Private-use characters: one that occurs nowhere marks the places where texts are taken apart.
 _MARKERS = [chr(code) for code in range(0xE000, 0xE100)]
 
 
@@ -37,15 +34,13 @@ class ChatTemplate:
         self.source = source
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._environment = TemplateSandbox()
-        self._environment.globals.update(
-            raise_exception=_raise_exception, strftime_now=_strftime_now
-        )
+        helpers = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self._environment.globals.update(helpers)
         try:
             self._template = self._environment.from_string(source)
         except Exception as error:  # Jinja's own, or what Python's compiler says of deep nesting
-            raise TemplateError(
-                f"the chat template is not valid Jinja: {error}. Use --chat-template-file"
-            ) from error
+            problem = f"the chat template is not valid Jinja: {error}"
+            raise TemplateError(f"{problem}. Use --chat-template-file") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the conversation as text.
@@ -53,24 +48,19 @@ class ChatTemplate:
         Raises `TemplateError` if the template refuses the messages, tries to leave the sandbox, or
         takes more than its share of time or text.
         """
-        values = {
-            "messages": [dict(message) for message in messages],
-            "add_generation_prompt": add_generation_prompt,
-        }
+        values: dict[str, Any] = {**self._tokens, "add_generation_prompt": add_generation_prompt}
+        values["messages"] = [dict(message) for message in messages]
         try:
-            return _within_time(lambda: self._collect({**self._tokens, **values}))
+            return _within_time(lambda: self._collect(values))
         except TemplateError:
             raise
         except SecurityError as error:
-            reason = str(error).rstrip(".")
-            raise TemplateError(
-                f"the chat template was stopped: {reason}. It tries to do more than write text: "
-                "do not trust this file"
-            ) from error
+            problem = f"the chat template was stopped: {str(error).rstrip('.')}"
+            advice = "It tries to do more than write text: do not trust this file"
+            raise TemplateError(f"{problem}. {advice}") from error
         except Exception as error:  # a template may raise whatever Python can
-            raise TemplateError(
-                f"the chat template failed: {type(error).__name__}: {error}"
-            ) from error
+            problem = f"the chat template failed: {type(error).__name__}: {error}"
+            raise TemplateError(problem) from error
 
     def _collect(self, values: dict[str, Any]) -> str:
         self._environment.start()
@@ -79,9 +69,8 @@ class ChatTemplate:
         for part in self._template.generate(**values):
             size += len(part)
             if size > _MAX_OUTPUT:
-                raise TemplateError(
-                    f"the chat template wrote more than {_MAX_OUTPUT} characters and was stopped"
-                )
+                problem = f"the chat template wrote more than {_MAX_OUTPUT} characters"
+                raise TemplateError(f"{problem} and was stopped")
             parts.append(part)
         return "".join(parts)
 
@@ -101,20 +90,16 @@ def chat_tokens(
     _check(messages)
     contents = [_texts_of(message) for message in messages]
     joined = "".join(text for texts in contents for text in texts)
+    marker: str | None = None
     if any(special in joined for special in vocabulary.special_texts):
-        marker = next(
-            (mark for mark in _MARKERS if mark not in joined and mark not in template.source), None
-        )
+        used = joined + template.source
+        marker = next((mark for mark in _MARKERS if mark not in used), None)
         if marker is None:
             raise OptionError("the messages use every private-use character: remove some")
-        messages = [
-            _with_markers(message, vocabulary.special_texts, marker) for message in messages
-        ]
-        pieces = template.render(messages, add_generation_prompt=add_generation_prompt).split(
-            marker
-        )
-    else:
-        pieces = [template.render(messages, add_generation_prompt=add_generation_prompt)]
+        special = vocabulary.special_texts
+        messages = [_with_markers(message, special, marker) for message in messages]
+    rendered = template.render(messages, add_generation_prompt=add_generation_prompt)
+    pieces = [rendered] if marker is None else rendered.split(marker)
     tokens: list[int] = []
     for piece in pieces:
         tokens += vocabulary.tokenize(piece, add_special=False, parse_special=True)
@@ -128,13 +113,11 @@ def _check(messages: Sequence[Message]) -> None:
         raise OptionError("a conversation needs at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise OptionError(
-                f"a message must be a mapping with a role and a content, not {message!r}"
-            )
-        if not isinstance(message.get("content"), str):
-            raise OptionError(
-                f"the content of a message must be text, not {message.get('content')!r}"
-            )
+            rule = "a message must be a mapping with a role and a content"
+            raise OptionError(f"{rule}, not {message!r}")
+        content = message.get("content")
+        if not isinstance(content, str):
+            raise OptionError(f"the content of a message must be text, not {content!r}")
 
 
 def _texts_of(message: Message) -> list[str]:
@@ -177,9 +160,8 @@ def _within_time(work: Callable[[], str]) -> str:
 
     def trace(frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401 - sys.settrace's type
         if time.monotonic() > deadline:
-            raise TemplateError(
-                f"the chat template ran for more than {_MAX_SECONDS:.0f} seconds and was stopped"
-            )
+            problem = f"the chat template ran for more than {_MAX_SECONDS:.0f} seconds"
+            raise TemplateError(f"{problem} and was stopped")
         return trace if frame.f_code.co_filename == "<template>" else None
 
     previous = sys.gettrace()
@@ -201,15 +183,17 @@ def _strftime_now(form: str) -> str:
 
 
 def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -> list[list[int]]:
-    """Return each prompt's tokens: a user's message where the model has a chat template, else, or
-    `as_text`, bare."""
+    """Return each prompt's tokens, as a chat message if there is a template and not `as_text`."""
     vocabulary = model.vocabulary
     if as_text or model.chat_template is None:
         return [vocabulary.tokenize(prompt) for prompt in prompts]
-    bos = vocabulary.text(vocabulary.bos) if vocabulary.bos is not None else ""
-    eos = vocabulary.text(vocabulary.eos) if vocabulary.eos is not None else ""
-    template = ChatTemplate(model.chat_template, bos=bos, eos=eos)
-    return [
-        chat_tokens(template, vocabulary, [{"role": "user", "content": prompt}])
-        for prompt in prompts
-    ]
+    template = template_of(model.chat_template, vocabulary)
+    messages = ([{"role": "user", "content": prompt}] for prompt in prompts)
+    return [chat_tokens(template, vocabulary, message) for message in messages]
+
+
+def template_of(source: str, vocabulary: Vocabulary) -> ChatTemplate:
+    """Return a compiled template that knows the vocabulary's bos and eos."""
+    special = (vocabulary.bos, vocabulary.eos)
+    bos, eos = ("" if token is None else vocabulary.text(token) for token in special)
+    return ChatTemplate(source, bos=bos, eos=eos)

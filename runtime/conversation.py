@@ -1,5 +1,4 @@
-"""One conversation: its tokens, what of them the target has cached, its drafter, and the noise of
-its answer.
+"""A conversation: its tokens, what of them is cached, its drafter, and the noise of its answer.
 
 Whatever else decoding needs, such as models, heads, stores and measured costs, belongs to weights
 that any number of conversations may share.
@@ -30,8 +29,7 @@ class Conversation(CachedText):
         self.noise: NoiseSource = SeededNoise(0) if noise is None else noise
 
     def begin(self, target: TargetModel, prompt: Sequence[int]) -> int:
-        """Bring cache and drafter to a prompt; return how many of its tokens the cache already
-        held.
+        """Bring cache and drafter to a prompt; return how many of its tokens were cached before.
 
         All but the last token are then cached: the first round, whose root it is, needs its row.
         """
@@ -46,7 +44,6 @@ class Conversation(CachedText):
         return shared
 
     def forget(self, target: TargetModel) -> None:
-        """Drop all tokens, from the cache and the drafter too: the next prompt shares nothing with
-        them."""
+        """Drop all tokens, from cache and drafter: the next prompt shares nothing with them."""
         target.rewind(self, 0)
         self.drafter.begin(())

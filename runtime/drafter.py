@@ -1,4 +1,4 @@
-"""What every drafter is: propose a tree, then learn what became of it."""
+"""The drafter's interface: propose a draft tree, then learn what became of it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from specrun.runtime.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What a drafter may know: the committed tokens, the settings, its own noise, and how much to
-    draft.
+    """What a drafter may know: committed tokens, settings, its own noise, and how much to draft.
 
     `tokens` is the live list of all committed tokens (do not keep or change it); the first drafted
     token will stand at position len(tokens). Trees deeper than `max_depth` or larger than
@@ -59,8 +58,7 @@ class RoundOutcome:
 
     @property
     def path_rows(self) -> list[int]:
-        """The rows of the root and of the accepted nodes, those from whose logits its tokens
-        came."""
+        """The rows of the root and of the accepted nodes, whose logits gave its tokens."""
         return [0, *(node + 1 for node in self.path)]
 
 
@@ -75,12 +73,10 @@ class Drafter(ABC):
     """The expression that made it, such as "draft(a.gguf, n=5)"."""
 
     max_leaves: int = 1
-    """The most root-to-leaf paths a proposal has: how many sequence ids the target's context
-    needs."""
+    """The most root-to-leaf paths of a proposal: sequence ids that the target's context needs."""
 
     max_nodes: int = 0
-    """The most nodes a proposal has: how many output rows the target's context needs beside the
-    root."""
+    """The most nodes of a proposal: output rows that the target's context needs beside the root."""
 
     needs_hidden_states: bool = False
     """Whether it reads the target's final hidden states from the rows of an outcome."""
@@ -97,12 +93,10 @@ class Drafter(ABC):
         return self.needs_hidden_states or self.needs_nextn_states or bool(self.layer_inputs)
 
     def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
-        """Start an answer: `tokens` is the whole prompt, which may continue or contradict earlier
-        ones."""
+        """Start an answer to a whole prompt, which may continue or contradict earlier ones."""
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
-        """Learn the target's states at prompt tokens `start` to `start + count - 1`, rows 0 to
-        count - 1.
+        """Learn the target's states at prompt tokens `start`, `start + 1`, ...: `count` rows.
 
         Called after `begin`, in pieces, for what of the prompt was not cached, if it
         `reads_target`; the prompt's last token is the root of the first round. Rows have no logits
@@ -114,8 +108,7 @@ class Drafter(ABC):
         """Return a tree of guesses below the last committed token; empty to propose nothing."""
 
     def forecast(self, request: DraftRequest) -> float:
-        """Return the speed-up over plain decoding that a proposal would promise now, cheaply; 0 if
-        there is no telling.
+        """Return, cheaply, the speed-up over plain decoding of a proposal now; 0 if unknown.
 
         It proposes nothing, and may be asked any number of times.
         """
@@ -125,8 +118,7 @@ class Drafter(ABC):
         """Learn what was accepted, and what the target said at every node."""
 
     def rewind(self, length: int) -> None:  # noqa: B027
-        """Forget the tokens from position `length` on: a combinator had this drafter go on from
-        guesses.
+        """Forget the tokens from position `length` on: this drafter had gone on from guesses.
 
         Where drafters draft for drafters, or one after the other, `DraftRequest.tokens` ends with
         tokens that are drafted, not committed. Before anything else is asked, the combinator takes
@@ -134,8 +126,7 @@ class Drafter(ABC):
         """
 
     def report(self) -> dict[str, Any]:
-        """Return what there is to say about the answer since `begin`, ready for JSON; empty if
-        nothing."""
+        """Return what there is to say about the answer since `begin`, as JSON; empty if nothing."""
         return {}
 
     @property
@@ -149,8 +140,7 @@ class Drafter(ABC):
         return 0
 
     def close(self) -> None:  # noqa: B027
-        """Free the conversation's native memory, never the weights; calling it again does
-        nothing."""
+        """Free the conversation's native memory, not the weights; again does nothing."""
 
 
 class Owned(Protocol):
@@ -162,8 +152,7 @@ class Owned(Protocol):
 
 @dataclass(slots=True)
 class DrafterWeights:
-    """What all conversations of a drafter share: models, heads, stores, and the costs it plans
-    with.
+    """What all conversations of a drafter share: models, heads, stores, and measured costs.
 
     `start` makes the drafter of one conversation: its cache positions, its state, what it has
     learnt. `owned` is closed with the weights, first to last; every drafter that was started is
@@ -181,8 +170,7 @@ class DrafterWeights:
 
 
 def close_all(owned: Sequence[Owned]) -> None:
-    """Close everything, first to last, whatever goes wrong with a part of it; raises the last error
-    afterwards."""
+    """Close everything, first to last, even if some fail; then raise the last error."""
     if owned:
         try:
             owned[0].close()
@@ -205,6 +193,9 @@ def make_all(makers: Iterable[Callable[[], _Part]]) -> list[_Part]:
     return made
 
 
+_EMPTY = DraftTree()
+
+
 class NoDrafter(Drafter):
     """Proposes nothing: plain decoding is the same loop with empty trees."""
 
@@ -213,6 +204,3 @@ class NoDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the empty tree."""
         return _EMPTY
-
-
-_EMPTY = DraftTree()

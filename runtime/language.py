@@ -1,14 +1,11 @@
-"""The drafter language: `draft(a.gguf, n=5)`, `cascade(draft(a.gguf), prompt-lookup)`,
-`relay(a@2, b@3)`.
+"""The drafter language: `draft(a.gguf, n=5)`, `cascade(draft, prompt-lookup)`, `relay(a@2, b@3)`.
 
     expression = atom [ "(" [ argument { "," argument } ] ")" ] [ "@" number ]
     argument   = [ name "=" ] expression
     atom       = quoted text, or any text without , ( ) @ = quotes
 
-The parser knows no drafters: what a name means, and which arguments it takes, is the builder's
-affair.
-
-The options of one drafter expression, read by type.
+`parse_expression` knows no drafters: what a name means, and which arguments it takes, its row of
+`methods.METHODS` says. A builder reads the options by type (`ExpressionOptions`).
 """
 
 from __future__ import annotations
@@ -41,9 +38,8 @@ class Expression:
     is_call: bool = False
 
     def __str__(self) -> str:
-        inner = [str(argument) for argument in self.arguments] + [
-            f"{_atom(name)}={value}" for name, value in self.options
-        ]
+        named = (f"{_atom(name)}={value}" for name, value in self.options)
+        inner = [*map(str, self.arguments), *named]
         call = f"({', '.join(inner)})" if self.is_call else ""
         return f"{_atom(self.atom)}{call}" + (f"@{self.count}" if self.count is not None else "")
 
@@ -97,9 +93,8 @@ class _Parser:
                 if self._skip(")"):
                     break
                 if not self._skip(","):
-                    raise self._error(
-                        "a comma or a closing parenthesis is missing", self._position()
-                    )
+                    problem = "a comma or a closing parenthesis is missing"
+                    raise self._error(problem, self._position())
         count = self._count() if self._skip("@") else None
         return Expression(atom, tuple(arguments), tuple(options), count, is_call)
 
@@ -113,9 +108,8 @@ class _Parser:
                 raise self._error(f"{ahead[0][1]} is given twice", ahead[0][2])
             options.append((ahead[0][1], self.expression(depth + 1)))
         elif options:
-            raise self._error(
-                "an argument without a name follows one with a name", self._position()
-            )
+            problem = "an argument without a name follows one with a name"
+            raise self._error(problem, self._position())
         else:
             arguments.append(self.expression(depth + 1))
 
@@ -172,9 +166,8 @@ class ExpressionOptions:
         if not counted:
             self._refuse_counts(expression.arguments)
         if n_arguments is not None and len(expression.arguments) > n_arguments:
-            raise OptionError(
-                f"{expression}: {self._name} takes {n_arguments} unnamed arguments at most"
-            )
+            limit = f"{n_arguments} unnamed arguments at most"
+            raise OptionError(f"{expression}: {self._name} takes {limit}")
 
     def integer(self, name: str, default: int) -> int:
         """Return a whole number."""
@@ -189,9 +182,8 @@ class ExpressionOptions:
         try:
             return int(text)
         except ValueError:
-            raise OptionError(
-                f"{self._name}: {name} is {text!r}, which is not a whole number"
-            ) from None
+            problem = f"{name} is {text!r}, which is not a whole number"
+            raise OptionError(f"{self._name}: {problem}") from None
 
     def number(self, name: str, default: float) -> float:
         """Return a number."""
@@ -224,8 +216,6 @@ class ExpressionOptions:
     def _refuse_counts(self, expressions: Iterable[Expression]) -> None:
         for expression in expressions:
             if expression.count is not None:
-                raise OptionError(
-                    f"{expression}: @{expression.count} says how many tokens a part of a relay "
-                    "drafts, as in "
-                    "relay(draft(a.gguf)@2, prompt-lookup@3); it means nothing here"
-                )
+                meaning = "says how many tokens a part of a relay drafts"
+                example = "as in relay(draft(a.gguf)@2, prompt-lookup@3); it means nothing here"
+                raise OptionError(f"{expression}: @{expression.count} {meaning}, {example}")

@@ -1,9 +1,7 @@
-"""A probability law over tokens, dense or on a small support, and the arithmetic acceptance needs.
+"""Probability laws over tokens, dense or on a small support, and the arithmetic acceptance needs.
 
-Laws are in float64: they come from float32 logits, but residuals subtract nearly equal numbers.
-
-A law of which only the best tokens are known: what a head names on its device, without its whole
-row.
+Laws are in float64: they come from float32 logits, but residuals subtract nearly equal numbers. Of
+a `RankedLaw` only the best tokens are known: what a head names on its device, without a whole row.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from specrun.bindings.errors import OptionError
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
-
 
 _CERTAIN = np.ones(1)
 _CERTAIN.flags.writeable = False
@@ -55,16 +52,13 @@ class Law:
             return float(self.probs[token]) if token < len(self.probs) else 0.0
         if len(self.ids) == 1:  # greedy decoding asks nothing else
             return 1.0 if self.ids[0] == token else 0.0
-        index = bisect_left(
-            self.ids, token
-        )  # a few comparisons, without the fixed cost of a numpy call
+        index = bisect_left(self.ids, token)  # a few comparisons, quicker than a numpy call
         if index < len(self.ids) and self.ids[index] == token:
             return float(self.probs[index])
         return 0.0
 
     def token_at(self, uniform: float) -> int:
-        """Return the token at `uniform` (in [0, 1)) of the cumulative law; never one of zero
-        mass."""
+        """Return the token at `uniform` (in [0, 1)) of the cumulative law, none of zero mass."""
         if len(self.probs) == 1:
             return 0 if self.ids is None else int(self.ids[0])
         cumulative = self.probs.cumsum()
@@ -108,8 +102,7 @@ class Law:
         return Law(left / total, self.ids) if total > 0.0 else self
 
     def aligned_to(self, other: Law) -> FloatArray:
-        """Return this law's probabilities of the tokens on which `other` is defined, in its
-        order."""
+        """Return this law's probabilities of the tokens of `other`, in its order."""
         if other.ids is None:
             dense = np.zeros(len(other.probs))
             if self.ids is None:
@@ -192,8 +185,7 @@ class RankedLaw(Law):
         return laws
 
     def best(self, count: int) -> list[tuple[int, float]]:
-        """Return the `count` most likely tokens with their probabilities in the whole law, none of
-        zero."""
+        """Return the `count` most likely tokens with their whole-law probabilities, none of 0."""
         try:
             return self._best[:count]
         except AttributeError:

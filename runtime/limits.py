@@ -1,4 +1,4 @@
-"""How much a round may draft, so that neither the context nor the answer overflows."""
+"""Limits of a round's draft tree, so that neither the context nor the answer overflows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class Allowance:
     def check(self, tree: DraftTree, drafter: str) -> None:
         """Raise if a drafter proposed more than it was allowed."""
         if len(tree) > self.max_nodes or tree.max_depth > self.max_depth:
-            raise OptionError(
-                f"{drafter} proposed {len(tree)} nodes of depth {tree.max_depth} "
-                f"where {self.max_nodes} nodes of depth {self.max_depth} were allowed"
-            )
+            allowed = f"{self.max_nodes} nodes of depth {self.max_depth} were allowed"
+            proposed = f"{len(tree)} nodes of depth {tree.max_depth}"
+            raise OptionError(f"{drafter} proposed {proposed} where {allowed}")
 
 
 class RoundLimits:
@@ -38,8 +37,7 @@ class RoundLimits:
         self.context_full = False
 
     def next_round(self, n_committed: int) -> Allowance | None:
-        """Return what the next round may draft after `n_committed` tokens, or None if it may not
-        start.
+        """Return what the next round may draft after `n_committed` tokens; None: it may not start.
 
         The last committed token is not cached yet, so it needs a position; then come the tree's
         nodes. The tree shrinks before the context overflows.

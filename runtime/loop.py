@@ -22,8 +22,7 @@ from specrun.runtime.tree import ROOT, DraftTree
 
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
-    """How an answer is decoded: what accepts drafts, how laws are made of logits, how far it may
-    go, what ends it.
+    """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
     `limits` counts down: it is good for one answer.
     """
@@ -36,8 +35,7 @@ class DecodeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round's result: the accepted tokens in order, then the target's own (None after an end
-    token).
+    """One round's accepted tokens in order, then the target's own (None after an end token).
 
     `rows` are the target's rows (0 for the root, node + 1 for a node), valid until the next round
     starts.
@@ -101,27 +99,16 @@ def decode_rounds(
 def _ask(
     conversation: Conversation, settings: DecodeSettings, allowance: Allowance
 ) -> DraftRequest:
-    """Return what a drafter is told before it proposes; what it draws is independent of
-    acceptance."""
-    tokens = conversation.tokens
-    return DraftRequest(
-        tokens,
-        settings.params,
-        conversation.noise.for_drafting(len(tokens)),
-        allowance.max_depth,
-        allowance.max_nodes,
-        settings.end_tokens,
-    )
+    """Return what a drafter is told; its draws are independent of acceptance."""
+    tokens, most = conversation.tokens, (allowance.max_depth, allowance.max_nodes)
+    noise = conversation.noise.for_drafting(len(tokens))
+    return DraftRequest(tokens, settings.params, noise, *most, settings.end_tokens)
 
 
 def _target_laws(
-    tokens: Sequence[int],
-    tree: DraftTree,
-    rows: EvaluatedRows,
-    params: SamplingParams,
+    tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
 ) -> LawAt:
-    """Return what gives the target's law after a node: its logits under the settings of
-    sampling."""
+    """Return what gives the target's law after a node, by the settings of sampling."""
 
     def law_at(node: int) -> Law:
         above = [tree.tokens[i] for i in tree.path_to(node)] if params.has_penalties else ()
@@ -132,9 +119,7 @@ def _target_laws(
 
 
 def _cut_at_end(
-    tree: DraftTree,
-    accepted: Acceptance,
-    end_tokens: frozenset[int],
+    tree: DraftTree, accepted: Acceptance, end_tokens: frozenset[int]
 ) -> tuple[tuple[int, ...], int | None]:
     """Return path and next token, cut at the first end token, after which nothing is generated."""
     for index, node in enumerate(accepted.path):

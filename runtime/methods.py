@@ -36,7 +36,7 @@ _MEDUSA_TREES = {
 # SafeAILab/EAGLE, eagle/model/choices.py: EAGLE-1's tree, which kept the name of Medusa's.
 _EAGLE_TREES = {
     "mc_sim_7b_63": "0 1 2 3 00 01 02 10 11 20 21 30 "  # and of depths 3 to 5:
-    "000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
+    "000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 }
 
 
@@ -82,8 +82,7 @@ class Method:
     """How many drafters it is made of, which are then its unnamed arguments; None: any number."""
 
     counts_members: bool = False
-    """Whether a member may carry the number of tokens that it drafts, as in
-    `relay(draft@2, ...)`."""
+    """Whether a member may carry a number of tokens to draft, as in `relay(draft@2, ...)`."""
 
     counted_by_n: bool = False
     """Whether that number, as a member of a relay, is its own option `n`."""

@@ -1,5 +1,4 @@
-"""Where randomness comes from: two drawing methods, keyed so that a draw depends on its position
-alone.
+"""Random draws for acceptance and drafting, hashed from the seed and a token's position alone.
 
 The token at position p is decided once, by draws keyed with (seed, p). Plain decoding and every
 drafter of point masses therefore make the same choice from the same law: their texts agree at any
@@ -98,8 +97,7 @@ class SeededNoise:
             return best if law.ids is None else int(law.ids[best])
         best = int(law.probs.argmax())
         bound = -math.log1p(-float(uniforms[best])) / float(law.probs[best])
-        # -log(1 - u) >= u, so only these can arrive before the likeliest token: a few, without a
-        # logarithm.
+        # -log(1 - u) >= u, so only these few can arrive before the likeliest token.
         rivals = (uniforms < bound * law.probs).nonzero()[0]
         if len(rivals):
             times = -np.log1p(-uniforms[rivals]) / law.probs[rivals]
@@ -114,14 +112,12 @@ class SeededNoise:
         It depends on this source's own stream: a drafter that drafts for a drafter draws other
         numbers.
         """
-        digest = hashlib.blake2b(
-            struct.pack("<qq", self._stream, round_start), digest_size=8
-        ).digest()
+        key = struct.pack("<qq", self._stream, round_start)
+        digest = hashlib.blake2b(key, digest_size=8).digest()
         return DraftNoise(self.seed, int.from_bytes(digest, "little", signed=True))
 
     def _hash(self, index: int) -> int:
-        """Return 64 bits: number `index` of the SplitMix64 sequence that begins at the position's
-        own hash."""
+        """Return 64 bits: number `index` of the position's own SplitMix64 sequence."""
         if self._key is None:
             key = struct.pack("<Qqq", self.seed, self._stream, self._position)
             self._key = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -132,8 +128,7 @@ class SeededNoise:
 
 
 class DraftNoise(SeededNoise):
-    """Noise for drafts, which no other run has to repeat: one uniform number on the cumulative law
-    will do."""
+    """Noise for drafts, which no run has to repeat: one uniform number on the cumulative law."""
 
     def choose(self, law: Law) -> int:
         """Return a token of `law` by the next choice draw of this position."""
@@ -142,8 +137,7 @@ class DraftNoise(SeededNoise):
         return law.token_at(self._next_uniform())
 
     def choose_distinct(self, law: Law, count: int) -> list[int]:
-        """Return up to `count` tokens, each drawn from what the earlier ones left of `law`; fewer
-        if it is exhausted.
+        """Return up to `count` tokens, each drawn from what the earlier ones left of `law`.
 
         The same numbers give the same tokens as `choose` and `Law.without` in turn. A truncated law
         has a few dozen tokens, over which plain Python is several times quicker than a numpy call
@@ -159,9 +153,9 @@ class DraftNoise(SeededNoise):
             if not total > 0.0:
                 break
             # A law of one token asks for no number, here as in `choose`.
-            place = (
-                bisect_right(cumulative, self._next_uniform() * total) if len(weights) > 1 else 0
-            )
+            place = 0
+            if len(weights) > 1:
+                place = bisect_right(cumulative, self._next_uniform() * total)
             if place == len(weights):  # by rounding
                 place = max(index for index, weight in enumerate(weights) if weight > 0.0)
             weights[place] = 0.0
@@ -174,8 +168,7 @@ class DraftNoise(SeededNoise):
 
 
 def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
-    """Return up to `count` different tokens, each chosen from what the earlier ones left of
-    `law`."""
+    """Return up to `count` different tokens, each chosen from what the earlier ones left."""
     tokens: list[int] = []
     while True:
         tokens.append(noise.choose(law))
@@ -188,8 +181,7 @@ def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
 
 
 def _first_to_arrive(uniforms: list[float], rates: list[float]) -> int:
-    """Return the winner of the race in `SeededNoise.choose`, over lists: for a few tokens quicker
-    than numpy."""
+    """Return the winner of `SeededNoise.choose`'s race over lists: quicker for a few tokens."""
     best, best_time = 0, math.inf
     for index, rate in enumerate(rates):
         if rate > 0.0:
@@ -207,8 +199,7 @@ def _counters(size: int) -> Words:
 
 
 def _uniforms(law: Law, key: int) -> npt.NDArray[np.float64]:
-    """Return a number in [0, 1) for each token of the law's support: SplitMix64's output number
-    `token`."""
+    """Return a number in [0, 1) for each token of the support: SplitMix64's output `token`."""
     if law.ids is None:
         words = _counters(len(law.probs)) + np.uint64(key)
     else:

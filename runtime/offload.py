@@ -1,4 +1,4 @@
-"""How many layers go to the GPU: as asked, or as many as its free memory holds."""
+"""GPU offload (-ngl): layers on the GPU, as asked or as many as its free memory holds."""
 
 from __future__ import annotations
 

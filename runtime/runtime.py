@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.context_options import ContextOptions
@@ -61,8 +60,7 @@ class RuntimeOptions:
 
 
 class Runtime:
-    """A target, a drafter and their cache, ready to answer. Not for use from several threads at
-    once.
+    """A target, a drafter and their cache, ready to answer. Not for several threads at once.
 
     `drafter` is an expression of the drafter language (`"none"`, `"prompt-lookup"`,
     `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions` and of its
@@ -93,9 +91,8 @@ class Runtime:
         rule = build_rule(options.accept)
         if options.reference is not None:
             drafter = with_reference(drafter, Path(options.reference))
-        with (
-            ExitStack() as opened
-        ):  # closes the last first, here if anything fails, else in `close`
+        # Closes the last opened first: here if anything fails, else in `close`.
+        with ExitStack() as opened:
             self.model = Model(
                 target,
                 n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
@@ -134,9 +131,7 @@ class Runtime:
         model ends or the context is full.
         """
         params = params or SamplingParams()
-        tokens = (
-            self.vocabulary.tokenize(prompt) if isinstance(prompt, str) else self._checked(prompt)
-        )
+        tokens = self._tokens_of(prompt)
         return self.session.stream(tokens, params, seed=self._seed(params), max_tokens=max_tokens)
 
     def generate(
@@ -156,8 +151,7 @@ class Runtime:
         *,
         max_tokens: int | None = None,
     ) -> GenerationStream:
-        """Return a stream of token events that answer a conversation of {"role", "content"}
-        messages."""
+        """Return a stream of token events that answer {"role", "content"} messages."""
         return self.stream(self.chat_prompt(messages), params, max_tokens=max_tokens)
 
     def chat(
@@ -167,8 +161,7 @@ class Runtime:
         *,
         max_tokens: int | None = None,
     ) -> GenerationResult:
-        """Return the finished answer to a conversation; what it shares with the last one is not
-        evaluated again."""
+        """Return the finished answer; what it shares with the last one is not evaluated again."""
         return self.stream_chat(messages, params, max_tokens=max_tokens).drain()
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -210,44 +203,34 @@ class Runtime:
     def chat_template(self) -> ChatTemplate:
         """The chat template; raises `TemplateError` if the model has none and none was given."""
         if self._template is None:
-            from specrun.runtime.chat_template import ChatTemplate
+            from specrun.runtime.chat_template import template_of
 
             source = self.options.chat_template or self.model.chat_template
             if source is None:
-                raise TemplateError(
-                    f"{self.model.path} has no chat template: give one (--chat-template-file), "
-                    "or generate from text"
-                )
-            vocabulary = self.vocabulary
-            bos = vocabulary.text(vocabulary.bos) if vocabulary.bos is not None else ""
-            eos = vocabulary.text(vocabulary.eos) if vocabulary.eos is not None else ""
-            self._template = ChatTemplate(source, bos=bos, eos=eos)
+                advice = "give one (--chat-template-file), or generate from text"
+                raise TemplateError(f"{self.model.path} has no chat template: {advice}")
+            self._template = template_of(source, self.vocabulary)
         return self._template
 
     def close(self) -> None:
-        """Free all native memory: drafter, target's context, drafter's weights, target; again does
-        nothing."""
+        """Free the native memory of drafter, context, weights and target; again does nothing."""
         self._session = None
         self._opened.close()
 
     def __enter__(self) -> Runtime:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _checked(self, prompt: Sequence[int]) -> list[int]:
+    def _tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.vocabulary.tokenize(prompt)
         size = self.vocabulary.size
         for token in prompt:
             if not 0 <= token < size:
-                raise OptionError(
-                    f"prompt token {token} is outside the vocabulary of {size} tokens"
-                )
+                there = f"the vocabulary of {size} tokens"
+                raise OptionError(f"prompt token {token} is outside {there}")
         return list(prompt)
 
     def _seed(self, params: SamplingParams) -> int:
@@ -256,21 +239,19 @@ class Runtime:
 
 
 def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
-    """Return the options of these names; those of a context may be given one by one beside
-    `context`."""
+    """Return the options; those of a context may be given one by one beside `context`."""
     own = [field.name for field in dataclasses.fields(RuntimeOptions)]
     of_context = ContextOptions.chosen_names()
     for name in values:
         if name not in own and name not in of_context:
             raise unknown_option(name, [*of_context, *own], "Runtime")
-    for name, kind in (("rope", RopeScaling), ("context", ContextOptions)):
+    for name, kind, example in (
+        ("rope", RopeScaling, "RopeScaling('yarn', scale=2)"),
+        ("context", ContextOptions, "ContextOptions(n_ctx=8192)"),
+    ):
         if name in values and not isinstance(values[name], kind):
-            example = (
-                "RopeScaling('yarn', scale=2)" if name == "rope" else "ContextOptions(n_ctx=8192)"
-            )
-            raise OptionError(
-                f"{name} is {values[name]!r}: give a {kind.__name__}, such as {example}"
-            )
+            advice = f"give a {kind.__name__}, such as {example}"
+            raise OptionError(f"{name} is {values[name]!r}: {advice}")
     options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
     chosen = {name: value for name, value in values.items() if name in of_context}
     return dataclasses.replace(options, context=dataclasses.replace(options.context, **chosen))

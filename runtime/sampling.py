@@ -1,5 +1,4 @@
-"""How the target's logits become the law that is sampled from: settings with llama.cpp's
-defaults."""
+"""Sampling settings (temperature, top-k, top-p, penalties, ...) with llama.cpp's defaults."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def _is_bias(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling settings, applied in llama.cpp's order: bias, penalties, top-k, top-p, min-p,
-    temperature.
+    """Sampling settings in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a truncation off. Penalties
     look at the last `repeat_last_n` tokens (0: none, -1: all). `logit_bias` maps token ids to what
@@ -60,45 +58,27 @@ class SamplingParams:
         self._require(0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1")
         self._require(self.repeat_penalty > 0.0, "repeat_penalty", "above 0 (1 is off)")
         self._require(self.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (off) or a count")
-        self._require(
-            all(isinstance(stop, str) and stop for stop in self.stop),
-            "stop",
-            "made of strings that are not empty",
-        )
-        self._require(
-            isinstance(self.logit_bias, Mapping), "logit_bias", "a mapping of token ids to numbers"
-        )
+        texts = all(isinstance(stop, str) and stop for stop in self.stop)
+        self._require(texts, "stop", "made of strings that are not empty")
+        is_mapping = isinstance(self.logit_bias, Mapping)
+        self._require(is_mapping, "logit_bias", "a mapping of token ids to numbers")
         biases, tokens = self.logit_bias.values(), self.logit_bias.keys()
         self._require(all(map(_is_bias, biases)), "logit_bias", "made of finite numbers and -inf")
-        self._require(
-            all(isinstance(token, int) and token >= 0 for token in tokens),
-            "logit_bias",
-            "keyed by token ids",
-        )
-        self._require(
-            self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None"
-        )
+        are_ids = all(isinstance(token, int) and token >= 0 for token in tokens)
+        self._require(are_ids, "logit_bias", "keyed by token ids")
+        is_seed = self.seed is None or isinstance(self.seed, int)
+        self._require(is_seed, "seed", "a whole number or None")
 
     def _require_finite(self) -> None:
-        names = (
-            "temperature",
-            "top_p",
-            "min_p",
-            "repeat_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-        )
-        for name in names:
+        penalties = ("repeat_penalty", "presence_penalty", "frequency_penalty")
+        for name in ("temperature", "top_p", "min_p", *penalties):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-            ):
-                raise OptionError(f"{name} is {value!r}: it must be a finite number")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            self._require(is_number and math.isfinite(value), name, "a finite number")
         for name in ("top_k", "repeat_last_n"):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
-                raise OptionError(f"{name} is {getattr(self, name)!r}: it must be a whole number")
+            value = getattr(self, name)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            self._require(is_whole, name, "a whole number")
 
     def _require(self, holds: bool, name: str, wanted: str) -> None:
         if not holds:
@@ -112,13 +92,8 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether the law depends on the tokens before it other than through the model."""
-        if self.repeat_last_n == 0:
-            return False
-        return (
-            self.repeat_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-        )
+        added = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return self.repeat_last_n != 0 and (self.repeat_penalty != 1.0 or added)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:

@@ -1,13 +1,12 @@
-"""A session: a target and its acceptance rule, with one conversation. Turns prompts into streams of
-tokens."""
+"""A session: a target, an acceptance rule and one conversation; prompts become token streams."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
@@ -24,6 +23,7 @@ from specrun.runtime.results import (
     FinishReason,
     GenerationResult,
     LogprobKeeper,
+    Origin,
     RoundCounter,
     SpecStats,
     TokenEvent,
@@ -69,8 +69,7 @@ class Session:
     def open(
         cls, model: Model, drafter: Drafter, options: ContextOptions, rule: AcceptanceRule
     ) -> Session:
-        """Make a context that verifies the drafter's trees, and a session over it; closes the
-        drafter if that fails."""
+        """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
             context = Context(model, target_context_options(options, drafter))
         except BaseException:
@@ -81,12 +80,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -102,8 +96,7 @@ class Session:
         seed: int,
         max_tokens: int | None = None,
     ) -> GenerationStream:
-        """Return a stream that answers the prompt, given as tokens; nothing runs until it is
-        iterated.
+        """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
         `max_tokens` None goes on until the model ends or the context is full. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one or a
@@ -112,28 +105,22 @@ class Session:
         self.require_idle()
         n_ctx = self.target.context.n_ctx
         if not prompt:
-            raise OptionError(
-                "the prompt is empty: this model needs at least one token to continue from"
-            )
+            problem = "the prompt is empty: this model needs at least one token to continue from"
+            raise OptionError(problem)
         if len(prompt) > n_ctx:
-            can_grow = (
-                n_ctx < self.target.context.model.n_ctx_train
-                or self.target.context.options.rope.stretches
-            )
-            advice = (
-                f"shorten it or raise the context size (-c) to more than {len(prompt)}"
-                if can_grow
-                else (
-                    "shorten it; the model was trained for no more (--rope-scaling yarn "
-                    "--rope-scale 2 stretches it)"
-                )
-            )
-            raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens and the context {n_ctx}: {advice}"
-            )
+            raise ContextFullError(self._too_long(len(prompt), n_ctx))
         if max_tokens is not None and max_tokens < 0:
             raise OptionError(f"max_tokens is {max_tokens}: give 0 or more, or None for no limit")
         return GenerationStream(self, list(prompt), params, seed, max_tokens)
+
+    def _too_long(self, n_prompt: int, n_ctx: int) -> str:
+        context = self.target.context
+        if n_ctx < context.model.n_ctx_train or context.options.rope.stretches:
+            advice = f"shorten it or raise the context size (-c) to more than {n_prompt}"
+        else:
+            stretching = "(--rope-scaling yarn --rope-scale 2 stretches it)"
+            advice = f"shorten it; the model was trained for no more {stretching}"
+        return f"the prompt has {n_prompt} tokens and the context {n_ctx}: {advice}"
 
     def native_seconds(self) -> tuple[float, float]:
         """Return the native evaluation time of target and drafter so far."""
@@ -142,9 +129,8 @@ class Session:
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""
         if self._busy:
-            raise BusyError(
-                "an answer is still being streamed: finish it or close() the stream first"
-            )
+            problem = "an answer is still being streamed: finish it or close() the stream first"
+            raise BusyError(problem)
 
     def require_open(self) -> None:
         """Raise `ClosedError` after `close()`."""
@@ -152,8 +138,7 @@ class Session:
             raise ClosedError("the runtime was closed while an answer was being streamed")
 
     def close(self) -> None:
-        """Free the drafter, then the target's context; an answer that is being streamed cannot go
-        on."""
+        """Free the drafter, then the target's context; an answer under way cannot go on."""
         self.closed = True
         try:
             self.drafter.close()
@@ -171,13 +156,11 @@ class Session:
         self._busy = False
 
     def load_prompt(self, prompt: Sequence[int]) -> int:
-        """Bring the conversation to a prompt; return how many of its tokens the cache already
-        held."""
+        """Bring the conversation to a prompt; return how many of its tokens were cached before."""
         return self.conversation.begin(self.target, prompt)
 
     def forget(self) -> None:
-        """Empty the cache and what the drafter keeps of the text, so that the next answer shares
-        nothing with it."""
+        """Empty the cache and the drafter's state: the next answer shares nothing with them."""
         self.require_idle()
         self.conversation.forget(self.target)
 
@@ -198,8 +181,7 @@ class GenerationStream(Iterator[TokenEvent]):
         max_tokens: int | None,
     ) -> None:
         self.seed = seed
-        # The generator knows the answer, not this stream: without a cycle, dropping the stream ends
-        # it at once.
+        # The generator knows the answer, not this stream: no cycle, so dropping the stream ends it.
         self._answer = _Answer(session, prompt, params, seed, max_tokens)
         self._events = self._answer.run()
 
@@ -254,13 +236,9 @@ class _Answer:
     def result(self) -> GenerationResult:
         """The answer so far, complete once the stream is exhausted or closed."""
         usage = Usage(len(self._prompt), len(self._token_ids), self._cached)
-        return GenerationResult(
-            "".join(self._texts),
-            list(self._token_ids),
-            self._finish,
-            usage,
-            self._stats or self._statistics(),
-        )
+        text, token_ids = "".join(self._texts), list(self._token_ids)
+        stats = self._stats or self._statistics()
+        return GenerationResult(text, token_ids, self._finish, usage, stats)
 
     def run(self) -> Generator[TokenEvent, None, None]:
         """Yield the events of the answer; whichever way it ends, the session is free afterwards."""
@@ -278,9 +256,8 @@ class _Answer:
                 session.release()
 
     def _conclude(self) -> None:
-        if (
-            self._finish == "cancelled"
-        ):  # what waited for the rest of a character or a stop string was said
+        if self._finish == "cancelled":
+            # What waited for the rest of a character or a stop string was said.
             self._texts.append(self._assembler.finish())
         self._stats = self._statistics()
         if not self._session.closed:
@@ -315,18 +292,16 @@ class _Answer:
         self, this_round: Round, number: int, final: bool, end_tokens: frozenset[int]
     ) -> Generator[TokenEvent, None, None]:
         new = this_round.tokens
-        n_candidates, depth = this_round.tree.n_candidates, this_round.tree.candidate_depth
-        refused = (
-            this_round.rejected and this_round.next_token is not None
-        )  # a path cut at its end token was not
-        n_tested = len(this_round.path) + refused
+        tree, n_accepted = this_round.tree, len(this_round.path)
+        # A path that was cut at its end token was not refused there.
+        refused = this_round.rejected and this_round.next_token is not None
         self._counter.count(
-            n_candidates,
-            depth,
-            len(this_round.path),
-            len(new),
-            len(this_round.tree) - n_candidates,
-            n_tested,
+            tree.n_candidates,
+            tree.candidate_depth,
+            n_accepted,
+            n_tokens=len(new),
+            n_others=len(tree) - tree.n_candidates,
+            n_tested=n_accepted + refused,
         )
         for index, token in enumerate(new):
             piece = b"" if token in end_tokens else self._session.vocabulary.piece(token)
@@ -335,14 +310,9 @@ class _Answer:
                 text += self._assembler.finish()
             self._token_ids.append(token)
             self._texts.append(text)
-            row = this_round.row_before(index)
-            event = TokenEvent(
-                text,
-                token,
-                "drafted" if index < len(this_round.path) else "target",
-                number,
-                lambda row=row: this_round.rows.logits(row),  # type: ignore[misc]
-            )
+            logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
+            origin: Origin = "drafted" if index < n_accepted else "target"
+            event = TokenEvent(text, token, origin, number, logits)
             self._keeper.add(event)
             if self._clock.first_token_s is None:
                 self._clock.first_token_s = self._clock.elapsed()
@@ -350,8 +320,7 @@ class _Answer:
             yield event
             self._clock.elsewhere += time.perf_counter() - paused
             self._session.require_open()
-            # Dropped here, so that only the consumer decides whether its log-probability is still
-            # needed.
+            # Dropped here, so that only the consumer decides whether its logits are still needed.
             del event
             if self._assembler.stopped_by is not None:
                 return
@@ -359,11 +328,11 @@ class _Answer:
     def _statistics(self) -> SpecStats:
         session, counter, clock = self._session, self._counter, self._clock
         wall = clock.elapsed() if clock.started else 0.0
-        target_s, drafter_s = (
-            now - before
-            for now, before in zip(session.native_seconds(), clock.native_before, strict=True)
-        )
-        decoding = wall - clock.prompt_s
+        target_s = drafter_s = 0.0
+        if clock.started:
+            times = zip(session.native_seconds(), clock.native_before, strict=True)
+            target_s, drafter_s = (now - before for now, before in times)
+        decoding, n_tokens = wall - clock.prompt_s, len(self._token_ids)
         evaluated = len(self._prompt) - self._cached - 1
         return SpecStats(
             drafter=session.drafter.name,
@@ -375,19 +344,19 @@ class _Answer:
             acceptance_rate=counter.acceptance_rate,
             mean_accepted_length=counter.mean_accepted_length,
             acceptance_by_position=tuple(counter.acceptance_by_position),
-            tokens_per_second=len(self._token_ids) / decoding
-            if self._token_ids and decoding > 0
-            else None,
-            prompt_tokens_per_second=evaluated / clock.prompt_s
-            if evaluated > 0 and clock.prompt_s > 0
-            else None,
+            tokens_per_second=_rate(n_tokens, decoding),
+            prompt_tokens_per_second=_rate(evaluated, clock.prompt_s),
             time_to_first_token_s=clock.first_token_s,
-            target_s=target_s if clock.started else 0.0,
-            drafter_s=drafter_s if clock.started else 0.0,
-            overhead_s=max(0.0, wall - target_s - drafter_s) if clock.started else 0.0,
+            target_s=target_s,
+            drafter_s=drafter_s,
+            overhead_s=max(0.0, wall - target_s - drafter_s),
             wall_s=wall,
             drafting=session.drafter.report(),
             non_candidates=counter.non_candidates,
             acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
             tested_by_position=tuple(counter.tested_by_position),
         )
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return count / seconds if count > 0 and seconds > 0 else None

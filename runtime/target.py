@@ -1,8 +1,8 @@
-"""The target model: evaluates a draft tree in one batch (tree attention) and keeps the accepted
-path's KV cache.
+"""The target model: tree attention in one batch, and the KV cache of the accepted path.
 
-How a draft tree becomes sequences: one id per root-to-leaf path, so llama.cpp's mask is the tree
-mask.
+A draft tree becomes sequences (`TreeLayout`): each root-to-leaf path has a sequence id, which all
+nodes on it carry, so that llama.cpp's causal mask by sequence is the tree's mask. After acceptance
+all ids are brought onto the accepted path again (`moves_onto`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.tree import ROOT, DraftTree
 
+# Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
+_PREFILL_CHUNK = 256
+# With hidden states every token of a prompt needs an output row: the least that pieces hold.
+_HIDDEN_STATE_ROWS = 64
+
 Number = TypeVar("Number", bound=np.generic)
+
+
+# -- trees as sequences ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +61,7 @@ def count_leaves(parents: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
-    """Return the layout of the tree with these parents; usable if it has at most `n_sequences`
-    leaves."""
+    """Return the layout of a tree; usable if it has at most `n_sequences` leaves."""
     n = len(parents)
     inner = set(parents)
     leaves = [node for node in range(n) if node not in inner] or [ROOT]
@@ -63,6 +70,7 @@ def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
     for node, parent in enumerate(parents):
         depths[node] = 1 if parent == ROOT else depths[parent] + 1
     deepest = [0] * n_sequences
+    # Sequence s is the path to leaf s, walked from the leaf up.
     for sequence in range(n_sequences):
         node = leaves[sequence] if sequence < len(leaves) else leaves[0]
         deepest[sequence] = 0 if node == ROOT else depths[node]
@@ -98,8 +106,7 @@ class Move(NamedTuple):
 def moves_onto(
     path: tuple[int, ...], parents: tuple[int, ...], n_sequences: int
 ) -> tuple[Move, ...]:
-    """Return the moves of all sequences that do not hold the whole of `path`, a path from the root
-    of a tree.
+    """Return the moves of all sequences that do not hold the whole of `path` from the root.
 
     Rounds repeat a few shapes and paths, so they are worked out once. Raises `OptionError` for what
     is no path.
@@ -121,17 +128,11 @@ def _constant(values: list[int], kind: type[Number]) -> npt.NDArray[Number]:
     return array
 
 
-# Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
-_PREFILL_CHUNK = 256
-
-# With hidden states every token of a prompt needs an output row: prompts go in pieces of at least
-# this size.
-_HIDDEN_STATE_ROWS = 64
+# -- texts and what evaluates them -----------------------------------------------------------------
 
 
 class EvaluatedRows(Protocol):
-    """The rows of one evaluation: 0 for the root, i + 1 for node i. Views die with the next
-    evaluation."""
+    """The rows of one evaluation, valid until the next: 0 for the root, i + 1 for node i."""
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, [n_vocab]."""
@@ -173,15 +174,13 @@ class CachedText:
 
 
 class Target(Protocol):
-    """What the decoding loop needs of a target; tests pass scripted ones. What it caches, the text
-    knows."""
+    """What the decoding loop needs of a target; the text knows what is cached."""
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate the last committed token, which is not cached yet, and the tree below it."""
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the evaluated root and these nodes, a path from the root down; append their tokens,
-        drop the others."""
+        """Keep the root and these nodes, a path from the root down; append their tokens."""
 
 
 class DraftSize(Protocol):
@@ -228,8 +227,7 @@ class TargetModel:
             memory.clear()
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
-        """Evaluate the text's tokens up to position `end`, without output rows unless the context
-        has hidden states.
+        """Evaluate the text's tokens up to `end`: with rows only if there are hidden states.
 
         With states of any kind `learn` is told each piece: the position of its first token, its
         rows, how many.
@@ -249,18 +247,14 @@ class TargetModel:
             text.n_cached = start + len(piece)
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate the text's last token, all others being cached, and `tree` below it in one
-        llama_decode."""
+        """Evaluate the text's last token, the only one not cached, and `tree` below it at once."""
         if text.n_cached != len(text.tokens) - 1:
-            raise OptionError(
-                f"of {len(text.tokens)} tokens {text.n_cached} are cached: a tree grows from the "
-                "first that is not"
-            )
+            cached = f"of {len(text.tokens)} tokens {text.n_cached} are cached"
+            raise OptionError(f"{cached}: a tree grows from the first that is not")
         return self._evaluate_at(text.n_cached, text.tokens[-1], tree)
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the root and the nodes of `path` for every sequence, touching only the round's
-        positions."""
+        """Keep root and `path` for every sequence, touching only the round's positions."""
         self._keep_at(text.n_cached, tree, path)
         text.commit(tree.tokens[node] for node in path)
 
@@ -274,30 +268,22 @@ class TargetModel:
         if len(tree) and not self.context.model.can_branch:
             self._require_chain(len(tree), layout)
         if layout.n_leaves > self._n_sequences:
-            raise OptionError(
-                f"a draft tree with more leaves than the context's {self._n_sequences} sequences"
-            )
-        self._batch.fill(
-            self._fed([token, *tree.tokens]),
-            layout.depths + root,
-            layout.id_counts,
-            layout.flat_ids,
-            layout.outputs,
-        )
+            there = f"the context's {self._n_sequences} sequences"
+            raise OptionError(f"a draft tree with more leaves than {there}")
+        fed, positions = self._fed([token, *tree.tokens]), layout.depths + root
+        self._batch.fill(fed, positions, layout.id_counts, layout.flat_ids, layout.outputs)
         return self.context.decode(self._batch)
 
     def _keep_at(self, root: int, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the token at position `root` and the nodes of `path` below it, for every
-        sequence."""
+        """Keep the token at `root` and the nodes of `path` below it, for every sequence."""
         layout = layout_tree(tree.parents, self._n_sequences)
         moves = moves_onto(tuple(path), tree.parents, self._n_sequences)
         end = root + 1 + len(path)
         memory = self.context.memory
         if tree.max_depth > len(path):
-            memory.truncate(
-                end
-            )  # one walk drops everything deeper than the path, for all sequences
+            memory.truncate(end)  # one walk drops what is deeper than the path, of all sequences
         if path:
+            # Its last node's sequences hold the whole path: the others take over what they lack.
             source = layout.ids[path[-1]][0]
             for sequence, shared, strays in moves:
                 if strays:
@@ -305,16 +291,13 @@ class TargetModel:
                 memory.branch(source, sequence, root + 1 + shared, end)
 
     def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
-        """Raise `UnsupportedModelError` unless a recurrent state can take back all nodes of a
-        tree."""
+        """Raise `UnsupportedModelError` unless a recurrent state can take back the whole tree."""
         context = self.context
         most = context.options.n_rollback if context.model.can_roll_back else 0
         if layout.n_leaves > 1 or n_nodes > most:
-            raise UnsupportedModelError(
-                f"{context.model.architecture} models keep a recurrent state: this context "
-                "verifies chains of at most "
-                f"{most} drafts"
-            )
+            kind = f"{context.model.architecture} models keep a recurrent state"
+            limit = f"this context verifies chains of at most {most} drafts"
+            raise UnsupportedModelError(f"{kind}: {limit}")
 
 
 def target_context_options(options: ContextOptions, drafter: DraftSize) -> ContextOptions:

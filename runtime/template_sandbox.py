@@ -1,5 +1,4 @@
-"""Jinja for templates nobody vouches for: bounded in what they may reach, and in what they may
-build.
+"""A Jinja sandbox for untrusted templates: bounded in what they reach and in what they build.
 
 Jinja's immutable sandbox keeps a template from Python's internals and from changing its arguments.
 It does not keep `"a".ljust(10**10)` or sixty doublings of a text from taking all memory, so
@@ -26,50 +25,11 @@ _MAX_ELEMENTS = 200_000  # of a value that becomes text
 _POINTER = 8
 _MAX_BITS = 4096  # of a number: multiplying larger ones takes time that nothing can interrupt
 # What chat templates use; others make much out of little (batch, slice), or are for web pages.
-_FILTERS = [
-    *(
-        "abs",
-        "attr",
-        "capitalize",
-        "count",
-        "d",
-        "default",
-        "dictsort",
-        "e",
-        "escape",
-        "first",
-        "float",
-        "int",
-    ),
-    *(
-        "items",
-        "join",
-        "last",
-        "length",
-        "list",
-        "lower",
-        "map",
-        "max",
-        "min",
-        "reject",
-        "rejectattr",
-        "replace",
-    ),
-    *(
-        "reverse",
-        "round",
-        "safe",
-        "select",
-        "selectattr",
-        "sort",
-        "string",
-        "title",
-        "trim",
-        "unique",
-        "upper",
-    ),
-    "wordcount",
-]
+_FILTERS = """
+    abs attr capitalize count d default dictsort e escape first float int items join last length
+    list lower map max min reject rejectattr replace reverse round safe select selectattr sort
+    string title trim unique upper wordcount
+"""
 # Those that build text; the others hand on what is there.
 _TEXT_FILTERS = frozenset(
     {"capitalize", "e", "escape", "lower", "safe", "string", "title", "tojson", "trim", "upper"}
@@ -92,8 +52,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
 
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment chat templates are compiled in, with the whitespace rules model makers rely
-    on."""
+    """The environment of chat templates, with the whitespace rules that model makers expect."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     code_generator_class = _CodeGenerator
@@ -108,13 +67,10 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             finalize=self._shown,
         )
         self.globals.pop("lipsum", None)
-        filters: dict[str, Callable[..., Any]] = {name: self.filters[name] for name in _FILTERS}
-        filters |= {
-            "join": self._join,
-            "replace": self._replace,
-            "round": _round,
-            "tojson": _tojson,
-        }
+        filters: dict[str, Callable[..., Any]] = {}
+        filters.update((name, self.filters[name]) for name in _FILTERS.split())
+        filters |= {"join": self._join, "replace": self._replace}
+        filters |= {"round": _round, "tojson": _tojson}
         self.filters = {name: self._counted(name, function) for name, function in filters.items()}
 
     def start(self) -> None:
@@ -136,11 +92,8 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     ) -> Any:  # noqa: ANN401
         """Compute one of the intercepted operators."""
         if isinstance(left, int) and isinstance(right, int):
-            bits = (
-                left.bit_length() * abs(right)
-                if operator == "**"
-                else left.bit_length() + right.bit_length()
-            )
+            is_power, bits = operator == "**", left.bit_length()
+            bits = bits * abs(right) if is_power else bits + right.bit_length()
             if bits > _MAX_BITS:
                 raise SecurityError("a number too large for a chat template")
         elif operator == "%" and isinstance(left, str):

@@ -1,5 +1,4 @@
-"""Tokens to text as they arrive: characters split over tokens, and stop strings split over
-rounds."""
+"""Tokens to text as they arrive: split characters (UTF-8) and split stop strings."""
 
 from __future__ import annotations
 
@@ -8,8 +7,7 @@ from collections.abc import Sequence
 
 
 class TextAssembler:
-    """Turns pieces of bytes into text that can be shown, holding back what a stop string may still
-    claim.
+    """Turns bytes into text that can be shown, holding back what a stop string may still claim.
 
     Bytes of an unfinished character wait for the rest; text that could be the beginning of a stop
     string waits until it is one or not. Nothing of a stop string is ever released.
@@ -22,13 +20,11 @@ class TextAssembler:
         self.stopped_by: str | None = None
 
     def push(self, piece: bytes) -> str:
-        """Return the text that became certain with `piece`; sets `stopped_by` when a stop string is
-        complete."""
+        """Return the text that is certain with `piece`; a complete stop string is `stopped_by`."""
         return self._release(self._decoder.decode(piece))
 
     def finish(self) -> str:
-        """Return the text still held back; an unfinished character becomes the replacement
-        character."""
+        """Return the text held back; an unfinished character becomes the replacement character."""
         text = self._release(self._decoder.decode(b"", final=True))
         rest, self._held = self._held, ""
         return text if self.stopped_by is not None else text + rest
@@ -39,14 +35,10 @@ class TextAssembler:
         if self.stopped_by is not None:
             return ""
         text = self._held + text
-        found = [
-            (index + len(stop), index, stop)
-            for stop in self._stop
-            if (index := text.find(stop)) >= 0
-        ]
+        places = ((text.find(stop), stop) for stop in self._stop)
+        found = [(index + len(stop), index, stop) for index, stop in places if index >= 0]
         if found:
-            # The one that is complete first, so that the answer does not depend on how the text was
-            # split.
+            # The one that is complete first: the answer must not depend on how the text was split.
             _, index, self.stopped_by = min(found)
             self._held = ""
             return text[:index]

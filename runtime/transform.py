@@ -67,9 +67,8 @@ def log_probability(logits: Logits, token: int) -> float:
 
 def _require_finite(value: float) -> None:
     if not math.isfinite(value):
-        raise DecodeFailedError(
-            f"the model gave logits of {value}: the file or the backend is broken", -3
-        )
+        problem = f"the model gave logits of {value}: the file or the backend is broken"
+        raise DecodeFailedError(problem, -3)
 
 
 def _adjusted(logits: Logits, params: SamplingParams, window: Sequence[int]) -> Logits:
@@ -88,8 +87,7 @@ def _add_bias(logits: Logits, params: SamplingParams) -> None:
 
 
 def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> None:
-    """Apply repeat (CTRL, Keskar et al. 2019, section 4.1), frequency and presence penalties in
-    place."""
+    """Apply repeat (CTRL, Keskar et al. 2019, section 4.1), frequency and presence penalties."""
     if not window or not params.has_penalties:
         return
     counts = Counter(token for token in window if token < len(logits))
@@ -100,14 +98,12 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
     values = logits[ids]
     scale = np.float32(params.repeat_penalty)
     values = np.where(values <= 0, values * scale, values / scale)
-    logits[ids] = (
-        values - times * np.float32(params.frequency_penalty) - np.float32(params.presence_penalty)
-    )
+    values -= times * np.float32(params.frequency_penalty)
+    logits[ids] = values - np.float32(params.presence_penalty)
 
 
 def _truncated(logits: Logits, ids: IdArray | None, params: SamplingParams) -> Law:
-    """Return the law that top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all
-    tokens).
+    """Return what top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all).
 
     Where equal logits straddle a cut, the lower ids stay. Only values are sorted: what is kept is
     then found by comparison with the lowest of them, and stands in token order as it is.
@@ -158,8 +154,7 @@ def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> La
 
 
 def _not_below_highest(logits: Logits, k: int) -> IdArray | None:
-    """Return the ids, ascending, of the k highest logits and of few others; None stands for all
-    ids.
+    """Return the ids, ascending, of the k highest logits and few others; None stands for all ids.
 
     A sort of the whole row would cost more than the rest of a round. Instead the row is cut into
     groups: the k-th highest group maximum is a bound that k entries reach and every one of the k
@@ -169,8 +164,7 @@ def _not_below_highest(logits: Logits, k: int) -> IdArray | None:
     groups = len(logits) // length
     if groups < 2 * k or length < 2:
         return None
-    # Entry j of every stretch of `groups` entries belongs to group j, so that numpy runs along
-    # whole stretches.
+    # Entry j of each stretch of `groups` entries is in group j: numpy runs along whole stretches.
     maxima = np.maximum.reduce(logits[: length * groups].reshape(length, groups), axis=0)
     maxima.partition(groups - k)
     candidates = logits < maxima[groups - k]

@@ -1,4 +1,4 @@
-"""The draft tree: which tokens are evaluated, and which draws acceptance has to test."""
+"""The draft tree: the tokens that are evaluated, and the draws that acceptance has to test."""
 
 from __future__ import annotations
 
@@ -58,10 +58,8 @@ class DraftTree:
     @property
     def candidate_depth(self) -> int:
         """The depth of the deepest node that can be accepted, 0 without any."""
-        return max(
-            (depth for depth, counts in zip(self.depths, self.is_candidate, strict=True) if counts),
-            default=0,
-        )
+        pairs = zip(self.depths, self.is_candidate, strict=True)
+        return max((depth for depth, counts in pairs if counts), default=0)
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
@@ -73,17 +71,15 @@ class DraftTree:
         return path
 
     def extends(self, other: DraftTree) -> bool:
-        """Whether the nodes of `other` are the first of this tree: what a drafter checks before it
-        reads rows."""
+        """Whether the nodes of `other` come first in this tree: asked before its rows are read."""
         n = len(other)
-        return self is other or (
-            self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
-        )
+        if self is other:
+            return True
+        return self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
 
     @staticmethod
     def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
-        """Return a tree of point masses, its tokens below `parents`: no two siblings may be
-        equal."""
+        """Return a tree of point masses below `parents`: no two siblings may be equal."""
         return DraftTree(tuple(tokens), parents, *_structure(parents))
 
     @staticmethod
@@ -125,8 +121,7 @@ class TreeBuilder:
         return len(self._tokens)
 
     def add(self, parent: int, token: int, law: Law | None = None) -> int:
-        """Record a draw of `token` below `parent` and return its node, shared with an equal
-        sibling."""
+        """Record a draw of `token` below `parent`; return its node, that of an equal sibling."""
         node = self._children.get((parent, token))
         if node is None:
             node = self._children[parent, token] = self._append(parent, token, True)
@@ -157,9 +152,8 @@ class TreeBuilder:
             if not ROOT < parent < node:
                 raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
             if candidate and not self._is_candidate[parent]:
-                raise OptionError(
-                    f"node {parent} cannot be accepted, so nothing below it can be a candidate"
-                )
+                problem = f"node {parent} cannot be accepted"
+                raise OptionError(f"{problem}, so nothing below it can be a candidate")
             depth = self._depths[parent] + 1
         self._tokens.append(token)
         self._parents.append(parent)

@@ -1,7 +1,6 @@
 """Small ggml graphs, built and run from Python over the ggml that llama.cpp already loaded.
 
-`device` says where to compute, `weights` holds tensors there, `graph` builds operations and runs
-them.
+`device` computes, `weights` holds tensors, `graph` builds operations, `ready_graph` runs them.
 """
 
 from specrun.bindings.ggml.device import ComputeDevice
@@ -11,20 +10,3 @@ from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
-
-__all__ = [
-    "F16",
-    "F32",
-    "I32",
-    "I64",
-    "ComputeDevice",
-    "Graph",
-    "GraphBuilder",
-    "Rope",
-    "TargetTensors",
-    "Tensor",
-    "TensorStore",
-    "call",
-    "fields",
-    "load_tensors",
-]

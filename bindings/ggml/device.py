@@ -1,4 +1,4 @@
-"""Where a small graph is computed: a GPU with the CPU behind it, or the CPU alone."""
+"""ggml backends for small graphs: a GPU with the CPU behind it, or the CPU alone."""
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ class ComputeDevice:
         self.native_seconds = 0.0
         """The time that its graphs have taken so far."""
         self._backends: list[int] = []
+        find = call("ggml_backend_dev_by_type")
         if gpu:
-            device = call("ggml_backend_dev_by_type")(_GPU) or call("ggml_backend_dev_by_type")(
-                _INTEGRATED_GPU
-            )
+            device = find(_GPU) or find(_INTEGRATED_GPU)
             if not device:
-                raise SpecrunError(
-                    "there is no GPU that ggml can compute on: run `specrun doctor` to see the "
-                    "devices"
-                )
+                problem = "there is no GPU that ggml can compute on"
+                raise SpecrunError(f"{problem}: run `specrun doctor` to see the devices")
             self._backends.append(_started(device))
         try:
-            cpu = _started(call("ggml_backend_dev_by_type")(_CPU))
+            cpu = _started(find(_CPU))
         except BaseException:
             self.close()
             raise
@@ -56,16 +53,14 @@ class ComputeDevice:
     def new_scheduler(self, graph_size: int) -> int:
         """Return a native scheduler for graphs of up to so many nodes; the caller frees it."""
         handles = (ctypes.c_void_p * len(self.backends))(*self.backends)
-        scheduler: int | None = call("ggml_backend_sched_new")(
-            handles, None, len(handles), graph_size, False, False
-        )
+        make = call("ggml_backend_sched_new")
+        scheduler: int | None = make(handles, None, len(handles), graph_size, False, False)
         if not scheduler:
             raise SpecrunError("ggml cannot make a scheduler for a graph")
         return scheduler
 
     def supports(self, operation: int, *, writes_weights: bool = False) -> bool:
-        """Return whether one of the backends can compute a node (a tensor's native handle) where
-        its sources lie.
+        """Return whether a backend can compute a node (a native handle) where its sources lie.
 
         What `writes_weights` writes into the memory of `buffer_type`, and only the first backend
         reaches that.

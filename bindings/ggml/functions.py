@@ -1,4 +1,4 @@
-"""The functions of ggml that are called here, with their prototypes."""
+"""ggml's C functions that are called here, with their prototypes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,8 @@ from specrun.bindings.library import native_function
 F32, F16, I32, I64 = 0, 1, 26, 27
 """Numbers of ggml's plain types (enum ggml_type)."""
 
-_POINTER, _INT, _INT64, _SIZE, _FLOAT, _BOOL = (
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_int64,
-    ctypes.c_size_t,
-    ctypes.c_float,
-    ctypes.c_bool,
-)
+_POINTER, _INT, _FLOAT, _BOOL = ctypes.c_void_p, ctypes.c_int, ctypes.c_float, ctypes.c_bool
+_INT64, _SIZE = ctypes.c_int64, ctypes.c_size_t
 _INT64S = ctypes.POINTER(ctypes.c_int64)
 
 
@@ -107,9 +101,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 def call(name: str) -> Any:  # noqa: ANN401 - a ctypes function
     """Return a function of ggml, ready to be called."""
     if name in _OPERATIONS:
-        return native_function(
-            name, _POINTER, _POINTER, *(_LETTERS[letter] for letter in _OPERATIONS[name])
-        )
+        arguments = (_LETTERS[letter] for letter in _OPERATIONS[name])
+        return native_function(name, _POINTER, _POINTER, *arguments)
     return native_function(name, *_FUNCTIONS[name])
 
 

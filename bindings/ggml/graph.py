@@ -1,5 +1,4 @@
-"""Building small graphs: operations that check their shapes, because ggml's own checks end the
-process.
+"""Building ggml graphs, with shapes checked: ggml's own checks would end the process.
 
 Shapes are in ggml's order, fastest dimension first: n rows of h numbers are (h, n). numpy sees the
 same memory with the dimensions reversed, [n, h].
@@ -24,8 +23,10 @@ _PARTS = 4  # tensors that one operation of the builder may need
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embeddings as a model's metadata gives them; `neox` pairs the halves of a
-    head (Qwen, Gemma), otherwise neighbours are paired (GGUF's Llama layout)."""
+    """Rotary position embeddings as a model's metadata gives them.
+
+    `neox` pairs the halves of a head (Qwen, Gemma), otherwise neighbours (GGUF's Llama layout).
+    """
 
     n_dims: int
     freq_base: float = 10000.0
@@ -42,9 +43,8 @@ class GraphBuilder:
     def __init__(self, device: ComputeDevice, max_operations: int = 256) -> None:
         self._device = device
         self._size = max_operations * _PARTS
-        memory = self._size * call("ggml_tensor_overhead")() + call("ggml_graph_overhead_custom")(
-            self._size, False
-        )
+        memory = self._size * call("ggml_tensor_overhead")()
+        memory += call("ggml_graph_overhead_custom")(self._size, False)
         self._context: int | None = call("ggml_init")(InitParams(memory, None, True))
         self._graph: int = call("ggml_new_graph_custom")(self._context, self._size, False)
         self._inputs: dict[str, Tensor] = {}
@@ -70,8 +70,7 @@ class GraphBuilder:
         self.keep(tensor)
 
     def keep(self, tensor: Tensor) -> None:
-        """Have a node computed for its effect, such as `set_rows` into a cache, before everything
-        added later."""
+        """Have a node computed for its effect (`set_rows` into a cache) before later ones."""
         call("ggml_build_forward_expand")(self._graph, tensor.handle)
 
     def build(self) -> Graph:
@@ -90,8 +89,7 @@ class GraphBuilder:
     # -- operations --------------------------------------------------------------------------------
 
     def mul_mat(self, weight: Tensor, x: Tensor) -> Tensor:
-        """Return rows times a matrix: weight (k, m), x (k, n) -> (m, n); batches of x broadcast
-        over weight's."""
+        """Return rows times a matrix: weight (k, m), x (k, n) -> (m, n); batches of x broadcast."""
         w, s = weight.shape, x.shape
         fits = w[0] == s[0] and s[2] % w[2] == 0 and s[3] % w[3] == 0
         _require(fits, "mul_mat", weight, x)
@@ -137,42 +135,27 @@ class GraphBuilder:
         return self._add("ggml_get_rows", table, rows)
 
     def set_rows(self, table: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-        """Write F32 rows into a table that lives longer than the graph: values (h, n), rows I64
-        (n). `keep` it.
+        """Write F32 values (h, n) to rows I64 (n) of a table that outlives the graph. `keep` it.
 
         Returns the table: what reads that comes after the writing.
         """
         t, v = table.shape, values.shape
-        fits = (
-            t[0] == v[0]
-            and v[1] == rows.shape[0]
-            and rows.type == I64
-            and values.type == F32
-            and t[2:] == v[2:]
-        )
+        fits = t[0] == v[0] and v[1] == rows.shape[0] and t[2:] == v[2:]
+        fits = fits and rows.type == I64 and values.type == F32
         _require(fits, "set_rows", table, values)
         return self._add("ggml_set_rows", table, values, rows, writes_weights=True)
 
     def copy(self, a: Tensor, place: Tensor) -> Tensor:
-        """Write all numbers of `a` into a tensor, or a view of one, that lives longer than the
-        graph. `keep` it."""
-        fits = (
-            a.type == place.type
-            and a.shape == place.shape
-            and a.is_contiguous
-            and place.is_contiguous
-        )
+        """Write all of `a` into a tensor, or a view of one, that outlives the graph. `keep` it."""
+        fits = a.type == place.type and a.shape == place.shape
+        fits = fits and a.is_contiguous and place.is_contiguous
         _require(fits, "copy", a, place)
         return self._add("ggml_cpy", a, place, writes_weights=True)
 
     def concat(self, a: Tensor, b: Tensor, dimension: int = 0) -> Tensor:
         """Return a followed by b along a dimension."""
-        others = [i for i in range(4) if i != dimension]
-        fits = (
-            0 <= dimension < 4
-            and all(a.shape[i] == b.shape[i] for i in others)
-            and a.type == b.type
-        )
+        same = all(a.shape[i] == b.shape[i] for i in range(4) if i != dimension)
+        fits = 0 <= dimension < 4 and same and a.type == b.type
         _require(fits, "concat", a, b)
         return self._add("ggml_concat", a, b, dimension)
 
@@ -191,62 +174,42 @@ class GraphBuilder:
 
     def reshape(self, a: Tensor, *shape: int) -> Tensor:
         """Return the same elements in two or three other dimensions."""
-        _require(
-            len(shape) in (2, 3) and math.prod(shape) == a.n_elements and a.is_contiguous,
-            "reshape",
-            a,
-        )
+        fits = len(shape) in (2, 3) and math.prod(shape) == a.n_elements and a.is_contiguous
+        _require(fits, "reshape", a)
         return self._add(f"ggml_reshape_{len(shape)}d", a, *shape)
 
     def columns(self, a: Tensor, first: int, count: int) -> Tensor:
         """Return a view of `count` numbers of each row from `first` on: (h, n) -> (count, n)."""
-        _require(
-            first >= 0 and 0 < count <= a.shape[0] - first and a.shape[2:] == (1, 1), "columns", a
-        )
+        fits = first >= 0 and 0 < count <= a.shape[0] - first and a.shape[2:] == (1, 1)
+        _require(fits, "columns", a)
         return self._add("ggml_view_2d", a, count, a.shape[1], a.strides[1], first * a.strides[0])
 
     def rows(self, a: Tensor, first: int, count: int) -> Tensor:
         """Return a view of `count` rows from row `first` on."""
-        _require(
-            first >= 0 and 0 < count <= a.shape[1] - first and a.shape[2:] == (1, 1), "rows", a
-        )
+        fits = first >= 0 and 0 < count <= a.shape[1] - first and a.shape[2:] == (1, 1)
+        _require(fits, "rows", a)
         return self._add("ggml_view_2d", a, a.shape[0], count, a.strides[1], first * a.strides[1])
 
     def rope(
         self, a: Tensor, positions: Tensor, rope: Rope, factors: Tensor | None = None
     ) -> Tensor:
         """Rotate heads by position: a (d, heads, n), positions I32 (n)."""
-        fits = (
-            positions.type == I32
-            and positions.shape[0] == a.shape[2]
-            and 0 < rope.n_dims <= a.shape[0]
-        )
-        fits = (
-            fits
-            and rope.n_dims % 2 == 0
-            and (factors is None or factors.shape[0] >= rope.n_dims // 2)
-        )
+        n_dims, mode = rope.n_dims, _NEOX if rope.neox else 0
+        fits = positions.type == I32 and positions.shape[0] == a.shape[2]
+        fits = fits and 0 < n_dims <= a.shape[0] and n_dims % 2 == 0
+        fits = fits and (factors is None or factors.shape[0] >= n_dims // 2)
         _require(fits, "rope", a, positions)
-        mode = _NEOX if rope.neox else 0
-        scaling = (
-            rope.freq_base,
-            rope.freq_scale,
-            0.0,
-            1.0,
-            32.0,
-            1.0,
-        )  # the last four belong to YaRN: off
-        return self._add("ggml_rope_ext", a, positions, factors, rope.n_dims, mode, 0, *scaling)
+        # The last four belong to YaRN, which is off.
+        scaling = (rope.freq_base, rope.freq_scale, 0.0, 1.0, 32.0, 1.0)
+        return self._add("ggml_rope_ext", a, positions, factors, n_dims, mode, 0, *scaling)
 
     def soft_max(self, a: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """Return softmax(scale a + mask) of each row; mask (k, n) F32 for all heads of a (k, n,
-        heads)."""
+        """Return softmax(scale a + mask) of each row of a (k, n, heads); mask (k, n) F32 or F16."""
         if mask is None:
             return self._add("ggml_soft_max", a if scale == 1.0 else self.scale(a, scale))
-        fits = (
-            mask.shape[0] == a.shape[0] and mask.shape[1] >= a.shape[1] and mask.type in (F32, F16)
-        )
-        _require(fits and mask.is_contiguous, "soft_max", a, mask)
+        fits = mask.shape[0] == a.shape[0] and mask.shape[1] >= a.shape[1]
+        fits = fits and mask.type in (F32, F16) and mask.is_contiguous
+        _require(fits, "soft_max", a, mask)
         return self._add("ggml_soft_max_ext", a, mask, scale, 0.0)
 
     def log_sum_exp(self, a: Tensor, largest: Tensor | None = None) -> Tensor:
@@ -266,14 +229,12 @@ class GraphBuilder:
         return self._add("ggml_argmax", a)
 
     def top_k(self, a: Tensor, k: int) -> Tensor:
-        """Return the indices of the k largest of each row, in no particular order: (v, n) -> I32
-        (k, n)."""
+        """Return the indices of the k largest of each row, unordered: (v, n) -> I32 (k, n)."""
         _require(0 < k <= a.shape[0] and a.type == F32, "top_k", a)
         return self._add("ggml_top_k", a, k)
 
     def best(self, a: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k largest of each row in order, the largest first: indices I32 (k, n) and
-        elements (k, n)."""
+        """Return the k largest of each row, largest first: indices I32 (k, n), elements (k, n)."""
         n = a.shape[1]
         if k == 1:
             indices = self.reshape(self.argmax(a), 1, n)
@@ -298,14 +259,11 @@ class GraphBuilder:
         if self._left == 0:
             raise ValueError("the graph has more operations than it was made for")
         self._left -= 1
-        natives = [
-            argument.handle if isinstance(argument, Tensor) else argument for argument in arguments
-        ]
+        natives = (given.handle if isinstance(given, Tensor) else given for given in arguments)
         result = Tensor(call(name)(self._context, *natives))
         if not self._device.supports(result.handle, writes_weights=writes_weights):
-            raise UnsupportedModelError(
-                f"no backend of ggml here computes {name} for these tensor types"
-            )
+            problem = f"no backend of ggml here computes {name} for these tensor types"
+            raise UnsupportedModelError(problem)
         return result
 
 

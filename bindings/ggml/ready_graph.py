@@ -18,8 +18,7 @@ Array = npt.NDArray[np.generic]
 
 
 class Graph:
-    """A graph with its memory: `run` it with arrays, again and again. Close it before weights and
-    device.
+    """A graph with its memory, to `run` again and again. Close it before weights and device.
 
     Who runs one often fills the arrays of `inputs` in place instead, then calls `compute` and
     `read`: where a tensor lies in the CPU's memory, its array is that memory, and nothing is
@@ -63,9 +62,8 @@ class Graph:
             end.write()
         status = self._compute(self._scheduler, self._graph)
         if status != 0:
-            raise DecodeFailedError(
-                f"ggml could not compute a head's graph (status {status})", status
-            )
+            problem = f"ggml could not compute a head's graph (status {status})"
+            raise DecodeFailedError(problem, status)
         self._device.native_seconds += time.perf_counter() - started
 
     def read(self, name: str) -> Array:
@@ -73,15 +71,13 @@ class Graph:
         return self.peek(name).copy()
 
     def peek(self, name: str) -> Array:
-        """Return an output of the last `compute` that is good until the next one, or until the
-        graph is closed."""
+        """Return an output of the last `compute`, valid until the next or until `close`."""
         if self._context is None:
             raise ClosedError("the graph is closed")
         return self._outputs[name].fetch()
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Compute with these inputs and return copies of the outputs; shapes are numpy's, e.g.
-        [n, h]."""
+        """Compute with these inputs, return copies of the outputs; shapes are numpy's: [n, h]."""
         for name, array in self.inputs.items():
             given = inputs[name]
             if given.shape == array.shape:
@@ -89,9 +85,8 @@ class Graph:
             elif given.size == array.size:
                 array[...] = given.reshape(array.shape)
             else:
-                raise ValueError(
-                    f"input {name} has shape {given.shape}, and the graph takes {array.shape}"
-                )
+                wanted = f"the graph takes {array.shape}"
+                raise ValueError(f"input {name} has shape {given.shape}, and {wanted}")
         self.compute()
         return {name: output.fetch().copy() for name, output in self._outputs.items()}
 

@@ -23,8 +23,7 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 class TargetTensors:
-    """The matrices of an open model as far as they are asked for. Close it before the model and the
-    device."""
+    """Matrices of an open model, loaded as asked for. Close it before the model and the device."""
 
     def __init__(self, model: Model, device: ComputeDevice) -> None:
         self._model = model
@@ -41,8 +40,7 @@ class TargetTensors:
         return self._reachable(_EMBEDDING, rows=True)
 
     def output(self) -> Tensor:
-        """Return the output matrix, (hidden, vocabulary); the embedding where the model ties
-        them."""
+        """Return the output matrix, (hidden, vocabulary): the embedding in models that tie them."""
         return self._reachable(self._output_name, rows=False)
 
     def close(self) -> None:
@@ -76,13 +74,11 @@ class TargetTensors:
 
 
 def _tensor_of(model: Model, name: str) -> Tensor | None:
-    """Return a tensor of an open model by its name, None where this build of llama.cpp does not
-    show them."""
+    """Return a tensor of an open model, None where this build of llama.cpp does not show them."""
     try:
         # llama_model::get_tensor(const char *) const: not part of the C interface, but exported.
-        find = native_function(
-            "_ZNK11llama_model10get_tensorEPKc", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p
-        )
+        symbol, pointer = "_ZNK11llama_model10get_tensorEPKc", ctypes.c_void_p
+        find = native_function(symbol, pointer, pointer, ctypes.c_char_p)
     except AttributeError:
         return None
     handle: int | None = find(model.handle, name.encode())

@@ -1,4 +1,4 @@
-"""A node of a graph, or a weight that it reads: sizes, strides and type, as ggml keeps them."""
+"""A ggml tensor (ggml_tensor): sizes, strides and type of a graph's node or a weight."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ import numpy.typing as npt
 
 from specrun.bindings.ggml.functions import F16, F32, I32, I64, fields
 
-DTYPES: Mapping[int, npt.DTypeLike] = {
-    F32: np.float32,
-    F16: np.float16,
-    I32: np.int32,
-    I64: np.int64,
-}
+DTYPES: Mapping[int, npt.DTypeLike]
+DTYPES = {F32: np.float32, F16: np.float16, I32: np.int32, I64: np.int64}
 """numpy's types of ggml's plain ones."""
 
 
@@ -60,8 +56,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether its elements lie in order without gaps; strides of dimensions of size 1 say
-        nothing."""
+        """Whether elements lie in order without gaps; strides of sizes 1 say nothing."""
         shape, strides = self.shape, self.strides
         # Quantized types pack blocks of a row: only the dimensions above it tell.
         expected = strides[0] * shape[0] if self.type in DTYPES else strides[1]

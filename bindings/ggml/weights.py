@@ -1,5 +1,4 @@
-"""Tensors that live as long as a head does: its weights, read from a GGUF file, and its key-value
-cache."""
+"""Tensors that outlive graphs: a head's weights, read from a GGUF file, and its key-value cache."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ _PIECE = 16 << 20
 
 
 class TensorStore:
-    """Named tensors in one buffer of a device's memory, zero until they are written. Close it
-    before the device.
+    """Named tensors in one buffer of a device, zero until written. Close it before the device.
 
     `shapes` gives name -> (type name as in GGUF files, shape). Shapes are in ggml's order, fastest
     dimension first: a matrix of [rows, columns] is (columns, rows).
@@ -34,25 +32,21 @@ class TensorStore:
     ) -> None:
         self._tensors: dict[str, int] = {}
         self._buffer: int | None = None
-        overhead = call("ggml_tensor_overhead")()
-        self._context: int | None = call("ggml_init")(
-            InitParams(overhead * (len(shapes) + 1), None, True)
-        )
+        memory = call("ggml_tensor_overhead")() * (len(shapes) + 1)
+        self._context: int | None = call("ggml_init")(InitParams(memory, None, True))
         for name, (type_name, shape) in shapes.items():
             sizes = (ctypes.c_int64 * len(shape))(*shape)
             tensor = call("ggml_new_tensor")(self._context, _NUMBERS[type_name], len(shape), sizes)
             self._tensors[name] = tensor
         if not shapes:
             return
-        self._buffer = call("ggml_backend_alloc_ctx_tensors_from_buft")(
-            self._context, device.buffer_type
-        )
+        allocate = call("ggml_backend_alloc_ctx_tensors_from_buft")
+        self._buffer = allocate(self._context, device.buffer_type)
         if not self._buffer:
-            total = sum(call("ggml_nbytes")(tensor) for tensor in self._tensors.values())
+            total = sum(call("ggml_nbytes")(tensor) for tensor in self._tensors.values()) / 1e6
             self.close()
-            raise OutOfMemoryError(
-                f"there is no room for {total / 1e6:,.0f} MB of tensors on the compute device"
-            )
+            problem = f"there is no room for {total:,.0f} MB of tensors on the compute device"
+            raise OutOfMemoryError(problem)
         call("ggml_backend_buffer_set_usage")(self._buffer, _WEIGHTS)
         call("ggml_backend_buffer_clear")(self._buffer, 0)
 
@@ -72,11 +66,8 @@ class TensorStore:
         self, name: str, data: memoryview | bytes | npt.NDArray[np.generic], offset: int = 0
     ) -> None:
         """Copy bytes into a tensor from byte `offset` on."""
-        array = (
-            np.frombuffer(data, np.uint8)
-            if not isinstance(data, np.ndarray)
-            else np.ascontiguousarray(data)
-        )
+        is_array = isinstance(data, np.ndarray)
+        array = np.ascontiguousarray(data) if is_array else np.frombuffer(data, np.uint8)
         if offset < 0 or offset + array.nbytes > call("ggml_nbytes")(self[name]):
             raise ValueError(f"{array.nbytes} bytes from {offset} on do not fit tensor {name}")
         call("ggml_backend_tensor_set")(self[name], array.ctypes.data, offset, array.nbytes)
@@ -111,9 +102,8 @@ def load_tensors(
     wanted = list(known if names is None else names)
     for name in wanted:
         if name not in known:
-            raise MalformedFileError(
-                f"{os.fspath(path)} has no tensor {name}: is it complete, and of the right kind?"
-            )
+            problem = f"{os.fspath(path)} has no tensor {name}"
+            raise MalformedFileError(f"{problem}: is it complete, and of the right kind?")
     chosen = [known[name] for name in wanted]
     store = TensorStore(device, {info.name: (info.type_name, info.shape) for info in chosen})
     try:

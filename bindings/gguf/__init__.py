@@ -11,19 +11,3 @@ from specrun.bindings.gguf.types import (
     MetadataValue,
     stored_bytes,
 )
-
-__all__ = [
-    "BLOCK_SIZES",
-    "FILE_TYPE_NAMES",
-    "MAX_HEADER_BYTES",
-    "MAX_STRINGS",
-    "REMOVED_TENSOR_TYPES",
-    "TENSOR_TYPES",
-    "ArrayValue",
-    "GGUFHeader",
-    "MetadataValue",
-    "TensorInfo",
-    "read_any_header",
-    "read_header",
-    "stored_bytes",
-]

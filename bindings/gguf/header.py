@@ -1,7 +1,7 @@
-"""Reads and checks the header of a GGUF file, before any native code sees the file.
+"""The header of a GGUF file, read and checked before any native code sees the file.
 
-What is checked: the kind of file, its version, every count, length, type, name, shape and offset,
-and that all tensor data is there and does not overlap. Reading itself is bounded by `gguf_reader`.
+Checked are the kind of file, its version, every count, length, type, name, shape and offset, and
+that all tensor data is there and does not overlap. `gguf.reader` bounds the reading itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import FileIO
 from itertools import pairwise
@@ -30,8 +30,7 @@ from specrun.bindings.gguf.types import (
     MetadataValue,
 )
 
-# Far above any real model (about 100 keys, 20,000 tensors), and checked in a second or so where
-# reached.
+# Far above any real model (about 100 keys, 20,000 tensors), and checked in a second or so.
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 18
 _MAX_ALIGNMENT = 1 << 20
@@ -42,13 +41,13 @@ _MAX_NAME_BYTES = 63  # ggml's GGML_MAX_NAME without the terminating zero
 _MAX_KEY_BYTES = 65_535  # the GGUF specification's limit
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one letter, type, one byte of value
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of the name, number of dimensions, type, offset
+_Metadata = dict[str, tuple[int, MetadataValue]]  # type code and value of each key
 _GUESSED_FILE_TYPE = 1024  # a flag: the quantizer did not state the type, llama.cpp guessed it
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the file: `shape` in ggml's order (row length first), `offset` from the file's
-    start."""
+    """A tensor of the file: `shape` as ggml has it (row length first), `offset` in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,8 +63,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """All that a GGUF file says about itself, checked; of a split model only what this one file
-    holds."""
+    """All that a GGUF file says about itself, checked; of a split model, this one file's share."""
 
     version: int
     file_size: int
@@ -90,8 +88,7 @@ class GGUFHeader:
 
     @property
     def file_type_name(self) -> str | None:
-        """The quantization the file was made with, such as "Q4_K_M"; None where the file does not
-        say."""
+        """The quantization it was made with, such as "Q4_K_M"; None where the file does not say."""
         value = self.metadata.get("general.file_type")
         if not isinstance(value, int) or isinstance(value, bool):
             return None
@@ -109,21 +106,18 @@ def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
     Raises FileMissingError if there is no such file or it cannot be read, MalformedFileError
     otherwise.
     """
-    return _read_checked(path, _read_model)
+    return _read_checked(path, named=True)
 
 
 def read_any_header(path: str | os.PathLike[str]) -> GGUFHeader:
-    """Read and check the header of a GGUF file that need not name an architecture: an importance
-    matrix.
+    """Read and check a GGUF header that need not name an architecture (an importance matrix's).
 
     Raises as `read_header`; `architecture` of the result raises KeyError where the file has none.
     """
-    return _read_checked(path, _read)
+    return _read_checked(path, named=False)
 
 
-def _read_checked(
-    path: str | os.PathLike[str], read: Callable[[HeaderReader], GGUFHeader]
-) -> GGUFHeader:
+def _read_checked(path: str | os.PathLike[str], *, named: bool) -> GGUFHeader:
     shown = os.fsdecode(path)
     # A path may hold line breaks or control codes, which must not reach the terminal.
     shown = shown if shown.isprintable() else repr(shown)
@@ -132,7 +126,7 @@ def _read_checked(
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise FileMissingError(f"{shown} is not a regular file; name a GGUF file")
-            return read(HeaderReader(file, status.st_size, shown))
+            return _read(HeaderReader(file, status.st_size, shown), named=named)
     except FileMissingError:
         raise
     except FileNotFoundError as error:
@@ -141,9 +135,8 @@ def _read_checked(
         raise FileMissingError(f"{shown} is a directory; name the GGUF file in it") from error
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise FileMissingError(
-            f"{shown} cannot be read ({reason}); check its permissions"
-        ) from error
+        problem = f"{shown} cannot be read ({reason}); check its permissions"
+        raise FileMissingError(problem) from error
 
 
 def _open(path: str | os.PathLike[str], shown: str) -> FileIO:
@@ -162,19 +155,11 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:80] + "...")
 
 
-def _read_model(reader: HeaderReader) -> GGUFHeader:
-    return _read(reader, _check_architecture)
-
-
-def _read(
-    reader: HeaderReader,
-    check: Callable[[HeaderReader, Mapping[str, tuple[int, MetadataValue]]], None] = lambda *_: (
-        None
-    ),
-) -> GGUFHeader:
+def _read(reader: HeaderReader, *, named: bool) -> GGUFHeader:
     version, n_tensors, n_keys = _read_preamble(reader)
     metadata = _read_metadata(reader, n_keys)
-    check(reader, metadata)
+    if named:
+        _check_architecture(reader, metadata)
     alignment = _read_alignment(reader, metadata)
     tensors = _read_tensors(reader, n_tensors, alignment)
     _check_extents(reader, tensors)
@@ -187,13 +172,11 @@ def _read_preamble(reader: HeaderReader) -> tuple[int, int, int]:
     reader.position = 4
     version = reader.u32("its version")
     if version and not version & 0xFFFF:
-        reader.fail(
-            "is a big-endian GGUF file, which cannot be read here", "get the little-endian file"
-        )
+        problem = "is a big-endian GGUF file, which cannot be read here"
+        reader.fail(problem, "get the little-endian file")
     if version == 1:
-        reader.fail(
-            "is a GGUF file of version 1, which llama.cpp no longer reads", "get a newer conversion"
-        )
+        problem = "is a GGUF file of version 1, which llama.cpp no longer reads"
+        reader.fail(problem, "get a newer conversion")
     if version not in (2, 3):
         reader.fail(f"has the unknown GGUF version {version:,}", "update specrun, or " + AGAIN)
     n_tensors = reader.u64("its number of tensors")
@@ -205,30 +188,25 @@ def _read_preamble(reader: HeaderReader) -> tuple[int, int, int]:
 
 def _check_count(reader: HeaderReader, count: int, most: int, least_bytes: int, kind: str) -> None:
     left = reader.size - reader.position
+    claim = f"it announces {count:,} {kind}"
     if count * least_bytes > left:
-        reader.fail(
-            f"is truncated or damaged: it announces {count:,} {kind} with {left:,} bytes left"
-        )
+        reader.fail(f"is truncated or damaged: {claim} with {left:,} bytes left")
     if count > most:
-        reader.damaged(
-            f"it announces {count:,} {kind}, more than the {most:,} that any model could need"
-        )
+        reader.damaged(f"{claim}, more than the {most:,} that any model could need")
 
 
-def _read_metadata(reader: HeaderReader, n_keys: int) -> dict[str, tuple[int, MetadataValue]]:
-    """Return type code and value of each key."""
-    metadata: dict[str, tuple[int, MetadataValue]] = {}
+def _read_metadata(reader: HeaderReader, n_keys: int) -> _Metadata:
+    metadata: _Metadata = {}
     for number in range(1, n_keys + 1):
-        key = reader.identifier(_MAX_KEY_BYTES, f"metadata key {number} of {n_keys}")
+        place = f"metadata key {number} of {n_keys}"
+        key = reader.identifier(_MAX_KEY_BYTES, place)
         if not key:
-            reader.damaged(f"metadata key {number} of {n_keys} has no name")
+            reader.damaged(f"{place} has no name")
+        what = f"the metadata key {_quoted(key)}"
         if key in metadata:
-            reader.damaged(f"the metadata key {_quoted(key)} is there twice")
-        code = reader.u32(f"the type of the metadata key {_quoted(key)}")
-        metadata[key] = (
-            code,
-            _read_value(reader, code, f"the value of the metadata key {_quoted(key)}"),
-        )
+            reader.damaged(f"{what} is there twice")
+        code = reader.u32(f"the type of {what}")
+        metadata[key] = code, _read_value(reader, code, f"the value of {what}")
     return metadata
 
 
@@ -262,28 +240,24 @@ def _read_array(reader: HeaderReader, what: str) -> ArrayValue:
     return ArrayValue(kind.name, reader.take(least, what))
 
 
-def _check_architecture(
-    reader: HeaderReader, metadata: Mapping[str, tuple[int, MetadataValue]]
-) -> None:
+def _check_architecture(reader: HeaderReader, metadata: _Metadata) -> None:
     _, name = metadata.get("general.architecture", (None, None))
     if name is None:
-        reader.fail(
-            "does not name its architecture (general.architecture)", "convert the model again"
-        )
+        problem = "does not name its architecture (general.architecture)"
+        reader.fail(problem, "convert the model again")
     if not isinstance(name, str):
         reader.damaged(f"general.architecture is {name!r} instead of a name")
     if not name or len(name) > 64 or not name.isprintable():
         reader.damaged(f"general.architecture is {_quoted(name)}, which cannot be a name")
 
 
-def _read_alignment(reader: HeaderReader, metadata: Mapping[str, tuple[int, MetadataValue]]) -> int:
+def _read_alignment(reader: HeaderReader, metadata: _Metadata) -> int:
     code, value = metadata.get("general.alignment", (UINT32_CODE, _DEFAULT_ALIGNMENT))
     if code != UINT32_CODE or not isinstance(value, int):
         reader.damaged(f"general.alignment is {_quoted(str(value))}, which is not of type uint32")
     if not 0 < value <= _MAX_ALIGNMENT or value & (value - 1):
-        reader.damaged(
-            f"general.alignment is {value:,}, not a power of two up to {_MAX_ALIGNMENT:,}"
-        )
+        wanted = f"a power of two up to {_MAX_ALIGNMENT:,}"
+        reader.damaged(f"general.alignment is {value:,}, not {wanted}")
     return value
 
 

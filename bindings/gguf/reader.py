@@ -1,4 +1,4 @@
-"""Bounded reading of the first bytes of a GGUF file.
+"""Bounded reading of a GGUF file's first bytes, and names for files that are something else.
 
 The file is hostile until proven otherwise. Every length is held against the size of the file and
 against a fixed limit before anything is read or allocated for it, so time and memory are bounded
@@ -32,22 +32,12 @@ _ARCHIVE = ("a compressed archive", "unpack it first")
 
 # What people pass by mistake: how it begins, what it is, what to do.
 _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
-    (
-        b"version https://git-lfs",
-        "a git-lfs pointer, not the file it stands for",
-        "run `git lfs pull`",
-    ),
+    (b"version https://git-lfs", "a git-lfs pointer, not the file it names", "run `git lfs pull`"),
     (b"PK\x03\x04", "a zip archive, as PyTorch checkpoints are", _CONVERT),
     (b"\x80\x02", "a Python pickle, as old PyTorch checkpoints are", _CONVERT),
-    (b"\x80\x03", "a Python pickle", _CONVERT),
-    (b"\x80\x04", "a Python pickle", _CONVERT),
-    (b"\x80\x05", "a Python pickle", _CONVERT),
-    (b"lmgg", *_LEGACY),
-    (b"fmgg", *_LEGACY),
-    (b"tjgg", *_LEGACY),
-    (b"\x1f\x8b", *_ARCHIVE),
-    (b"\x28\xb5\x2f\xfd", *_ARCHIVE),
-    (b"\xfd7zXZ\x00", *_ARCHIVE),
+    *((start, "a Python pickle", _CONVERT) for start in (b"\x80\x03", b"\x80\x04", b"\x80\x05")),
+    *((start, *_LEGACY) for start in (b"lmgg", b"fmgg", b"tjgg")),
+    *((start, *_ARCHIVE) for start in (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00")),
     (b"7z\xbc\xaf\x27\x1c", *_ARCHIVE),
     (b"\x00\x00\x00\x00", "a download that never wrote its beginning", AGAIN),
 )
@@ -55,8 +45,7 @@ _MARKUP = (b"<!doctype", b"<html", b"<head", b"<?xml")
 
 
 class HeaderReader:
-    """The beginning of the file, read as far as it is asked for and never further than its
-    limits."""
+    """The beginning of the file, read as far as asked for and never beyond the limits."""
 
     def __init__(self, file: FileIO, size: int, shown: str) -> None:
         self.size = size
@@ -75,13 +64,11 @@ class HeaderReader:
         self.fail(f"is damaged: {problem}")
 
     def require(self, end: int, what: str) -> int:
-        """Have the bytes up to `end` in memory, for reading `what`; return how many bytes are there
-        now."""
+        """Have the bytes up to `end` in memory, for reading `what`; return how many are there."""
         if end > self.size:
             needed, left = end - self.position, self.size - self.position
-            self.fail(
-                f"is truncated or damaged: {what} needs {needed:,} bytes where {left:,} are left"
-            )
+            problem = f"{what} needs {needed:,} bytes where {left:,} are left"
+            self.fail(f"is truncated or damaged: {problem}")
         if end > MAX_HEADER_BYTES:
             self.damaged(f"its header is larger than {MAX_HEADER_BYTES:,} bytes at {what}")
         while len(self._data) < end:
@@ -128,8 +115,7 @@ class HeaderReader:
         return self.take(self.u64(f"the length of {what}"), what)
 
     def identifier(self, longest: int, what: str) -> str:
-        """Return a key or a name of at most `longest` bytes, which must be UTF-8 without zero
-        bytes."""
+        """Return a key or name of at most `longest` bytes: UTF-8 without zero bytes."""
         length = self.u64(f"the length of {what}")
         if length > longest:
             self.damaged(f"{what} has {length:,} bytes, more than {longest:,}")
@@ -143,8 +129,7 @@ class HeaderReader:
             self.damaged(f"{what} is not UTF-8")
 
     def string_array(self, count: int, what: str) -> ArrayValue:
-        """Walk over `count` strings, keeping their bytes and where each ends, and move behind
-        them."""
+        """Walk over `count` strings, keeping their bytes and ends, and move behind them."""
         self.strings_left -= count
         if self.strings_left < 0:
             self.damaged(f"{what} brings the file above {MAX_STRINGS:,} strings")
@@ -189,7 +174,5 @@ def _resemblance(head: bytes, size: int) -> tuple[str, str]:
         return "it seems to be a web page or a server's error message", "download the file itself"
     if text.startswith(b"{"):
         return "it seems to be JSON text", "name the .gguf file"
-    return (
-        f"it starts with the bytes {head[:4].hex(' ')} instead of 'GGUF'",
-        "check the path or " + AGAIN,
-    )
+    begins = f"it starts with the bytes {head[:4].hex(' ')} instead of 'GGUF'"
+    return begins, f"check the path or {AGAIN}"

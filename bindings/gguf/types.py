@@ -1,5 +1,4 @@
-"""What GGUF files are made of, as plain tables: value types of the metadata, ggml types of the
-tensors."""
+"""Tables of the GGUF format: types of metadata values, of tensors and of files (quantizations)."""
 
 from __future__ import annotations
 
@@ -59,45 +58,27 @@ class TensorType(NamedTuple):
     block_bytes: int
 
 
-TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
-    {
-        0: TensorType("F32", 1, 4),
-        1: TensorType("F16", 1, 2),
-        2: TensorType("Q4_0", 32, 18),
-        3: TensorType("Q4_1", 32, 20),
-        6: TensorType("Q5_0", 32, 22),
-        7: TensorType("Q5_1", 32, 24),
-        8: TensorType("Q8_0", 32, 34),
-        9: TensorType("Q8_1", 32, 36),  # what ggml uses; the gguf package says 40
-        10: TensorType("Q2_K", 256, 84),
-        11: TensorType("Q3_K", 256, 110),
-        12: TensorType("Q4_K", 256, 144),
-        13: TensorType("Q5_K", 256, 176),
-        14: TensorType("Q6_K", 256, 210),
-        15: TensorType("Q8_K", 256, 292),
-        16: TensorType("IQ2_XXS", 256, 66),
-        17: TensorType("IQ2_XS", 256, 74),
-        18: TensorType("IQ3_XXS", 256, 98),
-        19: TensorType("IQ1_S", 256, 50),
-        20: TensorType("IQ4_NL", 32, 18),
-        21: TensorType("IQ3_S", 256, 110),
-        22: TensorType("IQ2_S", 256, 82),
-        23: TensorType("IQ4_XS", 256, 136),
-        24: TensorType("I8", 1, 1),
-        25: TensorType("I16", 1, 2),
-        26: TensorType("I32", 1, 4),
-        27: TensorType("I64", 1, 8),
-        28: TensorType("F64", 1, 8),
-        29: TensorType("IQ1_M", 256, 56),
-        30: TensorType("BF16", 1, 2),
-        34: TensorType("TQ1_0", 256, 54),
-        35: TensorType("TQ2_0", 256, 66),
-        39: TensorType("MXFP4", 32, 17),
-        40: TensorType("NVFP4", 64, 36),
-        41: TensorType("Q1_0", 128, 18),
-        42: TensorType("Q2_0", 64, 18),
-    }
-)
+# By the numbers in a block: ggml_type, name and bytes of a block. (Q8_1: the gguf package says 40,
+# but ggml uses 36.)
+_TENSOR_TYPES = {
+    1: "0:F32:4 1:F16:2 24:I8:1 25:I16:2 26:I32:4 27:I64:8 28:F64:8 30:BF16:2",
+    32: "2:Q4_0:18 3:Q4_1:20 6:Q5_0:22 7:Q5_1:24 8:Q8_0:34 9:Q8_1:36 20:IQ4_NL:18 39:MXFP4:17",
+    64: "40:NVFP4:36 42:Q2_0:18",
+    128: "41:Q1_0:18",
+    256: "10:Q2_K:84 11:Q3_K:110 12:Q4_K:144 13:Q5_K:176 14:Q6_K:210 15:Q8_K:292 16:IQ2_XXS:66 "
+    "17:IQ2_XS:74 18:IQ3_XXS:98 19:IQ1_S:50 21:IQ3_S:110 22:IQ2_S:82 23:IQ4_XS:136 "
+    "29:IQ1_M:56 34:TQ1_0:54 35:TQ2_0:66",
+}
+
+
+def _tensor_types() -> Iterator[tuple[int, TensorType]]:
+    for block_size, types in _TENSOR_TYPES.items():
+        for number, name, n_bytes in (entry.split(":") for entry in types.split()):
+            yield int(number), TensorType(name, block_size, int(n_bytes))
+
+
+TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(dict(sorted(_tensor_types())))
+"""ggml's types of tensors by their numbers."""
 
 _BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
 BLOCK_SIZES: Mapping[str, int] = MappingProxyType(
@@ -106,72 +87,33 @@ BLOCK_SIZES: Mapping[str, int] = MappingProxyType(
 
 
 def stored_bytes(shape: Sequence[int], type_name: str) -> int:
-    """Return the bytes of a tensor in a type whose blocks divide its rows; the order of `shape` is
-    no matter."""
+    """Return a tensor's bytes in a type whose blocks divide its rows; `shape` in either order."""
     kind = _BY_NAME[type_name]
     return prod(shape) // kind.block_size * kind.block_bytes
 
 
 # Numbers once given to types that llama.cpp no longer reads: worth a name in the refusal.
+_REMOVED = (
+    "4:Q4_2 5:Q4_3 31:Q4_0_4_4 32:Q4_0_4_8 33:Q4_0_8_8 36:IQ4_NL_4_4 37:IQ4_NL_4_8 38:IQ4_NL_8_8"
+)
 REMOVED_TENSOR_TYPES: Mapping[int, str] = MappingProxyType(
-    {
-        4: "Q4_2",
-        5: "Q4_3",
-        31: "Q4_0_4_4",
-        32: "Q4_0_4_8",
-        33: "Q4_0_8_8",
-        36: "IQ4_NL_4_4",
-        37: "IQ4_NL_4_8",
-        38: "IQ4_NL_8_8",
-    }
+    {int(number): name for number, name in (entry.split(":") for entry in _REMOVED.split())}
 )
 
-# general.file_type: which mix of tensor types the quantizer was asked for.
+# general.file_type: which mix of tensor types the quantizer was asked for (llama_ftype from 0 on;
+# "-" is a number that is not, or no longer, given).
+_FILE_TYPES = """
+    F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S
+    Q5_K_M Q6_K IQ2_XXS IQ2_XS Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M
+    IQ4_XS IQ1_M BF16 - - - TQ1_0 TQ2_0 MXFP4_MOE NVFP4 Q1_0 Q2_0
+"""
 FILE_TYPE_NAMES: Mapping[int, str] = MappingProxyType(
-    {
-        0: "F32",
-        1: "F16",
-        2: "Q4_0",
-        3: "Q4_1",
-        7: "Q8_0",
-        8: "Q5_0",
-        9: "Q5_1",
-        10: "Q2_K",
-        11: "Q3_K_S",
-        12: "Q3_K_M",
-        13: "Q3_K_L",
-        14: "Q4_K_S",
-        15: "Q4_K_M",
-        16: "Q5_K_S",
-        17: "Q5_K_M",
-        18: "Q6_K",
-        19: "IQ2_XXS",
-        20: "IQ2_XS",
-        21: "Q2_K_S",
-        22: "IQ3_XS",
-        23: "IQ3_XXS",
-        24: "IQ1_S",
-        25: "IQ4_NL",
-        26: "IQ3_S",
-        27: "IQ3_M",
-        28: "IQ2_S",
-        29: "IQ2_M",
-        30: "IQ4_XS",
-        31: "IQ1_M",
-        32: "BF16",
-        36: "TQ1_0",
-        37: "TQ2_0",
-        38: "MXFP4_MOE",
-        39: "NVFP4",
-        40: "Q1_0",
-        41: "Q2_0",
-    }
+    {number: name for number, name in enumerate(_FILE_TYPES.split()) if name != "-"}
 )
 
 
 class ArrayValue(Sequence[Scalar]):
-    """An array of the metadata, decoded only where it is asked for; equal when type and bytes are
-    equal."""
+    """An array of the metadata, decoded when asked for; equal where type and bytes are."""
 
     __slots__ = ("_ends", "element_type", "raw")
 

@@ -11,19 +11,3 @@ from specrun.bindings.quantizer.types import (
     TOKEN_MATRICES,
     needs_importance,
 )
-
-__all__ = [
-    "COPY",
-    "FILE_TYPES",
-    "FILE_TYPE_ALIASES",
-    "TENSOR_NUMBERS",
-    "TOKEN_MATRICES",
-    "QuantizeOptions",
-    "QuantizerProcess",
-    "dequantize_rows",
-    "half_from_bfloat16",
-    "needs_importance",
-    "plan_quantization",
-    "quantize_file",
-    "quantize_rows",
-]

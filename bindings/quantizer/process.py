@@ -1,4 +1,4 @@
-"""Runs llama.cpp's quantizer in a process of its own.
+"""llama.cpp's quantizer in a process of its own.
 
 The native call cannot be interrupted, and a failed assertion in it ends the process it runs in. In
 another process both are harmless: Ctrl-C ends that one at once, and a crash becomes an error.
@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,7 @@ logger = logging.getLogger("specrun.llama")
 
 
 class QuantizerProcess:
-    """One quantization: `plan()` first, then `write()`; a context manager that leaves no process
-    behind.
+    """One quantization: `plan()`, then `write()`; a context manager that ends the process.
 
     Both yield llama.cpp's log line by line as it comes. Should this process be killed before
     `close()`, the other one removes what it wrote; so a file should get its final name before.
@@ -38,28 +36,19 @@ class QuantizerProcess:
 
     def __init__(self, source: str | os.PathLike[str], options: QuantizeOptions) -> None:
         self._source, self._options = os.fspath(source), options
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "GGML_NO_BACKTRACE": "1",
-        }
+        path = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "specrun.bindings.quantizer.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"},
         )
 
     def __enter__(self) -> QuantizerProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -74,10 +63,8 @@ class QuantizerProcess:
 
     def plan(self) -> Iterator[str]:
         """Let llama.cpp say what it would do, line by line; nothing is written."""
-        values = {
-            entry.name: getattr(self._options, entry.name)
-            for entry in dataclasses.fields(self._options)
-        }
+        names = [entry.name for entry in dataclasses.fields(self._options)]
+        values = {name: getattr(self._options, name) for name in names}
         importance = values.pop("importance")
         values["metadata"] = dict(values["metadata"])
         sizes = [(name, int(np.size(numbers))) for name, numbers in importance.items()]
@@ -98,11 +85,9 @@ class QuantizerProcess:
         assert stream is not None
         try:
             for part in parts:
-                stream.write(
-                    part
-                    if isinstance(part, bytes)
-                    else np.ascontiguousarray(part, np.float32).tobytes()
-                )
+                if not isinstance(part, bytes):
+                    part = np.ascontiguousarray(part, np.float32).tobytes()
+                stream.write(part)
             stream.flush()
         except BrokenPipeError:
             pass  # it ended: its last words say why
@@ -125,7 +110,6 @@ class QuantizerProcess:
     def _ended(self) -> Exception:
         code = self._process.wait()
         if code == -getattr(signal, "SIGKILL", 9):
-            return OutOfMemoryError(
-                f"the process that quantizes {self._source} was killed, perhaps for its memory"
-            )
+            problem = f"the process that quantizes {self._source} was killed"
+            return OutOfMemoryError(f"{problem}, perhaps for its memory")
         return ModelError(f"llama.cpp crashed while quantizing {self._source} (exit code {code})")

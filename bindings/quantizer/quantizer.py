@@ -52,30 +52,26 @@ class QuantizeOptions:
 
     def __post_init__(self) -> None:
         if self.file_type not in FILE_TYPES and self.file_type != COPY:
-            raise OptionError(
-                f"the file type is {self.file_type!r}: use one of {', '.join(FILE_TYPES)}, {COPY}"
-            )
+            known = ", ".join((*FILE_TYPES, COPY))
+            raise OptionError(f"the file type is {self.file_type!r}: use one of {known}")
         if not 0 <= self.n_threads <= MAX_THREADS:
-            raise OptionError(
-                f"n_threads is {self.n_threads}: give 0 (as many as cores) to {MAX_THREADS}"
-            )
-        for kind in (
+            advice = f"give 0 (as many as cores) to {MAX_THREADS}"
+            raise OptionError(f"n_threads is {self.n_threads}: {advice}")
+        kinds = (
             self.output_tensor_type,
             self.token_embedding_type,
             *(kind for _, kind in self.tensor_types),
-        ):
+        )
+        for kind in kinds:
             if kind is not None and kind not in TENSOR_NUMBERS:
-                raise OptionError(
-                    f"the tensor type is {kind!r}: use one of {', '.join(TENSOR_NUMBERS)}"
-                )
+                known = ", ".join(TENSOR_NUMBERS)
+                raise OptionError(f"the tensor type is {kind!r}: use one of {known}")
         if not 0 <= self.buffer_bytes < 2**63:
-            raise OptionError(
-                f"buffer_bytes is {self.buffer_bytes}: give 0 (llama.cpp's own) or more"
-            )
+            advice = "give 0 (llama.cpp's own) or more"
+            raise OptionError(f"buffer_bytes is {self.buffer_bytes}: {advice}")
         if any(not pattern or "\0" in pattern for pattern, _ in self.tensor_types):
-            raise OptionError(
-                "the name in a tensor type is empty: give NAME=TYPE, such as attn_v=Q8_0"
-            )
+            problem = "the name in a tensor type is empty: give NAME=TYPE, such as attn_v=Q8_0"
+            raise OptionError(problem)
 
 
 def quantize_file(
@@ -111,16 +107,14 @@ def _run(
     params, kept = _native_params(options)
     params.dry_run = dry
     last_native_errors()
-    code = native.llama_model_quantize(
-        os.fsencode(source), os.fsencode(output), ctypes.byref(params)
-    )
+    files = os.fsencode(source), os.fsencode(output)
+    code = native.llama_model_quantize(*files, ctypes.byref(params))
     del kept  # lived as long as native code could read it
     if code != 0:
         reason = last_native_errors() or f"llama_model_quantize returned {code}"
         reason = reason.removeprefix("llama_model_quantize: failed to quantize: ")
-        raise ModelError(
-            f"llama.cpp cannot quantize {os.fspath(source)} to {options.file_type}: {reason}"
-        )
+        problem = f"llama.cpp cannot quantize {os.fspath(source)} to {options.file_type}"
+        raise ModelError(f"{problem}: {reason}")
 
 
 def _native_params(options: QuantizeOptions) -> tuple[Any, list[object]]:

@@ -1,8 +1,4 @@
-"""ggml's own conversion of rows of numbers to a quantized type and back, for files that are no
-models.
-
-ggml's vectorised conversion of bfloat16 to float16, several times as fast as numpy's arithmetic.
-"""
+"""ggml's conversion of rows of numbers: quantized, dequantized, and bfloat16 to float16."""
 
 from __future__ import annotations
 
@@ -18,14 +14,10 @@ from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import MalformedFileError, OptionError
 from specrun.bindings.gguf import BLOCK_SIZES, stored_bytes
 from specrun.bindings.library import native_function
-from specrun.bindings.quantizer.types import TENSOR_NUMBERS
+from specrun.bindings.quantizer.types import ALWAYS_WITH_IMPORTANCE, TENSOR_NUMBERS
 
 _CHUNK = 1 << 18  # numbers that one call quantizes
-_ONLY_WITH_IMPORTANCE = {
-    "IQ1_S",
-    "IQ2_XXS",
-    "IQ2_XS",
-}  # ggml_quantize_requires_imatrix: an assertion
+_BLOCK = 1 << 15  # bfloat16 numbers at a time, so that their float32 form stays in the cache
 
 
 class _TypeTraits(ctypes.Structure):
@@ -57,7 +49,7 @@ def quantize_rows(
     n, width = rows.shape
     if type_name not in TENSOR_NUMBERS or width % BLOCK_SIZES[type_name]:
         raise OptionError(f"rows of {width} numbers cannot be stored as {type_name}")
-    if type_name in _ONLY_WITH_IMPORTANCE and importance is None:
+    if type_name in ALWAYS_WITH_IMPORTANCE and importance is None:
         raise OptionError(f"{type_name} needs an importance matrix")
     source = np.ascontiguousarray(rows, np.float32)
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
@@ -71,21 +63,18 @@ def quantize_rows(
     with ThreadPoolExecutor(n_threads or available_cores()) as pool:
         sound = all(pool.map(convert, range(0, n, step)))
     if not sound:
-        raise MalformedFileError(
-            f"the numbers cannot be stored as {type_name}: they are not finite, or too large"
-        )
+        problem = f"the numbers cannot be stored as {type_name}"
+        raise MalformedFileError(f"{problem}: they are not finite, or too large")
     return output
 
 
 def dequantize_rows(
     blocks: npt.NDArray[np.uint8], type_name: str, width: int
 ) -> npt.NDArray[np.float32]:
-    """Return the float32 rows [n, width] that the bytes [n, bytes of a row] of a quantized type
-    stand for."""
+    """Return the float32 rows [n, width] that quantized bytes [n, bytes of a row] stand for."""
     if type_name not in TENSOR_NUMBERS or blocks.shape[1:] != (stored_bytes((width,), type_name),):
-        raise OptionError(
-            f"blocks of shape {blocks.shape} are no rows of {width} numbers as {type_name}"
-        )
+        wanted = f"rows of {width} numbers as {type_name}"
+        raise OptionError(f"blocks of shape {blocks.shape} are no {wanted}")
     traits = native_function("ggml_get_type_traits", ctypes.POINTER(_TypeTraits), ctypes.c_int)
     source = np.ascontiguousarray(blocks)
     output = np.empty((len(source), width), np.float32)
@@ -102,33 +91,21 @@ def _quantize(
     number: int,
     weights: npt.NDArray[np.float32] | None,
 ) -> bool:
-    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    counts = (ctypes.c_int64,) * 3  # the first row, how many rows, numbers of a row
     convert = native_function(
-        "ggml_quantize_chunk",
-        ctypes.c_size_t,
-        ctypes.c_int,
-        pointer,
-        pointer,
-        count,
-        count,
-        count,
-        pointer,
+        "ggml_quantize_chunk", size, ctypes.c_int, pointer, pointer, *counts, pointer
     )
-    validate = native_function(
-        "ggml_validate_row_data", ctypes.c_bool, ctypes.c_int, pointer, ctypes.c_size_t
-    )
+    validate = native_function("ggml_validate_row_data", ctypes.c_bool, ctypes.c_int, pointer, size)
     address = None if weights is None else weights.ctypes.data
     convert(number, rows.ctypes.data, output.ctypes.data, 0, rows.shape[0], rows.shape[1], address)
     return bool(validate(number, output.ctypes.data, output.nbytes))
 
 
-_BLOCK = 1 << 15  # numbers at a time, so that their float32 form stays in the cache
-
-
 def half_from_bfloat16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float16]:
     """Return bfloat16 numbers, given as their 16 bits, as float16 rounded to nearest, ties to even.
 
-    Numbers above 65504 become infinite. Python's lock is free meanwhile.
+    Several times as fast as numpy. Numbers above 65504 become infinite; Python's lock is free.
     """
     source = np.ascontiguousarray(bits, np.uint16)
     output = np.empty(source.shape, np.float16)

@@ -79,10 +79,10 @@ def main() -> None:
 
 def _options(job: dict[str, Any], job_input: BinaryIO) -> QuantizeOptions:
     values = job["options"]
-    importance = {}
-    for name, size in job["importance"]:
-        numbers = np.frombuffer(job_input.read(4 * size), np.float32)
-        importance[name] = numbers
+    importance = {
+        name: np.frombuffer(job_input.read(4 * size), np.float32)
+        for name, size in job["importance"]
+    }
     values["tensor_types"] = tuple((pattern, kind) for pattern, kind in values["tensor_types"])
     return QuantizeOptions(**values, importance=importance)
 

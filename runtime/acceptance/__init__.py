@@ -17,24 +17,3 @@ from specrun.runtime.acceptance.rule import (
 from specrun.runtime.acceptance.spec_cascade import CASCADES, SpecCascadeRule
 from specrun.runtime.acceptance.typical import TypicalRule, typical_threshold
 from specrun.runtime.acceptance.verify_batch import PADDING, GeneratorNoise
-
-__all__ = [
-    "CASCADES",
-    "PADDING",
-    "Acceptance",
-    "AcceptanceRule",
-    "BlockRule",
-    "ExactRule",
-    "GeneratorNoise",
-    "KSeq",
-    "KSeqRule",
-    "LawAt",
-    "SpecCascadeRule",
-    "TypicalRule",
-    "build_rule",
-    "decide",
-    "rule_names",
-    "settle_point_masses",
-    "typical_threshold",
-    "walk",
-]

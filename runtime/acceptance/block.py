@@ -1,12 +1,11 @@
-"""Block verification of chains: the whole draft is judged jointly, and in expectation more of it is
-kept.
+"""Block verification of chains: the draft is judged as a whole, so that more of it is kept.
 
 Sun et al., "Block Verification Accelerates Speculative Decoding" (2024), algorithm 2. With p_0 = 1,
 draft laws Q_i and target laws P_i (P_{i+1} is the law after x_i):
 
-    p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i)) the share of the target's mass that x_1..x_i may claim
-    S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+ what x_{i+1} cannot claim of it h_i = S_i / (S_i + 1
-    - p_i) for i < L, h_L = p_L
+    p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))    the target's mass that x_1..x_i may claim
+    S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+   what x_{i+1} cannot claim of it
+    h_i = S_i / (S_i + 1 - p_i) for i < L, h_L = p_L
 
 keep the last i with u_i <= h_i (none: i = 0); the next token is drawn from norm((p_i P_{i+1} -
 Q_{i+1})+), after full acceptance from P_{L+1}. Token-wise acceptance keeps i tokens with
@@ -39,8 +38,7 @@ from specrun.runtime.tree import ROOT, DraftTree, Draw
 
 
 class BlockRule:
-    """Block verification of the tree's leading chain, the exact rule for whatever branches below
-    it.
+    """Block verification of the tree's leading chain, the exact rule for what branches below.
 
     A tree that branches at its root is therefore left to the exact rule. So is one whose leading
     chain holds only point masses: there both rules have one law, and the exact one repeats plain
@@ -61,9 +59,8 @@ class BlockRule:
         if all(draw.law is None for draw in chain):
             return self._exact.accept(tree, law_at, noise, position)
         levels, share = _levels(tree, chain, law_at)
-        # All tests are keyed with the round's first position, which no later round visits. Keyed
-        # with their own positions, the numbers that refused the tail would come back in the next
-        # round, no longer uniform.
+        # All tests are keyed with the round's first position, which no later round visits. With
+        # their own, the numbers that refused the tail would return next round, no longer uniform.
         noise.seek(position)
         if share > 0.0 and noise.accept(share):
             return self._below(tree, chain, law_at, noise, position)
@@ -80,20 +77,20 @@ class BlockRule:
         """Return the fully accepted chain and what the exact rule makes of the tree below it."""
         last = chain[-1].node
         below = replace(tree, draws={**tree.draws, ROOT: tree.draws.get(last, ())})
-        rest = self._exact.accept(
-            below, lambda node: law_at(last if node == ROOT else node), noise, position + len(chain)
-        )
-        return Acceptance(
-            (*(draw.node for draw in chain), *rest.path), rest.next_token, rest.rejected
-        )
+
+        def law_below(node: int) -> Law:
+            return law_at(last if node == ROOT else node)
+
+        rest = self._exact.accept(below, law_below, noise, position + len(chain))
+        path = (*(draw.node for draw in chain), *rest.path)
+        return Acceptance(path, rest.next_token, rest.rejected)
 
 
 @dataclass(frozen=True)
 class _Level:
     """After i tokens of the chain: p_i, P_{i+1} and Q_{i+1}.
 
-    What costs a pass over the vocabulary is computed when it is asked for: a draft that is kept
-    whole needs none.
+    Passes over the vocabulary wait until they are asked for: a draft kept whole needs none.
     """
 
     share: float
@@ -109,8 +106,7 @@ class _Level:
 
     @property
     def keep_probability(self) -> float:
-        """The paper's h_i: the probability of keeping exactly i tokens, given that no more are
-        kept."""
+        """The paper's h_i: the probability of keeping exactly i tokens, given no more are kept."""
         total = float(self.weights.sum())
         rest = total + (1.0 - self.share)
         return total / rest if rest > 0.0 else 1.0
@@ -132,8 +128,7 @@ def _leading_chain(tree: DraftTree) -> list[Draw]:
 
 
 def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Level], float]:
-    """Return the levels above each draw of the chain and p_L; fewer of them and 0.0 once the share
-    is zero."""
+    """Return the levels above the chain's draws and p_L; once the share is 0, fewer and 0.0."""
     levels: list[_Level] = []
     share, node = 1.0, ROOT
     for draw in chain:

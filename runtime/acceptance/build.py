@@ -1,4 +1,4 @@
-"""From a rule's name to the rule."""
+"""Acceptance rules by name: what `--accept` may say, built."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def rule_names() -> list[str]:
 
 
 def build_rule(text: str) -> AcceptanceRule:
-    """Return the rule that an `--accept` value names, such as "exact", "block" or
-    "cascade-opt(alpha=0.1)".
+    """Return the rule that `--accept` names, such as "exact" or "cascade-opt(alpha=0.1)".
 
     Raises `OptionError` for an unknown rule or option and for values that make no sense.
     """
@@ -45,9 +44,8 @@ def _build_typical(expression: Expression) -> AcceptanceRule:
 
 def _build_cascade(expression: Expression) -> AcceptanceRule:
     """Build `cascade-opt(alpha=0.1)` and the others of speculative cascades."""
-    return SpecCascadeRule(
-        expression.atom, ExpressionOptions(expression, ["alpha"], 0).number("alpha", 0.1)
-    )
+    alpha = ExpressionOptions(expression, ["alpha"], 0).number("alpha", 0.1)
+    return SpecCascadeRule(expression.atom, alpha)
 
 
 _RULES: dict[str, type[AcceptanceRule]] = {"exact": ExactRule, "block": BlockRule, "kseq": KSeqRule}

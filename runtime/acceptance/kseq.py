@@ -1,5 +1,4 @@
-"""SpecTr's k-SEQ: k i.i.d. draws tested against one scaled-down ratio, close to the best any rule
-can do.
+"""SpecTr's k-SEQ: k i.i.d. draws tested against one scaled-down ratio, near the best possible.
 
 Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport" (NeurIPS 2023), k-sequential
 selection. For k draws from Q below a node with law P and a scale rho in [1, k]:
@@ -69,8 +68,7 @@ class KSeq:
         return _expected_tries(min(1.0, float(self.passed.sum())), self._k)
 
     def residual(self) -> Law:
-        """Return the law after all k draws were rejected; the target's own if that is
-        impossible."""
+        """Return the law after k rejections; the target's own where these are impossible."""
         left = self._target.probs - self.passed * self._tries
         np.maximum(left, 0.0, out=left)
         total = float(left.sum())
@@ -109,9 +107,8 @@ def _decide(
             token = tree.tokens[draw.node]
             draft_prob = draft.probability(token)
             if draft_prob <= 0.0:
-                raise OptionError(
-                    f"token {token} was drafted from a law that gives it probability 0"
-                )
+                problem = "was drafted from a law that gives it probability 0"
+                raise OptionError(f"token {token} {problem}")
             target_prob = remaining.probability(token)
             if target_prob > 0.0 and noise.accept(target_prob / (plan.scale * draft_prob)):
                 return draw.node, token
@@ -120,8 +117,7 @@ def _decide(
 
 
 def _runs(draws: tuple[Draw, ...]) -> Iterator[list[Draw]]:
-    """Yield the draws in order, those that follow each other with one law together, point masses
-    one by one."""
+    """Yield the draws in order: neighbours of one law together, point masses one by one."""
     run: list[Draw] = []
     for draw in draws:
         if run and not _same_law(run[0].law, draw.law):
@@ -167,8 +163,7 @@ def _scale(target_probs: FloatArray, draft_probs: FloatArray, k: int) -> float:
 def _pass_probability(
     target_probs: FloatArray, draft_probs: FloatArray, k: int
 ) -> Callable[[float], float]:
-    """Return b(rho) for rho in [1, k] as a function that costs a binary search, not a pass over the
-    vocabulary.
+    """Return b(rho) for rho in [1, k] as a function that costs a binary search.
 
     min(Q, P / rho) is P / rho where P / Q <= rho and Q elsewhere; only ratios between 1 and k
     change sides.

@@ -1,7 +1,6 @@
-"""What every acceptance rule is: a walk down the draft tree that keeps a path and picks the next
-token.
+"""Acceptance rules (`AcceptanceRule`), and what token-wise ones share.
 
-What token-wise rules share: the walk down the tree, and the single draw that settles point masses.
+That is the walk down the draft tree, and the single draw that settles point masses.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class AcceptanceRule(Protocol):
 
 
 Decide = Callable[[DraftTree, tuple[Draw, ...], Law, NoiseSource], tuple[int | None, int]]
-"""From a node's draws and the target's law there to the accepted child (None: none) and the next
-token."""
+"""From a node's draws and the target's law to the accepted child (None: none) and next token."""
 
 
 def walk(

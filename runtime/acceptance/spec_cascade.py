@@ -1,5 +1,4 @@
-"""Speculative cascades: the drafter's law where it is good enough, the target's elsewhere. NOT
-exact, a stated trade.
+"""Speculative cascades: the drafter's law where it is good enough, else the target's. NOT exact.
 
 Narasimhan et al. 2024 (arXiv 2405.19261, algorithm 5). A cascade lets the large model decide where
 the small one is not good enough. With Q the drafter's law at a place, P the target's, and a rule
@@ -12,10 +11,11 @@ min(1, pi(x) / Q(x)), else replaced by a draw from norm(max(0, pi - Q)). What co
 pi, so that more is accepted the more pi is Q. The rules, with m(L) the largest probability of a law
 and TV the total variation:
 
-    chow delta = 1 where m(Q) < 1 - alpha (section 3.1) diff delta = 1 where m(Q) < m(P) - alpha
-    (section 4.2) opt delta = 1 where m(Q) < m(P) - alpha TV(P, Q) (section 4.3, equation of r_OPT)
-    token pi(v) = Q(v) (1 - r(v)) + P(v) sum_u r(u) Q(u), r(v) = 1 where P(v) < (1 - alpha) m(P)
-    (section 5, V3)
+    chow   delta = 1 where m(Q) < 1 - alpha                     (section 3.1)
+    diff   delta = 1 where m(Q) < m(P) - alpha                  (section 4.2)
+    opt    delta = 1 where m(Q) < m(P) - alpha TV(P, Q)         (section 4.3, equation of r_OPT)
+    token  pi(v) = Q(v) (1 - r(v)) + P(v) sum_u r(u) Q(u),      (section 5, V3)
+           r(v) = 1 where P(v) < (1 - alpha) m(P)
 
 Where this differs from the paper: the laws are those that tokens are drawn from, temperature,
 truncations and penalties included, where the authors compare the laws of temperature 1. So at
@@ -38,8 +38,7 @@ from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree
 
 TargetLaw = Callable[[Law, Law, float], Law]
-"""From the drafter's law Q, the target's P and alpha to the law pi that drafts are verified
-against."""
+"""From the drafter's law Q, the target's P and alpha to the law pi that drafts face."""
 
 
 def chow(draft: Law, target: Law, alpha: float) -> Law:
@@ -53,15 +52,13 @@ def diff(draft: Law, target: Law, alpha: float) -> Law:
 
 
 def opt(draft: Law, target: Law, alpha: float) -> Law:
-    """Return P where it is surer than Q by more than alpha times the share of drafts it would
-    reject; else Q."""
+    """Return P where m(Q) < m(P) - alpha TV(P, Q), else Q."""
     distance = float(np.maximum(0.0, target.probs - draft.aligned_to(target)).sum())  # TV(P, Q)
     return target if _largest(draft) < _largest(target) - alpha * distance else draft
 
 
 def token_specific(draft: Law, target: Law, alpha: float) -> Law:
-    """Return Q on the tokens that P finds nearly as good as its best, and P, scaled by the rest of
-    Q, everywhere."""
+    """Return Q on the tokens that P finds nearly best, plus P times the rest of Q's mass."""
     ids = _joint_support(draft, target)
     support = Law(np.zeros(len(ids)), ids)
     q, p = draft.aligned_to(support), target.aligned_to(support)
@@ -79,8 +76,7 @@ CASCADES: dict[str, TargetLaw] = {
 
 
 class SpecCascadeRule:
-    """Verifies drafts against the cascade's law; `exact` is False. `alpha` in [0, 1]: the larger,
-    the less is deferred.
+    """Tests drafts against the cascade's law, not `exact`. The larger `alpha`, the fewer defer.
 
     `kind` is a name of CASCADES.
     """
@@ -98,13 +94,14 @@ class SpecCascadeRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Walk down as the exact rule does, with pi for the target's law."""
-        return ExactRule().accept(
-            tree, lambda node: self._law(tree, node, law_at(node)), noise, position
-        )
+
+        def mixed(node: int) -> Law:
+            return self._law(tree, node, law_at(node))
+
+        return ExactRule().accept(tree, mixed, noise, position)
 
     def _law(self, tree: DraftTree, node: int, target: Law) -> Law:
-        """Return pi below a node. Of several draws the first is from Q itself, later ones from what
-        is left of it."""
+        """Return pi below a node. Of several draws, the first is from Q itself."""
         draft = next((draw.law for draw in tree.draws.get(node, ()) if draw.law is not None), None)
         if draft is None or len(target.probs) == 1:
             return target

@@ -52,8 +52,7 @@ class TypicalRule:
     def accept(
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        """Keep the longest typical path; whether its tokens were drawn or chosen makes no
-        difference."""
+        """Keep the longest typical path, whether its tokens were drawn or chosen."""
         laws = {ROOT: law_at(ROOT)}
         reached = {ROOT: (0, 0.0)}  # depth and log-likelihood of the typical nodes
         level = [ROOT]

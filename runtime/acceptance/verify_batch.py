@@ -33,8 +33,7 @@ _TOLERANCE = 1e-4  # a float32 softmax over a vocabulary of 256k tokens sums to 
 
 
 class GeneratorNoise:
-    """A noise source over a numpy generator, for callers that keep one per sequence (vLLM's seeded
-    requests).
+    """A noise source over a numpy generator, kept per sequence (vLLM's seeded requests).
 
     Its numbers depend on the order of the calls, not on positions.
     """
@@ -68,8 +67,7 @@ def verify_batch(
     positions: TokenIds | None = None,
     strict: bool = False,
 ) -> OutputIds:
-    """Return what each sequence goes on with, int64 [batch, k + 1]: accepted tokens, one more, then
-    PADDING.
+    """Return each sequence's accepted tokens, one more, then PADDING: int64 [batch, k + 1].
 
     `target_probs` [batch, k + 1, vocab] are the target's transformed laws: row i decides drafted
     token i, the row behind the last drafted token the bonus token. `draft_probs` [batch, k, vocab]
@@ -119,10 +117,8 @@ def _verify_row(
             if output[-1] != token:
                 return output
             continue
-        target_prob, draft_prob = (
-            float(target_probs[index, token]),
-            float(draft_probs[index, token]),
-        )
+        target_prob = float(target_probs[index, token])
+        draft_prob = float(draft_probs[index, token])
         if draft_prob <= 0.0:
             raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
         if not (target_prob > 0.0 and noise.accept(target_prob / draft_prob)):
@@ -155,13 +151,10 @@ def _check(
         _check_type("draft_probs", draft_probs, "f", 3)
         _check_shape("draft_probs", draft_probs, (batch, k, vocab))
     if len(noise) != batch:
-        raise OptionError(
-            f"noise holds {len(noise)} sources for {batch} sequences: give one for each"
-        )
-    for name, counts, highest in (
-        ("num_draft_tokens", num_draft_tokens, k),
-        ("positions", positions, None),
-    ):
+        problem = f"noise holds {len(noise)} sources for {batch} sequences"
+        raise OptionError(f"{problem}: give one for each")
+    by_sequence = (("num_draft_tokens", num_draft_tokens, k), ("positions", positions, None))
+    for name, counts, highest in by_sequence:
         if counts is not None:
             _check_type(name, counts, "iu", 1)
             _check_shape(name, counts, (batch,))
@@ -187,9 +180,8 @@ def _check_type(name: str, values: npt.NDArray[np.generic], kinds: str, n_dims: 
 
 def _check_shape(name: str, values: npt.NDArray[np.generic], wanted: tuple[int, ...]) -> None:
     if values.shape != wanted:
-        raise OptionError(
-            f"{name} has shape {values.shape}: with these draft_token_ids it must be {wanted}"
-        )
+        rule = f"with these draft_token_ids it must be {wanted}"
+        raise OptionError(f"{name} has shape {values.shape}: {rule}")
 
 
 def _check_range(name: str, values: TokenIds, highest: int | None) -> None:
@@ -208,14 +200,10 @@ def _check_laws(name: str, probs: Probs, is_read: npt.NDArray[np.bool_]) -> None
     wrong = is_read & ~((lowest >= 0.0) & (np.abs(totals - 1.0) <= _TOLERANCE))
     if wrong.any():
         row, index = (int(place) for place in np.argwhere(wrong)[0])
-        problem = (
-            f"sums to {totals[row, index]:.6g}"
-            if lowest[row, index] >= 0.0
-            else "has a negative or NaN entry"
-        )
-        raise OptionError(
-            f"{name}[{row}, {index}] {problem}: it must be a law (not negative, sum 1)"
-        )
+        total = f"sums to {totals[row, index]:.6g}"
+        problem = total if lowest[row, index] >= 0.0 else "has a negative or NaN entry"
+        place = f"{name}[{row}, {index}]"
+        raise OptionError(f"{place} {problem}: it must be a law (not negative, sum 1)")
 
 
 def _check_support(
@@ -227,8 +215,6 @@ def _check_support(
     wrong = is_drafted & ~(chosen > 0.0)
     if wrong.any():
         row, index = (int(place) for place in np.argwhere(wrong)[0])
-        raise OptionError(
-            f"draft_token_ids[{row}, {index}] is {int(token_ids[row, index])}, to which "
-            "draft_probs gives "
-            "probability 0: it cannot have been drawn from that law"
-        )
+        token = f"draft_token_ids[{row}, {index}] is {int(token_ids[row, index])}"
+        problem = "to which draft_probs gives probability 0: it cannot be drawn from that law"
+        raise OptionError(f"{token}, {problem}")

@@ -1,5 +1,4 @@
-"""What evaluations cost on this machine, and the trees that pay for them: Sequoia, Medusa's sparse
-tree."""
+"""Costs of evaluations on this machine, and trees that pay for them: Sequoia, Medusa's tree."""
 
 from specrun.runtime.costs.curves import CostCurve, RoundCosts
 from specrun.runtime.costs.measure import MEASURED_SIZES, measure_cost_curve, measure_target_costs
@@ -46,42 +45,3 @@ from specrun.runtime.costs.tuned import (
     save_plans,
     tuned_expression,
 )
-
-__all__ = [
-    "MAX_PLANNED_DEPTH",
-    "MEASURED_SIZES",
-    "TYPICAL_ACCURACY",
-    "TYPICAL_CPU",
-    "TYPICAL_GPU",
-    "TYPICAL_PATH_ACCURACY",
-    "Candidate",
-    "CostCurve",
-    "HeadPlan",
-    "PlanKind",
-    "RoundCosts",
-    "SequoiaProgramme",
-    "TuneOptions",
-    "TuneResult",
-    "TunedSetting",
-    "acceptance_probability",
-    "best_tree",
-    "cache_folder",
-    "chain_theory",
-    "describe_settings",
-    "expected_tokens",
-    "known_curve",
-    "load_curve",
-    "load_plans",
-    "measure_cost_curve",
-    "measure_target_costs",
-    "measured_acceptance",
-    "measured_or_typical",
-    "plan_file",
-    "plan_medusa_tree",
-    "predicted_tokens_per_second",
-    "save_curve",
-    "save_plans",
-    "tuned_expression",
-    "typical_acceptance",
-    "typical_curve",
-]

@@ -1,5 +1,4 @@
-"""What an evaluation costs by the number of its tokens, and what a round with a given tree
-costs."""
+"""Cost curves: seconds of an evaluation by its number of tokens, and of a round with a tree."""
 
 from __future__ import annotations
 
@@ -71,23 +70,17 @@ class RoundCosts:
         return self.target.seconds(1) + self.per_round
 
     def depth_seconds(self, width: int, before: int | None) -> float:
-        """Return what the draft model takes for a depth of `width` nodes after one of `before`
-        (None: the root)."""
+        """Return what the draft model takes for `width` nodes after `before` (None: the root)."""
         rebuilt = before is not None and width != before
         return self.draft.seconds(width, rebuilt=rebuilt) + width * self.per_law
 
     def verify_seconds(self, nodes: int) -> float:
         """Return what the target and the loop take for a tree of so many nodes."""
-        return (
-            self.target.seconds(nodes + 1) + self.per_round + self.per_tree + nodes * self.per_node
-        )
+        python = self.per_round + self.per_tree + nodes * self.per_node
+        return self.target.seconds(nodes + 1) + python
 
     def round_seconds(self, topology: Topology) -> float:
         """Return what a round with this tree takes."""
         widths = topology.inner_widths
-        drafting = sum(
-            self.depth_seconds(b, a)
-            for a, b in itertools.pairwise((None, *widths))
-            if b is not None
-        )
+        drafting = sum(map(self.depth_seconds, widths, (None, *widths)))
         return self.verify_seconds(len(topology)) + drafting

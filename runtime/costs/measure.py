@@ -5,8 +5,6 @@ rebuild its graph, then with the graph reused. Sizes are visited forwards and ba
 that a machine that warms up or slows down does so for all of them, and the medians are taken. All
 tokens give output rows, as a tree's do, at a position where a text would be in the middle of its
 answer.
-
-Measures what evaluations of one model cost: all that drafters without a model need to plan.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.pairing import check_draftable
 
 MEASURED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
-_FEWEST, _MOST = 3, 60
+_LARGEST = max(MEASURED_SIZES)
+_FEWEST, _MOST = 3, 60  # passes
 _PATIENCE = 4  # times the given seconds, after which fewer passes will do
-_TOO_DEAR = (
-    8.0  # times a single token: no tree yields so much more, so larger sizes are not measured
-)
+# Times a single token: no tree yields so much more, so larger sizes are not measured.
+_TOO_DEAR = 8.0
 
 
 def measure_cost_curve(
@@ -51,9 +49,8 @@ def measure_cost_curve(
     """
     largest = max(sizes)
     if min(context.n_outputs, context.n_batch) < largest:
-        raise OptionError(
-            f"evaluations of {largest} tokens need a batch and output rows of that size"
-        )
+        problem = f"evaluations of {largest} tokens need a batch and output rows of that size"
+        raise OptionError(problem)
     depth = max(0, min(depth, context.n_ctx - largest))
     batch = Batch(context.n_batch, 1)
     _fill(context, batch, depth)
@@ -71,18 +68,16 @@ def measure_cost_curve(
         if elapsed >= seconds * (1 if number + 1 >= _FEWEST else _PATIENCE):
             break
     context.memory.clear()
-    return CostCurve(
-        sizes,
-        tuple(statistics.median(reused[size]) for size in sizes),
-        tuple(statistics.median(rebuilt[size]) for size in sizes),
+    medians = (
+        tuple(statistics.median(times[size]) for size in sizes) for times in (reused, rebuilt)
     )
+    return CostCurve(sizes, *medians)
 
 
 def _worth_measuring(
     context: Context, batch: Batch, depth: int, sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the sizes up to the first that costs far more than it could yield; also touches all
-    weights once."""
+    """Return the sizes up to the first that costs too much; touches all weights once."""
     _timed(context, batch, depth, sizes[0])
     single = _timed(context, batch, depth, sizes[0])
     for index, size in enumerate(sizes):
@@ -131,15 +126,15 @@ def measure_target_costs(
     `progress` is told the share that is done. Raises as `Model` and `Context` do, and
     UnsupportedModelError for a model that cannot verify drafts.
     """
-    with Model(
-        target, n_gpu_layers=resolve_gpu_layers(n_gpu_layers, target), use_mmap=use_mmap
-    ) as model:
+    layers = resolve_gpu_layers(n_gpu_layers, target)
+    with Model(target, n_gpu_layers=layers, use_mmap=use_mmap) as model:
         check_draftable(model)
-        options = dataclasses.replace(
-            context,
-            n_ctx=context.size_for(model),
-            n_batch=max(max(MEASURED_SIZES), context.n_batch),
-            n_outputs=max(MEASURED_SIZES),
-        )
+        options = dataclasses.replace(sized_to_measure(context, model), n_outputs=_LARGEST)
         with Context(model, options) as opened:
             return measure_cost_curve(opened, seconds=seconds, progress=progress)
+
+
+def sized_to_measure(context: ContextOptions, model: Model) -> ContextOptions:
+    """Return the settings of a context of the model's size whose batch holds all MEASURED_SIZES."""
+    n_batch = max(_LARGEST, context.n_batch)
+    return dataclasses.replace(context, n_ctx=context.size_for(model), n_batch=n_batch)

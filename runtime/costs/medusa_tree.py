@@ -1,5 +1,4 @@
-"""Medusa's sparse tree (Cai et al. 2024, section 2.3.3): the nodes most likely to be right, one
-after another.
+"""Medusa's sparse tree (Cai et al. 2024, section 2.3.3): always the likeliest node next.
 
 `accuracy[k][r]` is the measured share of positions at which the token of rank r at depth k is the
 right one (see `heads.node_accuracy`). A node is right with the product of the accuracies on its
@@ -39,8 +38,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """A tree with what it should yield: tokens a round, and how many times plain decoding's tokens
-    a second."""
+    """A tree with what it should yield: tokens a round, and the speed-up over plain decoding."""
 
     topology: Topology
     expected_tokens: float
@@ -48,8 +46,7 @@ class HeadPlan:
 
 
 def medusa_tree(accuracy: Sequence[Sequence[float]], nodes: int) -> Topology:
-    """Return the tree of at most `nodes` nodes of highest value; depth k + 1 holds tokens of head k
-    by rank."""
+    """Return the most valuable tree of up to `nodes` nodes; depth k + 1 has head k's ranks."""
     if nodes < 1:
         raise OptionError(f"nodes is {nodes}: a tree of guesses has at least 1 node")
     paths = [path for path, _ in itertools.islice(_by_value(accuracy), nodes)]
@@ -89,8 +86,7 @@ def plan_medusa_tree(
 
 
 def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float]]:
-    """Yield the nodes that can be right with their values, the highest first, parents and earlier
-    siblings first."""
+    """Yield the nodes that can be right, by falling value, parents and earlier siblings first."""
     rows = [_levelled(row) for row in accuracy]
     values: dict[Path, float] = {(): 1.0}
     heap: list[tuple[float, int, Path]] = []
@@ -112,11 +108,9 @@ def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float
 
 
 def _levelled(row: Sequence[float]) -> list[float]:
-    """Return shares that do not rise with rank: where noise made them, the mean of those that were
-    out of order.
+    """Return shares that do not rise with rank: runs that do, by noise, become their mean.
 
-    Whoever drafts the later token drafts the earlier ones too, so only the sum up to it counts, and
-    that stays.
+    Whoever drafts a later token drafts the earlier ones too: only the sum counts, which stays.
     """
     groups: list[tuple[float, int]] = []  # sum and length of runs of equal shares
     for share in row:

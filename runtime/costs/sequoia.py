@@ -1,15 +1,16 @@
-"""Sequoia's dynamic programme: the tree of N nodes and depth D with the most expected tokens (Chen
-et al. 2024).
+"""Sequoia's dynamic programme: the tree of N nodes and depth D with the most expected tokens.
 
-The positional assumption (section 3.1): whether the child of rank r of an accepted node is the one
-accepted depends on r alone, with probability `acceptance[r]`. A node is then accepted with the
-product of its path's ranks, and a tree yields F = 1 + the sum over its nodes of these products: the
-accepted tokens and the target's own.
+Chen et al. 2024. The positional assumption (section 3.1): whether the child of rank r of an
+accepted node is the one accepted depends on r alone, with probability `acceptance[r]`. A node is
+then accepted with the product of its path's ranks, and a tree yields F = 1 + the sum over its nodes
+of these products: the accepted tokens and the target's own.
 
 With V(n, d) the best value of a subtree of at most n nodes, its root among them, and d levels below
 that root:
-    V(n, d) = 1 + G(0, n - 1, d - 1) G(r, m, d) = max(0, max over 1 <= a <= m of acceptance[r] V(a,
-    d) + G(r + 1, m - a, d))
+
+    V(n, d) = 1 + G(0, n - 1, d - 1)
+    G(r, m, d) = max(0, max over 1 <= a <= m of acceptance[r] V(a, d) + G(r + 1, m - a, d))
+
 where G(r, m, d) are the children from rank r on (equation 3 and appendix B of the paper, with a
 depth limit).
 """
@@ -42,14 +43,10 @@ def typical_acceptance(sampling: str) -> tuple[float, ...]:
 
 
 def expected_tokens(topology: Topology, acceptance: Sequence[float]) -> float:
-    """Return F, the tokens that a round with this tree yields on average, the target's own
-    included."""
+    """Return F, the tokens a round with this tree yields on average, with the target's own."""
     values: list[float] = []
-    ranks = {
-        child: rank
-        for children in topology.children.values()
-        for rank, child in enumerate(children)
-    }
+    siblings = map(enumerate, topology.children.values())
+    ranks = {child: rank for children in siblings for rank, child in children}
     for node, parent in enumerate(topology.parents):
         rank = ranks[node]
         own = acceptance[rank] if rank < len(acceptance) else 0.0
@@ -71,16 +68,14 @@ class SequoiaProgramme:
 
     def __init__(self, acceptance: Sequence[float], nodes: int, depth: int) -> None:
         if not 0 <= nodes <= MAX_PLANNED_NODES:
-            raise OptionError(
-                f"a planned tree has 0 to {MAX_PLANNED_NODES} nodes, not {nodes}: lower nodes"
-            )
+            limits = f"0 to {MAX_PLANNED_NODES} nodes"
+            raise OptionError(f"a planned tree has {limits}, not {nodes}: lower nodes")
         self._acceptance = np.clip(np.asarray(acceptance, np.float64), 0.0, 1.0)
         if not np.isfinite(self._acceptance).all():
             raise OptionError("acceptance by rank must be made of probabilities")
         self._nodes = nodes
         self._depth = max(0, min(depth, nodes, MAX_PLANNED_DEPTH))
-        # Children of rank r from m nodes with d levels below them: [d][r, m]; taken: the first
-        # child's nodes.
+        # Children from rank r on, of m nodes, by levels below them: [d][r, m]; taken: of rank r.
         self._forests: list[FloatArray] = []
         self._taken: list[np.ndarray[tuple[int, int], np.dtype[np.intp]]] = []
         subtree = np.ones(nodes + 1)
@@ -104,17 +99,13 @@ class SequoiaProgramme:
         while level:
             following: list[tuple[int, int, int]] = []
             for parent, left, below in level:
-                rank = 0
-                while (
-                    below > 0
-                    and rank < len(self._acceptance)
-                    and self._taken[below - 1][rank, left]
-                ):
+                for rank in range(len(self._acceptance) if below > 0 else 0):
                     taken = int(self._taken[below - 1][rank, left])
+                    if not taken:
+                        break
                     following.append((len(parents), taken - 1, below - 1))
                     parents.append(parent)
                     left -= taken
-                    rank += 1
             level = following
         return Topology(tuple(parents))
 
@@ -122,8 +113,7 @@ class SequoiaProgramme:
 def _solve_level(
     acceptance: FloatArray, subtree: FloatArray
 ) -> tuple[FloatArray, np.ndarray[tuple[int, int], np.dtype[np.intp]]]:
-    """Return G[r, m] and how many nodes the child of rank r takes (0: none), for children worth
-    `subtree[n]`."""
+    """Return G[r, m] and the nodes of rank r's child (0: none), for children worth `subtree[n]`."""
     ranks, size = len(acceptance), len(subtree)
     forest = np.zeros((ranks + 1, size))
     taken = np.zeros((ranks + 1, size), np.intp)

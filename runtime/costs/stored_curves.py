@@ -1,5 +1,4 @@
-"""Cost curves of targets: those that `specrun tune` measured on this machine, and typical ones
-where it has not.
+"""Cost curves of targets: measured on this machine (`specrun tune`), or else typical ones.
 
 A curve belongs to a machine, a model file and the settings that change what evaluations cost; where
 one of them differs it is not used.
@@ -7,24 +6,23 @@ one of them differs it is not used.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.runtime.costs.curves import CostCurve
 from specrun.runtime.costs.tuned import (
-    cache_folder,
+    cache_file,
     describe_file,
     describe_machine,
     describe_settings,
+    read_json,
+    write_json,
 )
 
 _FORMAT = 1
-_MAX_FILE = 1 << 20
 
 # Relative to one token. CPU: a 400M F16 Llama on two AVX-512 cores; quantized models are steeper
 # still. GPU: what a memory-bound 7B shows on current cards, which pay little for rows until the
@@ -49,48 +47,30 @@ def known_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> Cos
 def measured_or_typical(
     target: Path, context: ContextOptions, n_gpu_layers: int
 ) -> tuple[CostCurve, bool]:
-    """Return the curve measured for a file and these settings, or else a typical one, and whether
-    it was measured."""
+    """Return a curve for a file and these settings, and whether it was measured, not typical."""
     measured = load_curve(target, context, n_gpu_layers)
     return measured or typical_curve(n_gpu_layers), measured is not None
 
 
 def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_layers: int) -> Path:
     """Store a measured curve over an earlier one of this target; return the file."""
-    path = _curve_file(target)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = _circumstances(target, context, n_gpu_layers)
     content |= {"sizes": curve.sizes, "reused": curve.reused, "rebuilt": curve.rebuilt}
-    with atomic_path(path, force=True) as aside:
-        aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return path
+    return write_json(cache_file("curves", target), content)
 
 
 def load_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve | None:
-    """Return the curve measured for this target, machine and settings; None if there is none that
-    applies."""
+    """Return the curve measured for this target, machine and settings; None without one."""
     try:
-        with _curve_file(target).open("rb") as file:
-            data = file.read(_MAX_FILE + 1)
-        content = json.loads(data.decode("utf-8")) if len(data) <= _MAX_FILE else None
-        if not isinstance(content, dict):
+        content = read_json(cache_file("curves", target))
+        if content is None:
             return None
         wanted = json.loads(json.dumps(_circumstances(target, context, n_gpu_layers)))
         if any(content.get(name) != value for name, value in wanted.items()):
             return None
-        sizes, reused, rebuilt = (content[name] for name in ("sizes", "reused", "rebuilt"))
-        return CostCurve(
-            tuple(map(int, sizes)), tuple(map(float, reused)), tuple(map(float, rebuilt))
-        )
-    except (
-        OSError,
-        FileMissingError,
-        OptionError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):
+        reused, rebuilt = (tuple(map(float, content[name])) for name in ("reused", "rebuilt"))
+        return CostCurve(tuple(map(int, content["sizes"])), reused, rebuilt)
+    except (OSError, FileMissingError, OptionError, KeyError, TypeError, ValueError):
         return None
 
 
@@ -103,10 +83,3 @@ def _circumstances(target: Path, context: ContextOptions, n_gpu_layers: int) -> 
         "target": describe_file(target),
         "settings": settings,
     }
-
-
-def _curve_file(target: Path) -> Path:
-    key = hashlib.sha256(
-        str(target.expanduser().resolve()).encode("utf-8", "surrogateescape")
-    ).hexdigest()[:16]
-    return cache_folder() / "curves" / f"{target.stem[:40]}-{key}.json"

@@ -1,11 +1,10 @@
-"""What speculation should gain: the formulas of the papers, in one place, each with its source.
+"""Formulas of speculative decoding: expected tokens, speed-ups and acceptance, by their papers.
 
 Notation of the formulas: P the target's law, Q the drafter's, a (alpha) the probability that a
 drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one drafter step
 over one plain target step, T(n) the measured time of a target evaluation of n tokens. "Leviathan"
 is Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
-
-What the formulas of the literature say about chains for a tuned setting, beside what was measured.
+`chain_theory` puts together what they say about chains of a tuned pair.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ def expected_tokens(acceptance: float, n_draft: int) -> float:
 
 
 def chain_expected_tokens(acceptances: Sequence[float]) -> float:
-    """Return 1 + a_1 + a_1 a_2 + ..., where a_i is the acceptance of token i given that those
-    before it were.
+    """Return 1 + a_1 + a_1 a_2 + ...; a_i: acceptance of token i given all before it were accepted.
 
     Leviathan's equation 1 without the assumption that acceptance is the same at every position.
     """
@@ -61,8 +59,7 @@ def wall_clock_improvement(acceptance: float, n_draft: int, cost_ratio: float) -
 
 
 def operation_ratio(acceptance: float, n_draft: int, operation_cost_ratio: float) -> float:
-    """Return arithmetic operations per token over plain decoding's: (1 - a) (g c' + g + 1) / (1 -
-    a^(g+1)).
+    """Return operations per token over plain decoding's: (1 - a) (g c' + g + 1) / (1 - a^(g+1)).
 
     Leviathan, theorem 3.11; c' (c-hat) is the drafter's operations per token over the target's.
     """
@@ -71,8 +68,7 @@ def operation_ratio(acceptance: float, n_draft: int, operation_cost_ratio: float
 
 
 def best_draft_length(acceptance: float, cost_ratio: float, max_draft: int = 64) -> int:
-    """Return the g in 0..max_draft of greatest `wall_clock_improvement`, the shortest of equals; 0:
-    do not draft.
+    """Return the g of 0..max_draft with most `wall_clock_improvement`, the shortest of equals.
 
     Leviathan, section 3.5. Drafting pays exactly if a > c, and then gains at least (1 + a) / (1 +
     c) (corollary 3.9).
@@ -87,8 +83,7 @@ def best_draft_length(acceptance: float, cost_ratio: float, max_draft: int = 64)
 def predicted_tokens_per_second(
     tokens: float, n_drafted: int, target_seconds: SecondsOf, drafter_seconds: float
 ) -> float:
-    """Return E / (T(n + 1) + d): a round yields E tokens, evaluates n drafted ones and the root,
-    and drafts for d.
+    """Return E / (T(n + 1) + d): E tokens a round, n drafted ones and the root, d to draft.
 
     Leviathan's theorem 3.8 with the machine's own T, whose growth with n that theorem leaves out;
     for trees it is Sequoia's objective (Chen et al. 2024, section 3.3: hardware-aware tree
@@ -102,8 +97,7 @@ def predicted_tokens_per_second(
 def measured_improvement(
     tokens: float, n_drafted: int, target_seconds: SecondsOf, drafter_seconds: float
 ) -> float:
-    """Return E T(1) / (T(n + 1) + d), `predicted_tokens_per_second` over plain decoding's 1 /
-    T(1)."""
+    """Return E T(1) / (T(n + 1) + d): `predicted_tokens_per_second` over plain decoding's."""
     plain = _seconds(target_seconds, 1)
     return plain * predicted_tokens_per_second(tokens, n_drafted, target_seconds, drafter_seconds)
 
@@ -111,21 +105,17 @@ def measured_improvement(
 def best_measured_draft_length(
     acceptance: float, target_seconds: SecondsOf, drafter_step_seconds: float, max_draft: int = 64
 ) -> int:
-    """Return the g in 0..max_draft of most tokens per second with the measured T(g + 1); 0: do not
-    draft.
+    """Return the g of 0..max_draft with most tokens a second, by the measured T(g + 1).
 
     T has steps where kernels change, so that the gain has several peaks: every length is tried.
     """
     _require_count("max_draft", max_draft)
-    return _best(
-        lambda n_draft: predicted_tokens_per_second(
-            expected_tokens(acceptance, n_draft),
-            n_draft,
-            target_seconds,
-            n_draft * drafter_step_seconds,
-        ),
-        max_draft,
-    )
+
+    def speed(n_draft: int) -> float:
+        tokens, drafting = expected_tokens(acceptance, n_draft), n_draft * drafter_step_seconds
+        return predicted_tokens_per_second(tokens, n_draft, target_seconds, drafting)
+
+    return _best(speed, max_draft)
 
 
 # -- what acceptance is made of --------------------------------------------------------------------
@@ -146,8 +136,7 @@ def acceptance_probability(target_probs: FloatArray, draft_probs: FloatArray) ->
 
 
 def point_mass_acceptance(target_probs: FloatArray, token: int) -> float:
-    """Return the probability that a chosen token is accepted, P(x): `acceptance_probability` with Q
-    sure of x.
+    """Return P(x), a chosen token's acceptance: `acceptance_probability` with Q sure of x.
 
     With x the drafter's argmax this exceeds sum min(P, Q) where the target is surer of x than the
     drafter is, and falls short of it where both are flat and agree: which of the two drafts better
@@ -157,8 +146,7 @@ def point_mass_acceptance(target_probs: FloatArray, token: int) -> float:
 
 
 def acceptance_by_draw(target_probs: FloatArray, draft_laws: Sequence[FloatArray]) -> list[float]:
-    """Return the probability that the exact rule accepts draw 1, 2, ... of a node, whose laws are
-    given.
+    """Return the probability that the exact rule accepts draw 1, 2, ... of a node with these laws.
 
     SpecInfer (Miao et al. 2023, algorithm 2): with R_1 = P, draw i is reached if all before it were
     rejected and then accepted with a_i = sum min(R_i, Q_i); R_{i+1} = norm((R_i - Q_i)+). So it is
@@ -205,8 +193,7 @@ def coverage_bound(target_probs: FloatArray, draft_probs: FloatArray, k: int) ->
 
 
 def tree_expected_tokens(parents: Sequence[int], acceptance_by_rank: Sequence[float]) -> float:
-    """Return the expected tokens of a round that drafts a tree: 1 + sum over nodes of prod of
-    acceptances above it.
+    """Return a drafted tree's expected tokens: 1 + the sum over nodes of their path's acceptances.
 
     Sequoia (Chen et al. 2024, section 3.1): under the positional acceptance assumption a node's
     child of rank r, the r-th drafted there, is accepted with `acceptance_by_rank[r]` given that the
@@ -217,16 +204,14 @@ def tree_expected_tokens(parents: Sequence[int], acceptance_by_rank: Sequence[fl
     for share in acceptance_by_rank:
         _require_probability("acceptance_by_rank", share)
     if math.fsum(acceptance_by_rank) > 1.0 + _ROUNDING:
-        raise OptionError(
-            "acceptance_by_rank sums to more than 1, but at most one child of a node is accepted"
-        )
+        rule = "at most one child of a node is accepted"
+        raise OptionError(f"acceptance_by_rank sums to more than 1, but {rule}")
     n_children: dict[int, int] = {}
     reached: list[float] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
-            raise OptionError(
-                f"node {node} has parent {parent}: parents come before their children"
-            )
+            rule = "parents come before their children"
+            raise OptionError(f"node {node} has parent {parent}: {rule}")
         rank = n_children.get(parent, 0)
         n_children[parent] = rank + 1
         accepted = acceptance_by_rank[rank] if rank < len(acceptance_by_rank) else 0.0
@@ -234,35 +219,7 @@ def tree_expected_tokens(parents: Sequence[int], acceptance_by_rank: Sequence[fl
     return 1.0 + math.fsum(reached)
 
 
-# -- what may be asked -----------------------------------------------------------------------------
-
-
-def _best(gain: Callable[[int], float], highest: int) -> int:
-    return max(range(highest + 1), key=lambda count: (gain(count), -count))
-
-
-def _seconds(target_seconds: SecondsOf, n_tokens: int) -> float:
-    seconds = target_seconds(n_tokens)
-    if not (math.isfinite(seconds) and seconds > 0.0):
-        raise OptionError(
-            f"the cost curve gives {seconds} seconds for {n_tokens} tokens: it must be above 0"
-        )
-    return seconds
-
-
-def _require_probability(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise OptionError(f"{name} is {value}: it must be between 0 and 1")
-
-
-def _require_count(name: str, value: int) -> None:
-    if value < 0:
-        raise OptionError(f"{name} is {value}: it must be 0 or more")
-
-
-def _require_cost(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0.0):
-        raise OptionError(f"{name} is {value}: it must be a number of 0 or more")
+# -- a tuned pair ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +245,7 @@ class ChainTheory:
 def chain_theory(
     acceptance: float, costs: RoundCosts, parameter_ratio: float, *, max_length: int = 16
 ) -> ChainTheory:
-    """Return what the formulas say; `parameter_ratio` is the draft model's parameters over the
-    target's."""
+    """Return what the formulas say; `parameter_ratio` is draft parameters over target ones."""
 
     def target_seconds(n: int) -> float:
         return costs.plain_seconds if n == 1 else costs.verify_seconds(n - 1)
@@ -309,3 +265,33 @@ def chain_theory(
         expected_tokens=tokens,
         operations=operation_ratio(acceptance, length, parameter_ratio),
     )
+
+
+# -- what may be asked -----------------------------------------------------------------------------
+
+
+def _best(gain: Callable[[int], float], highest: int) -> int:
+    return max(range(highest + 1), key=lambda count: (gain(count), -count))
+
+
+def _seconds(target_seconds: SecondsOf, n_tokens: int) -> float:
+    seconds = target_seconds(n_tokens)
+    if not (math.isfinite(seconds) and seconds > 0.0):
+        problem = f"the cost curve gives {seconds} seconds for {n_tokens} tokens"
+        raise OptionError(f"{problem}: it must be above 0")
+    return seconds
+
+
+def _require_probability(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise OptionError(f"{name} is {value}: it must be between 0 and 1")
+
+
+def _require_count(name: str, value: int) -> None:
+    if value < 0:
+        raise OptionError(f"{name} is {value}: it must be 0 or more")
+
+
+def _require_cost(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise OptionError(f"{name} is {value}: it must be a number of 0 or more")

@@ -1,4 +1,4 @@
-"""What tuning is asked and what it answers."""
+"""Options and results of `specrun tune`: candidates, their speeds, and theory beside them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from specrun.runtime.offload import LayerCount
 from specrun.runtime.sampling import SamplingParams
 
 PlanKind = Literal["plain", "chain", "tree", "dynamic"]
-"""What a plan drafts: nothing, a chain, a tree of a fixed shape, or one that grows where the
-drafter is sure."""
+"""What a plan drafts: nothing, a chain, a fixed tree, or one that grows where it is sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,8 @@ class TuneOptions:
         if not self.params:
             raise OptionError("no sampling settings are given to plan for")
         if self.n_tokens < 8:
-            raise OptionError(
-                f"{self.n_tokens} tokens say too little about acceptance: give 8 or more"
-            )
+            problem = f"{self.n_tokens} tokens say too little about acceptance"
+            raise OptionError(f"{problem}: give 8 or more")
         if not 1 <= self.max_depth <= 16:
             raise OptionError(f"the deepest tree is {self.max_depth}: plans are made for 1 to 16")
         if not self.seconds > 0.0:
@@ -76,8 +74,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TunedSetting:
-    """What was found for one sampling setting: first the candidates that were run, the fastest
-    first.
+    """What was found for one sampling setting: first the candidates that ran, fastest first.
 
     `acceptance` holds for each proposal scheme the share of positions at which the child of each
     rank is accepted, `theory` what the formulas say about chains whose acceptance is that of the
@@ -99,6 +96,17 @@ class TunedSetting:
         """Plain decoding."""
         return next(candidate for candidate in self.candidates if not candidate.options)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the setting as a mapping, ready for JSON."""
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return {
+            **{name: getattr(self.params, name) for name in names},
+            "acceptance_by_rank": self.acceptance,
+            "theory": dataclasses.asdict(self.theory),
+            "plans": [dataclasses.asdict(candidate) for candidate in self.candidates],
+            "best": self.best.options or "none",
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
@@ -114,18 +122,6 @@ class TuneResult:
         return {
             "target": dataclasses.asdict(self.target),
             "draft": dataclasses.asdict(self.draft),
-            "settings": [
-                {
-                    "temperature": setting.params.temperature,
-                    "top_k": setting.params.top_k,
-                    "top_p": setting.params.top_p,
-                    "min_p": setting.params.min_p,
-                    "acceptance_by_rank": setting.acceptance,
-                    "theory": dataclasses.asdict(setting.theory),
-                    "plans": [dataclasses.asdict(candidate) for candidate in setting.candidates],
-                    "best": setting.best.options or "none",
-                }
-                for setting in self.settings
-            ],
+            "settings": [setting.to_dict() for setting in self.settings],
             "seconds": self.seconds,
         }

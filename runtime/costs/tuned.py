@@ -1,4 +1,4 @@
-"""Plans that were measured, kept in the user's cache directory and used where they still apply.
+"""Plans of `specrun tune`, kept in the user's cache directory and used where they still apply.
 
 A plan belongs to a machine, a pair of model files (by size and content, wherever they lie) and the
 settings that change what evaluations cost. Where one of them differs the plan is ignored, with a
@@ -21,7 +21,7 @@ from specrun.bindings.atomic import atomic_path
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.devices import available_cores, devices
 from specrun.bindings.errors import FileMissingError
-from specrun.runtime.costs.tune_result import TuneOptions, TuneResult
+from specrun.runtime.costs.tune_result import TunedSetting, TuneOptions, TuneResult
 from specrun.runtime.language import quoted
 from specrun.runtime.offload import LayerCount
 from specrun.runtime.sampling import SamplingParams
@@ -34,8 +34,7 @@ _AGAIN = "run specrun tune again"
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """The fastest way to draft at one temperature; `options` is "" for plain decoding. Speeds in
-    tokens a second.
+    """The fastest way to draft at one temperature ("": plain decoding). Speeds in tokens a second.
 
     `alternatives` are the options of the best chain and trees of every proposal scheme, itself
     among them.
@@ -71,18 +70,13 @@ def tuned_expression(
     n_gpu_layers_draft: LayerCount = "auto",
     warn: Callable[[str], None] = lambda _: None,
 ) -> str | None:
-    """Return the drafter expression planned for this pair at about this temperature, None if there
-    is none.
+    """Return the drafter expression planned for this pair near this temperature, or None.
 
     A plan that does not apply is ignored; `warn` is told why in one sentence. Nothing here raises.
     """
+    settings = describe_settings(context, n_gpu_layers, n_gpu_layers_draft)
     try:
-        plans = load_plans(
-            target,
-            draft,
-            describe_settings(context, n_gpu_layers, n_gpu_layers_draft),
-            warn=warn,
-        )
+        plans = load_plans(target, draft, settings, warn=warn)
     except OSError as error:
         warn(f"the stored plan cannot be read ({error.strerror}); {_AGAIN}")
         return None
@@ -99,11 +93,9 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
     tokens.
     """
     try:
-        content = _read(plan_file(target, draft)) or {}
-        if any(
-            content.get(name) != describe_file(path)
-            for name, path in (("target", target), ("draft", draft))
-        ):
+        content = read_json(plan_file(target, draft)) or {}
+        files = (("target", target), ("draft", draft))
+        if any(content.get(name) != describe_file(path) for name, path in files):
             return None
         known = [plan for plan in content["plans"] if plan["acceptance"].get(sampling)]
         known.sort(key=lambda record: float(record["temperature"]), reverse=sampling != "argmax")
@@ -114,35 +106,29 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
 
 def save_plans(options: TuneOptions, result: TuneResult) -> Path:
     """Store what was found, over an earlier plan of the pair; return the file."""
-    path = plan_file(options.target, options.draft)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plans = [
-        {
-            "temperature": setting.params.temperature,
-            "options": setting.best.options,
-            "alternatives": [
-                candidate.options for candidate in setting.candidates if candidate.options
-            ],
-            "predicted": setting.best.predicted,
-            "measured": setting.best.measured,
-            "plain": setting.plain.measured,
-            "acceptance": setting.acceptance,
-        }
-        for setting in result.settings
-    ]
+    layers = options.n_gpu_layers, options.n_gpu_layers_draft
     content = {
         "format": _FORMAT,
         "machine": describe_machine(),
         "target": describe_file(options.target),
         "draft": describe_file(options.draft),
-        "settings": describe_settings(
-            options.context, options.n_gpu_layers, options.n_gpu_layers_draft
-        ),
-        "plans": plans,
+        "settings": describe_settings(options.context, *layers),
+        "plans": [_to_json(setting) for setting in result.settings],
     }
-    with atomic_path(path, force=True) as aside:
-        aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return path
+    return write_json(plan_file(options.target, options.draft), content)
+
+
+def _to_json(setting: TunedSetting) -> dict[str, Any]:
+    best = setting.best
+    return {
+        "temperature": setting.params.temperature,
+        "options": best.options,
+        "alternatives": [plan.options for plan in setting.candidates if plan.options],
+        "predicted": best.predicted,
+        "measured": best.measured,
+        "plain": setting.plain.measured,
+        "acceptance": setting.acceptance,
+    }
 
 
 def load_plans(
@@ -156,26 +142,30 @@ def load_plans(
     path = plan_file(target, draft)
     if not path.is_file():
         return []
-    content = _read(path)
-    if content is None:
-        warn(f"the stored plan {path} is damaged and was ignored; {_AGAIN}")
-        return []
-    reason = _mismatch(content, target, draft, settings)
+    content = read_json(path)
+    reason = "" if content is None else _mismatch(content, target, draft, settings)
     if reason:
         warn(f"the stored plan for this pair was ignored: {reason}; {_AGAIN}")
         return []
     try:
-        return [_plan(plan) for plan in content["plans"]]
+        if content is not None:
+            return [_plan(plan) for plan in content["plans"]]
     except (KeyError, TypeError, ValueError):
-        warn(f"the stored plan {path} is damaged and was ignored; {_AGAIN}")
-        return []
+        pass
+    warn(f"the stored plan {path} is damaged and was ignored; {_AGAIN}")
+    return []
 
 
 def plan_file(target: Path, draft: Path) -> Path:
     """Return where the plan of two model files is kept; their places name it."""
-    places = "\n".join(str(path.expanduser().resolve()) for path in (target, draft))
+    return cache_file("plans", target, draft)
+
+
+def cache_file(folder: str, *paths: Path) -> Path:
+    """Return where something about these files is kept; names and places of them all name it."""
+    places = "\n".join(str(path.expanduser().resolve()) for path in paths)
     key = hashlib.sha256(places.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return cache_folder() / "plans" / f"{target.stem[:40]}+{draft.stem[:40]}-{key}.json"
+    return cache_folder() / folder / f"{'+'.join(path.stem[:40] for path in paths)}-{key}.json"
 
 
 def cache_folder() -> Path:
@@ -250,7 +240,16 @@ def _mismatch(
     return ""
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write a file of the cache, over an earlier one; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path, force=True) as aside:
+        aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a file of the cache, None if it is damaged; OSError if not there."""
     with path.open("rb") as file:
         data = file.read(_MAX_FILE + 1)
     try:
@@ -261,15 +260,13 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _plan(value: Mapping[str, Any]) -> StoredPlan:
-    optional = {
-        key: None if value[key] is None else float(value[key]) for key in ("measured", "plain")
-    }
+    speeds = {key: value[key] for key in ("measured", "plain")}
+    optional = {key: None if speed is None else float(speed) for key, speed in speeds.items()}
     if not isinstance(value["options"], str):
         raise TypeError("options must be a text")
     alternatives = value["alternatives"]
-    if not (
-        isinstance(alternatives, list)
-        and all(isinstance(alternative, str) for alternative in alternatives)
+    if not isinstance(alternatives, list) or not all(
+        isinstance(text, str) for text in alternatives
     ):
         raise TypeError("alternatives must be a list of texts")
     temperature, predicted = float(value["temperature"]), float(value["predicted"])
@@ -279,9 +276,8 @@ def _plan(value: Mapping[str, Any]) -> StoredPlan:
 def _cpu_name() -> str:
     """Return the processor's name as far as the system tells it."""
     try:
-        for line in (
-            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        ):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
             if line.startswith(("model name", "Model")):
                 return line.partition(":")[2].strip()
     except OSError:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["demo_drafters", "demo_questions", "demo_target"]
-
 _FOLDER = Path(__file__).parent
 
 

@@ -1,5 +1,4 @@
-"""Planning: how much to draft, and where the layers go, from what the machine and the context
-allow."""
+"""Tuning: acceptance measured on texts, and the trees that are fastest on this machine."""
 
 from specrun.runtime.tuning.dynamic_acceptance import (
     DynamicAcceptance,
@@ -27,24 +26,3 @@ from specrun.runtime.tuning.tree_plan import (
     tokens_per_second,
 )
 from specrun.runtime.tuning.tuning import tune
-
-__all__ = [
-    "CalibrationText",
-    "DynamicAcceptance",
-    "HeadCalibration",
-    "HeadCalibrationOptions",
-    "LawPair",
-    "acceptance_by_rank",
-    "calibrate_heads",
-    "dynamic_round_seconds",
-    "features_along",
-    "guess_kinds",
-    "kept_nodes",
-    "law_pairs",
-    "laws_along",
-    "measure_dynamic_acceptance",
-    "plan_dynamic_tree",
-    "plan_tree",
-    "tokens_per_second",
-    "tune",
-]

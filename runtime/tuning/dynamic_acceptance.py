@@ -1,4 +1,4 @@
-"""How far a text goes along in dynamic trees: what EAGLE-2's shapes are planned from.
+"""Acceptance of EAGLE-2's dynamic trees, measured along texts: what their shapes are planned from.
 
 A dynamic tree hangs on the draft model's own tokens, so no acceptance by rank describes it. But its
 nodes are point masses, and for those the exact rule draws the target's token and descends where a
@@ -7,7 +7,7 @@ position keeps exactly the nodes that spell the text's next tokens: growing the 
 the target, replays the round.
 
 One expansion serves all shapes of the same `topk`: a smaller depth is a part of it, and fewer nodes
-are those of highest value (`drafters.path_probability`).
+are those of highest value (`trees.eagle2_tree`).
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class DynamicAcceptance:
 
 
 def kept_nodes(grown: GrownTree, text: Sequence[int], max_depth: int, max_nodes: int) -> FloatArray:
-    """Return how many tokens of `text` each shape keeps: [max_depth + 1, max_nodes + 1] for depth
-    and best nodes."""
+    """Return how many tokens of `text` each shape keeps: [max_depth + 1, max_nodes + 1]."""
     path = _path_along(grown, text)
     depths = np.array(grown.depths, np.intp)
     order = np.array(grown.by_value(), np.intp)
@@ -99,9 +98,8 @@ def measure_dynamic_acceptance(
             before = time.perf_counter()
             request = DraftRequest(text.tokens[:start], params, noise, max_depth, shape.nodes)
             grown = expand_by_path_probability(max_depth, topk, drafter.laws(request))
-            known = min(
-                max_depth, len(text.tokens) - start
-            )  # deeper trees could keep more than is known here
+            # Deeper trees could keep more than is known here.
+            known = min(max_depth, len(text.tokens) - start)
             total[: known + 1] += kept_nodes(grown, text.tokens[start:], known, max_nodes)
             counts[: known + 1] += 1.0
             if counts[0] == 2:  # the first tree's time is mostly the prompt's

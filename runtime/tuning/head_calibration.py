@@ -1,4 +1,4 @@
-"""Calibrating heads: how often each of their guesses is right on a text, and what tree that makes.
+"""Calibration of heads: shares of right guesses on a text by depth and rank, and their best tree.
 
 Medusa's authors run the target greedily and count, for each head and rank, the positions at which
 the guess is the token that came (medusa/eval/heads_accuracy.py), then take heads for independent.
@@ -23,13 +23,13 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import (
-    MEASURED_SIZES,
     CostCurve,
     HeadPlan,
     measure_cost_curve,
     measured_or_typical,
     plan_medusa_tree,
 )
+from specrun.runtime.costs.measure import MEASURED_SIZES, sized_to_measure
 from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.heads import Accuracy, RankCounts
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
@@ -67,9 +67,8 @@ class HeadCalibrationOptions:
 
     def __post_init__(self) -> None:
         if self.n_tokens < _FEWEST:
-            raise OptionError(
-                f"{self.n_tokens} tokens say too little about heads: give {_FEWEST} or more"
-            )
+            problem = f"{self.n_tokens} tokens say too little about heads"
+            raise OptionError(f"{problem}: give {_FEWEST} or more")
         if not 1 <= self.ranks <= 32:
             raise OptionError(f"{self.ranks} tokens of each head: trees have 1 to 32")
         if not self.seconds >= 0.0:
@@ -78,8 +77,7 @@ class HeadCalibrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class HeadCalibration:
-    """What was measured at `n_positions`: `accuracy` as trees are made from it, `alone` of each
-    depth by itself.
+    """What was measured at `n_positions`: `accuracy` along paths, `alone` for each depth by itself.
 
     `n_reached[k]` and `n_asked[k]` are the numbers of positions behind their rows k. `plan` is the
     tree that follows on this machine, `curve` the target's costs and `is_measured` whether they are
@@ -111,15 +109,10 @@ def calibrate_heads(
     layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
     with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
         check_draftable(target)
-        context = _context(options, target)
+        context = sized_to_measure(options.context, target)
         # First, so that heads which do not fit are refused before time is spent.
-        guesses = open_guesses(
-            options.heads,
-            target,
-            ranks=options.ranks,
-            n_tokens=context.n_ctx,
-            n_threads=context.n_threads,
-        )
+        sizes = {"n_tokens": context.n_ctx, "n_threads": context.n_threads}
+        guesses = open_guesses(options.heads, target, ranks=options.ranks, **sizes)
         try:
             texts = list(texts_of(target))
             curve, is_measured = _curve(options, target, context, layers, progress)
@@ -133,34 +126,23 @@ def calibrate_heads(
     accuracy = counts.accuracy
     plan = plan_medusa_tree(accuracy, curve, depth_seconds) if any(accuracy[0]) else None
     progress("done", 1.0)
-    return HeadCalibration(
-        accuracy,
-        counts.alone,
-        counts.n_reached,
-        counts.n_asked,
-        counts.n_positions,
-        plan,
-        curve,
-        is_measured,
-    )
+    behind = (counts.n_reached, counts.n_asked, counts.n_positions)
+    return HeadCalibration(accuracy, counts.alone, *behind, plan, curve, is_measured)
 
 
 def features_along(
     context: Context, tokens: Sequence[int], taps: Sequence[int] = ()
 ) -> npt.NDArray[np.float32]:
-    """Return what heads read of the target at all positions of a text, [n, ...]; the context is
-    left empty.
+    """Return what heads read of the target at all positions, [n, ...]; empties the context.
 
     That is its final hidden state, or the inputs of the layers `taps` one after another.
     """
     pieces: list[npt.NDArray[np.float32]] = []
 
     def of(rows: EvaluatedRows, row: int) -> npt.NDArray[np.float32]:
-        return (
-            np.concatenate([rows.layer_input(row, layer) for layer in taps])
-            if taps
-            else rows.hidden_state(row)
-        )
+        if not taps:
+            return rows.hidden_state(row)
+        return np.concatenate([rows.layer_input(row, layer) for layer in taps])
 
     def learn(_start: int, rows: EvaluatedRows, count: int) -> None:
         pieces.append(np.array([of(rows, row) for row in range(count)], np.float32))
@@ -171,13 +153,6 @@ def features_along(
     return np.concatenate(pieces)
 
 
-def _context(options: HeadCalibrationOptions, target: Model) -> ContextOptions:
-    given = options.context
-    return dataclasses.replace(
-        given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch)
-    )
-
-
 def _curve(
     options: HeadCalibrationOptions,
     target: Model,
@@ -185,17 +160,15 @@ def _curve(
     layers: int,
     progress: Progress,
 ) -> tuple[CostCurve, bool]:
-    """Return the target's cost curve, and whether it was measured on this machine, now or
-    before."""
-    if options.seconds > 0.0:
-        with Context(target, dataclasses.replace(context, n_outputs=max(MEASURED_SIZES))) as wide:
-            curve = measure_cost_curve(
-                wide,
-                seconds=options.seconds,
-                progress=lambda done: progress("measuring the target", 0.3 * done),
-            )
-        return curve, True
-    return measured_or_typical(options.target, options.context, layers)
+    """Return the target's cost curve, and whether it was measured on this machine."""
+    if options.seconds <= 0.0:
+        return measured_or_typical(options.target, options.context, layers)
+
+    def report(done: float) -> None:
+        progress("measuring the target", 0.3 * done)
+
+    with Context(target, dataclasses.replace(context, n_outputs=max(MEASURED_SIZES))) as wide:
+        return measure_cost_curve(wide, seconds=options.seconds, progress=report), True
 
 
 def _written(
@@ -205,8 +178,7 @@ def _written(
     texts: list[CalibrationText],
     progress: Progress,
 ) -> list[CalibrationText]:
-    """Return the texts with every prompt continued, all cut to the context and to the wanted number
-    of tokens."""
+    """Return the texts, prompts continued, all cut to the context and the number of tokens."""
     prompts = [text for text in texts if len(text.tokens) == text.n_prompt]
     found = [text for text in texts if len(text.tokens) > text.n_prompt]
     if prompts:
@@ -218,9 +190,8 @@ def _written(
                 progress("writing texts", 0.6 - 0.3 * left / options.n_tokens)
                 # What answers that ended early left over is for the later ones.
                 most = max(_SHORTEST, -(-left // (len(prompts) - number)))
-                written = session.stream(
-                    prompt.tokens, options.params, seed=number, max_tokens=most
-                ).drain()
+                stream = session.stream(prompt.tokens, options.params, seed=number, max_tokens=most)
+                written = stream.drain()
                 found.append(CalibrationText((*prompt.tokens, *written.token_ids), prompt.n_prompt))
                 left -= len(written.token_ids)
     return [CalibrationText(answer.tokens[: context.n_ctx], answer.n_prompt) for answer in found]
@@ -242,8 +213,7 @@ def _count(
     )
     with Context(target, reading) as wide:
         for text in texts:
-            # The state at position t guesses the token at t + 2 first: the last two have nothing to
-            # guess.
+            # The state at position t guesses t + 2 first: the last two have nothing to guess.
             begin = max(0, text.n_prompt - 2)
             tokens = text.tokens[: begin + 2 + options.n_tokens - counts.n_positions]
             if len(tokens) < begin + 3:
@@ -253,8 +223,6 @@ def _count(
                 first = begin + offset + 2
                 counts.add(named, tokens[first : first + guesses.n_depths])
                 if counts.n_positions % 16 == 0:
-                    progress(
-                        "asking the heads",
-                        0.6 + 0.4 * min(1.0, counts.n_positions / options.n_tokens),
-                    )
+                    share = min(1.0, counts.n_positions / options.n_tokens)
+                    progress("asking the heads", 0.6 + 0.4 * share)
     return counts

@@ -1,9 +1,8 @@
-"""Heads asked along a text: which tokens they guess at each place, given that the text's own tokens
-lead there.
+"""Heads asked along a text by teacher forcing: their guesses at each place below the text's tokens.
 
-Teacher forcing, so that what a guess of depth k is worth is measured where a tree would make it:
-below the right tokens of the depths above. With the hidden state f_t of position t, depth k guesses
-the token at t + 2 + k (the target itself says the one at t + 1).
+A guess of depth k is then measured where a tree would make it: below the right tokens of the
+depths above. With the hidden state f_t of position t, depth k guesses the token at t + 2 + k (the
+target itself says the one at t + 1).
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class HeadGuesses(Protocol):
 
 
 class MedusaGuesses:
-    """Medusa's heads, which see the hidden state alone: the tokens on the way make no
-    difference."""
+    """Medusa's heads, which see the hidden state alone and not the tokens on the way."""
 
     taps: tuple[int, ...] = ()
 
@@ -78,8 +76,7 @@ class MedusaGuesses:
 
 
 class EagleGuesses:
-    """An EAGLE head that goes on from its own predicted states with the text's tokens, as a chain
-    that is right does."""
+    """An EAGLE head that goes on from its own predicted states along the text's tokens."""
 
     def __init__(self, head: PairHead, n_cells: int, evaluated_params: float) -> None:
         self.n_depths = _EAGLE_DEPTHS
@@ -93,8 +90,7 @@ class EagleGuesses:
             raise
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
-        """Yield the head's tokens with 0, 1, ... predicted states before them; see
-        `HeadGuesses`."""
+        """Yield the head's tokens after 0, 1, ... predicted states; see `HeadGuesses`."""
         state = EagleState(self._cells)
         if begin:
             state.learn(0, features[:begin], tokens)
@@ -105,9 +101,8 @@ class EagleGuesses:
                 return
             guesses = [row.tokens[0].tolist()]
             for depth in range(1, min(self.n_depths, len(tokens) - position - 2)):
-                row = state.below(
-                    [ROOT if depth == 1 else depth - 2], [tokens[position + 1 + depth]]
-                )
+                above = ROOT if depth == 1 else depth - 2
+                row = state.below([above], [tokens[position + 1 + depth]])
                 guesses.append(row.tokens[0].tolist())
             yield guesses
 
@@ -159,9 +154,8 @@ class HydraGuesses:
             return features
         features = features[: layer.n_cells]
         starts = range(0, len(features), _PREFIX_ROWS)
-        return np.concatenate(
-            [layer.evaluate(features[i : i + _PREFIX_ROWS], i, i) for i in starts]
-        )
+        pieces = [layer.evaluate(features[i : i + _PREFIX_ROWS], i, i) for i in starts]
+        return np.concatenate(pieces)
 
 
 def guess_kinds() -> list[str]:
@@ -180,56 +174,39 @@ def open_guesses(
     kind = read_header(path).architecture
     opener = _OPENERS.get(kind)
     if opener is None:
-        raise UnsupportedModelError(
-            f"{path} is a file of architecture {kind}: accuracies are measured for "
-            f"{', '.join(guess_kinds())}"
-        )
+        known = ", ".join(guess_kinds())
+        problem = f"{path} is a file of architecture {kind}"
+        raise UnsupportedModelError(f"{problem}: accuracies are measured for {known}")
     return opener(path, target, ranks, n_tokens, n_threads)
 
 
-def _open_medusa(
-    path: Path, target: Model, ranks: int, _n_tokens: int, n_threads: int
-) -> HeadGuesses:
-    return MedusaGuesses(
-        MedusaHead(path, target, n_threads=n_threads), min(ranks, target.vocabulary.size)
-    )
+def _open_medusa(path: Path, target: Model, ranks: int, _n: int, n_threads: int) -> HeadGuesses:
+    ranks = min(ranks, target.vocabulary.size)
+    return MedusaGuesses(MedusaHead(path, target, n_threads=n_threads), ranks)
 
 
-def _open_hydra(
-    path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int
-) -> HeadGuesses:
+def _open_hydra(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
     head = HydraHead(path, target, n_threads=n_threads)
     head.prepare([ranks] * head.n_heads)
-    return HydraGuesses(head, n_tokens)
+    return HydraGuesses(head, n)
 
 
-def _open_eagle(
-    path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int
-) -> HeadGuesses:
-    head = EagleHead(path, target, ranks=ranks, n_threads=n_threads)
-    return EagleGuesses(head, n_tokens + _EAGLE_DEPTHS, _evaluated(HeadFile(path, "eagle"), target))
-
-
-def _open_eagle3(
-    path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int
-) -> HeadGuesses:
-    head = Eagle3Head(path, target, ranks=ranks, n_threads=n_threads)
-    return EagleGuesses(
-        head, n_tokens + _EAGLE_DEPTHS, _evaluated(HeadFile(path, "eagle3"), target)
-    )
+def _open_eagle(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
+    kind = read_header(path).architecture
+    head_class = EagleHead if kind == "eagle" else Eagle3Head
+    head = head_class(path, target, ranks=ranks, n_threads=n_threads)
+    return EagleGuesses(head, n + _EAGLE_DEPTHS, _evaluated(HeadFile(path, kind), target))
 
 
 def _evaluated(file: HeadFile, target: Model) -> float:
-    """Return how many weights a depth reads: the head's, and the target's output matrix where it
-    has none."""
-    return file.header.n_parameters + (
-        0 if _OUTPUT in file else target.n_embd * target.vocabulary.size
-    )
+    """Return how many weights a depth reads: the head's, and the output matrix it uses."""
+    borrowed = 0 if _OUTPUT in file else target.n_embd * target.vocabulary.size
+    return file.header.n_parameters + borrowed
 
 
 _OPENERS: Mapping[str, Callable[[Path, Model, int, int, int], HeadGuesses]] = {
     "medusa": _open_medusa,
     "hydra": _open_hydra,
     "eagle": _open_eagle,
-    "eagle3": _open_eagle3,
+    "eagle3": _open_eagle,
 }

@@ -1,5 +1,4 @@
-"""Acceptance by rank: how often the child of each rank is the one that is accepted, measured on a
-text.
+"""Sequoia's acceptance by rank: shares of accepted children of each rank, measured on a text.
 
 At every position of a text the target's law P and the draft law Q are known. For a proposal scheme,
 siblings are proposed as a drafter would, and tested by the exact rule (`acceptance.exact`): sibling
@@ -10,8 +9,6 @@ accepted with P(x_r).
 
 This is Sequoia's acceptance vector (Chen et al. 2024, section 3.1): shares of all visits to a node,
 so that the ranks add up to the chance that any child is accepted.
-
-Both models' laws along texts: what acceptance by rank is measured on.
 """
 
 from __future__ import annotations
@@ -31,13 +28,13 @@ from specrun.runtime.transform import Logits, transformed_law
 from specrun.runtime.tree import ROOT, TreeBuilder
 from specrun.runtime.trees import TreeSampling, most_likely, proposal_scheme, ranking_params
 
-_REPEATS = 4
+_REPEATS = 4  # of a proposal that is drawn
+_RANKED = 40  # tokens that the draft model ranks
 
 
 @dataclass(frozen=True, slots=True)
 class LawPair:
-    """The laws of one position: the target's, the drafter's to draw from, and the one that ranks
-    its tokens."""
+    """The laws of one position: the target's, the drafter's, and the one that ranks tokens."""
 
     target: Law
     draft: Law
@@ -47,8 +44,7 @@ class LawPair:
 def acceptance_by_rank(
     pairs: Iterable[LawPair], sampling: TreeSampling, ranks: int, *, seed: int = 0
 ) -> FloatArray:
-    """Return for each of `ranks` siblings the share of positions at which it is accepted,
-    [ranks]."""
+    """Return the share of positions at which each sibling rank is accepted, [ranks]."""
     noise = SeededNoise(seed).for_drafting(0)
     total = np.zeros(ranks)
     count = 0
@@ -59,11 +55,9 @@ def acceptance_by_rank(
             for rank, (token, _) in enumerate(most_likely(pair.ranking, ranks)):
                 total[rank] += pair.target.probability(token)
             continue
-        shares: FloatArray = np.mean(
-            [_accepted(pair, sampling, ranks, noise) for _ in range(_REPEATS)], axis=0
-        )
-        # The first rank needs no draws: 1 - TV(P, Q), the sum of min(P, Q). The others share what
-        # it leaves.
+        trials = [_accepted(pair, sampling, ranks, noise) for _ in range(_REPEATS)]
+        shares: FloatArray = np.mean(trials, axis=0)
+        # The first rank needs no draws: 1 - TV(P, Q). The others share what it leaves.
         first = float(np.minimum(pair.target.probs, pair.draft.aligned_to(pair.target)).sum())
         if shares[0] < 1.0:
             shares[1:] *= (1.0 - first) / (1.0 - shares[0])
@@ -73,8 +67,7 @@ def acceptance_by_rank(
 
 
 def _accepted(pair: LawPair, sampling: TreeSampling, ranks: int, noise: SeededNoise) -> FloatArray:
-    """Propose siblings once and return the probability that each is accepted; duplicates count for
-    their node."""
+    """Propose siblings once; return the probability that each is accepted, duplicates added."""
     builder = TreeBuilder()
     proposal_scheme(sampling)(builder, ROOT, pair.draft, ranks, noise)
     tree = builder.build()
@@ -93,7 +86,7 @@ def _accepted(pair: LawPair, sampling: TreeSampling, ranks: int, noise: SeededNo
     return accepted
 
 
-_RANKED = 40
+# -- both models' laws along texts -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +122,13 @@ def law_pairs(
 def laws_along(
     context: Context, text: CalibrationText, settings: Sequence[SamplingParams]
 ) -> list[tuple[Law, ...]]:
-    """Return a model's laws that decided each token the target wrote, one for each of the
-    settings."""
+    """Return a model's laws for each token the target wrote, one for each of the settings."""
     rows = _rows(context, text.tokens[:-1], text.n_prompt - 1)
     return [tuple(transformed_law(row, params) for params in settings) for row in rows]
 
 
 def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logits]:
-    """Yield the logits after each token from index `begin` on; each is valid until the next is
-    asked for."""
+    """Yield the logits after each token from index `begin` on, valid until the next."""
     batch = Batch(context.n_batch, 1)
     size = context.model.vocabulary.size
     known = [token if token < size else 0 for token in tokens]
@@ -145,11 +136,8 @@ def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logit
     start = 0
     while start < len(known):
         wanted = start >= begin
-        n = (
-            min(context.n_outputs, len(known) - start)
-            if wanted
-            else min(context.n_batch, begin - start)
-        )
+        most, end = (context.n_outputs, len(known)) if wanted else (context.n_batch, begin)
+        n = min(most, end - start)
         batch.fill_chain(known[start : start + n], start, [0], n if wanted else 1)
         rows = context.decode(batch)
         for row in range(n if wanted else 0):

@@ -10,13 +10,9 @@ all their children. What is left to search are the widths, depth by depth: all o
 trees, a beam of the most promising for large ones. A beginning is given up where even the dynamic
 programme's tree (`sequoia`), which ignores widths, could not make up for the time already spent.
 
-Which of several plans to take: the fastest, or a smaller one that is hardly slower.
-
-The dynamic tree that yields the most tokens a second on this machine.
-
-Sequoia's objective (Chen et al. 2024, section 3.3) for EAGLE-2's trees (Li et al. 2024): over depth
-d, `topk` k and n kept nodes, maximise (1 + accepted(d, k, n)) / (T(n + 1) + t(1) + (d - 1) t(k)).
-The draft model evaluates k nodes at each depth but the last.
+For EAGLE-2's dynamic trees (Li et al. 2024) the objective is the same: over depth d, `topk` k and n
+kept nodes, maximise (1 + accepted(d, k, n)) / (T(n + 1) + t(1) + (d - 1) t(k)). The draft model
+evaluates k nodes at each depth but the last.
 """
 
 from __future__ import annotations
@@ -35,6 +31,9 @@ from specrun.runtime.tree import ROOT
 from specrun.runtime.trees import DynamicShape, Topology
 from specrun.runtime.tuning.dynamic_acceptance import DynamicAcceptance
 
+_BEAM = 100  # more than there are beginnings of trees of 8 nodes: those are searched exhaustively
+_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+
 
 class _Plan(Protocol):
     @property
@@ -51,8 +50,7 @@ def fastest_plan(
     tolerance: float,
     size: Callable[[Plan], tuple[int, ...]],
 ) -> Plan | None:
-    """Return the smallest plan that is at most the share `tolerance` slower than the fastest, of
-    equals the faster.
+    """Return the smallest plan at most `tolerance` (a share) slower than the fastest plan.
 
     None where plain decoding is at least as fast as any. Fewer nodes are fewer guesses about the
     machine.
@@ -65,10 +63,6 @@ def fastest_plan(
     return min(good, key=lambda plan: (size(plan), -plan.tokens_per_second))
 
 
-_BEAM = 100  # more than there are beginnings of trees of 8 nodes: those are searched exhaustively
-_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
-
-
 @dataclass(frozen=True, slots=True)
 class TreePlan:
     """A tree with what it should yield: tokens a round, and tokens a second."""
@@ -79,8 +73,7 @@ class TreePlan:
 
 
 def tokens_per_second(topology: Topology, acceptance: Sequence[float], costs: RoundCosts) -> float:
-    """Return the tokens a second that rounds with this tree yield; an empty tree is plain
-    decoding."""
+    """Return the tokens a second that this tree yields; an empty tree is plain decoding."""
     if not len(topology):
         return float(1.0 / costs.plain_seconds)
     return float(expected_tokens(topology, acceptance) / costs.round_seconds(topology))
@@ -107,12 +100,9 @@ def plan_tree(
         return None
     search = _Search(levelled, costs, sorted(set(sizes)), max_depth, sorted(set(widths)), tolerance)
     search.run()
+    shares = levelled.tolist()
     plans = [
-        TreePlan(
-            tree,
-            expected_tokens(tree, levelled.tolist()),
-            tokens_per_second(tree, levelled.tolist(), costs),
-        )
+        TreePlan(tree, expected_tokens(tree, shares), tokens_per_second(tree, shares, costs))
         for tree in search.best_trees()
     ]
     return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (len(plan.topology),))
@@ -120,8 +110,7 @@ def plan_tree(
 
 @dataclass(slots=True)
 class _Beginning:
-    """All trees that evaluate `widths` nodes at their first depths, and take so many seconds to
-    draft.
+    """All trees that evaluate `widths` nodes at their first depths, drafted in `seconds`.
 
     `level` are the values of the nodes evaluated last. Evaluated nodes and the first child of each
     are in the tree, `n_fixed` of them worth `fixed` together; `free` are the values of the other
@@ -147,15 +136,13 @@ class _Beginning:
         self.children, self.is_first = values.ravel()[order], is_first.ravel()[order]
 
     def stopped(self) -> tuple[float, int, FloatArray]:
-        """Return `fixed`, `n_fixed` and `free` of the trees that evaluate none of these
-        children."""
+        """Return `fixed`, `n_fixed` and `free` of the trees that evaluate no more children."""
         first = self.is_first
         free = np.sort(np.concatenate([self.free, self.children[~first]]))[::-1]
         return self.fixed + float(self.children[first].sum()), self.n_fixed + int(first.sum()), free
 
     def longer(self, width: int, seconds: float, most: int) -> _Beginning:
-        """Return the trees that evaluate the best `width` of these children too; `most` is their
-        largest size."""
+        """Return the trees that evaluate the best `width` children too, of size `most` at most."""
         fixed = self.is_first.copy()
         fixed[:width] = True
         return _Beginning(
@@ -177,9 +164,8 @@ class _Search:
     widths: list[int]
     tolerance: float
     best_speed: float = 0.0
-    best: dict[int, tuple[float, list[int]]] = field(
-        default_factory=dict
-    )  # nodes -> (speed, widths by depth)
+    # By the number of nodes: speed, and widths by depth.
+    best: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
     _verify: FloatArray = field(init=False)
     _bound: FloatArray = field(init=False)
     _cheapest: float = field(init=False)
@@ -188,12 +174,9 @@ class _Search:
         most = self.sizes[-1]
         programme = SequoiaProgramme(self.acceptance.tolist(), most, self.max_depth)
         self._verify = np.array([self.costs.verify_seconds(size) for size in self.sizes])
-        self._bound = np.array(
-            [
-                [programme.value(size, depth) for size in self.sizes]
-                for depth in range(self.max_depth + 1)
-            ]
-        )
+        depths = range(self.max_depth + 1)
+        bound = [[programme.value(size, depth) for size in self.sizes] for depth in depths]
+        self._bound = np.array(bound)
         self._cheapest = min(
             self.costs.depth_seconds(width, before)
             for width in self.widths
@@ -222,9 +205,8 @@ class _Search:
         for width in self.widths:
             if width > len(beginning.children):
                 return
-            longer = beginning.longer(
-                width, self.costs.depth_seconds(width, beginning.widths[-1]), most
-            )
+            seconds = self.costs.depth_seconds(width, beginning.widths[-1])
+            longer = beginning.longer(width, seconds, most)
             if longer.n_fixed + 1 > most:
                 return
             yield longer
@@ -312,10 +294,12 @@ def plan_dynamic_tree(
     `sizes` are the numbers of nodes it may keep. With a `tolerance` the smallest shape is taken
     that is at most this share slower than the best.
     """
+
+    def size(plan: DynamicPlan) -> tuple[int, int]:
+        return plan.shape.nodes, plan.shape.depth
+
     plans = [plan for acceptance in measured for plan in _plans(acceptance, costs, sizes)]
-    return fastest_plan(
-        plans, costs, tolerance=tolerance, size=lambda plan: (plan.shape.nodes, plan.shape.depth)
-    )
+    return fastest_plan(plans, costs, tolerance=tolerance, size=size)
 
 
 def _plans(

@@ -1,5 +1,4 @@
-"""Measures a pair of models on this machine and plans what to draft: the work behind
-`specrun tune`.
+"""`specrun tune`: measures a pair of models on this machine and plans what to draft.
 
 Costs are measured once for each model. For each sampling setting the target then writes texts, on
 which both models' laws give the acceptance by rank of every proposal scheme; each scheme gets its
@@ -9,17 +8,16 @@ beside what was measured.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import ContextFullError, OptionError
 from specrun.bindings.model import Model
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import (
-    MEASURED_SIZES,
     Candidate,
     CostCurve,
     PlanKind,
@@ -30,6 +28,7 @@ from specrun.runtime.costs import (
     chain_theory,
     measure_cost_curve,
 )
+from specrun.runtime.costs.measure import MEASURED_SIZES, sized_to_measure
 from specrun.runtime.drafter import DrafterWeights, NoDrafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.draft_model import draft_context_options, draft_size
@@ -39,7 +38,7 @@ from specrun.runtime.offload import resolve_gpu_layers
 from specrun.runtime.pairing import check_draftable, check_pair
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
-from specrun.runtime.trees import DynamicShape, Topology, TreeSampling
+from specrun.runtime.trees import DynamicShape, TreeSampling
 from specrun.runtime.tuning.dynamic_acceptance import measure_dynamic_acceptance
 from specrun.runtime.tuning.rank_acceptance import (
     CalibrationText,
@@ -47,7 +46,7 @@ from specrun.runtime.tuning.rank_acceptance import (
     acceptance_by_rank,
     law_pairs,
 )
-from specrun.runtime.tuning.tree_plan import plan_dynamic_tree, plan_tree
+from specrun.runtime.tuning.tree_plan import TreePlan, plan_dynamic_tree, plan_tree
 
 _RANKS = 8
 _TOLERANCE = 0.01
@@ -96,15 +95,10 @@ class _Bench:
         self._options = options
         self._target = target
         self._progress = progress
-        given = options.context
-        self._context = dataclasses.replace(
-            given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch)
-        )
+        self._context = sized_to_measure(options.context, target)
+        layers, use_mmap = options.n_gpu_layers_draft, options.use_mmap
         self._environment = DraftEnvironment(
-            target,
-            self._context,
-            n_gpu_layers=options.n_gpu_layers_draft,
-            use_mmap=options.use_mmap,
+            target, self._context, n_gpu_layers=layers, use_mmap=use_mmap
         )
 
     def checked(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -113,33 +107,25 @@ class _Bench:
             raise OptionError("the prompt is empty: tuning needs a text to continue")
         longest = max(map(len, prompts))
         if longest + self._options.n_tokens > self._context.n_ctx:
-            raise ContextFullError(
-                f"a prompt of {longest} tokens and {self._options.n_tokens} more do not fit a "
-                "context of "
-                f"{self._context.n_ctx}: shorten the prompt or raise the context size (-c)"
-            )
+            wanted = f"a prompt of {longest} tokens and {self._options.n_tokens} more"
+            problem = f"{wanted} do not fit a context of {self._context.n_ctx}"
+            advice = "shorten the prompt or raise the context size (-c)"
+            raise ContextFullError(f"{problem}: {advice}")
         return [list(prompt) for prompt in prompts]
 
     def measure_costs(self, draft: Model) -> tuple[CostCurve, CostCurve]:
         """Return both models' curves; the target's takes most of the time."""
 
-        def measured(
-            model: Model, name: str, begin: float, end: float, seconds: float
-        ) -> CostCurve:
-            with self._wide_context(model) as context:
-                return measure_cost_curve(
-                    context,
-                    seconds=seconds,
-                    progress=lambda done: self._progress(
-                        f"measuring the {name}", begin + (end - begin) * done
-                    ),
-                )
+        def measured(model: Model, name: str, begin: float, end: float, share: float) -> CostCurve:
+            def report(done: float) -> None:
+                self._progress(f"measuring the {name}", begin + (end - begin) * done)
 
-        seconds = self._options.seconds
-        return (
-            measured(self._target, "target", 0.0, 0.3, _TARGETS_SHARE * seconds),
-            measured(draft, "draft model", 0.3, 0.4, (1 - _TARGETS_SHARE) * seconds),
-        )
+            seconds = share * self._options.seconds
+            with self._wide_context(model) as context:
+                return measure_cost_curve(context, seconds=seconds, progress=report)
+
+        target = measured(self._target, "target", 0.0, 0.3, _TARGETS_SHARE)
+        return target, measured(draft, "draft model", 0.3, 0.4, 1 - _TARGETS_SHARE)
 
     def plan(
         self,
@@ -148,8 +134,7 @@ class _Bench:
         params: SamplingParams,
         prompts: list[list[int]],
     ) -> TunedSetting:
-        """Let the target write texts and return the candidates for a setting; only plain decoding
-        has been run."""
+        """Let the target write; return the candidates, of which only plain decoding was run."""
         self._progress(f"writing a text at temperature {params.temperature:g}", 0.4)
         with self._session(DrafterWeights(NoDrafter.name, NoDrafter)) as session:
             texts, speed, _ = self._answers(session, prompts, params)
@@ -173,12 +158,8 @@ class _Bench:
         unique = {candidate.options: candidate for candidate in (plain, *candidates, *dynamic)}
         alpha = max(shares[0] for shares in acceptance.values())
         theory = chain_theory(alpha, costs, draft.n_params / self._target.n_params)
-        return TunedSetting(
-            params,
-            acceptance,
-            theory,
-            tuple(sorted(unique.values(), key=lambda candidate: -candidate.predicted)),
-        )
+        ordered = sorted(unique.values(), key=lambda candidate: -candidate.predicted)
+        return TunedSetting(params, acceptance, theory, tuple(ordered))
 
     def _candidates(
         self, pairs: list[LawPair], costs: RoundCosts, params: SamplingParams
@@ -197,11 +178,7 @@ class _Bench:
                     tolerance=_TOLERANCE,
                 )
                 if plan is not None:
-                    candidates.append(
-                        _candidate(
-                            plan.topology, sampling, plan.expected_tokens, plan.tokens_per_second
-                        )
-                    )
+                    candidates.append(_candidate(plan, sampling))
         return acceptance, candidates
 
     def _dynamic_candidates(
@@ -219,7 +196,7 @@ class _Bench:
             self._progress(f"growing trees at temperature {params.temperature:g}", 0.5)
             n_sequences, n_outputs = draft_size(DynamicShape(depth, topk, max(sizes)))
             options = draft_context_options(self._context, draft)
-            size = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+            size = replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
             with Context(draft, size) as context:
                 measured.append(
                     measure_dynamic_acceptance(
@@ -236,19 +213,9 @@ class _Bench:
         plan = plan_dynamic_tree(measured, costs, sizes=sizes, tolerance=_TOLERANCE)
         if plan is None:
             return []
-        shape = plan.shape
-        options_text = f"depth={shape.depth}, topk={shape.topk}, nodes={shape.nodes}"
-        return [
-            Candidate(
-                options_text,
-                "dynamic",
-                "argmax",
-                shape.nodes,
-                shape.depth,
-                plan.expected_tokens,
-                plan.tokens_per_second,
-            )
-        ]
+        shape, worth = plan.shape, (plan.expected_tokens, plan.tokens_per_second)
+        text = f"depth={shape.depth}, topk={shape.topk}, nodes={shape.nodes}"
+        return [Candidate(text, "dynamic", "argmax", shape.nodes, shape.depth, *worth)]
 
     def try_out(self, planned: TunedSetting, prompts: list[list[int]], number: int) -> TunedSetting:
         """Run the most promising candidates, and put the fastest of what was run first."""
@@ -257,37 +224,28 @@ class _Bench:
         known = [candidate for candidate in planned.candidates if not candidate.options]
         # The most promising of each kind, where it has a chance: chain, fixed tree, dynamic tree.
         firsts = {candidate.kind: candidate for candidate in reversed(drafting)}
-        tried = [
-            candidate
-            for candidate in drafting
-            if candidate is firsts[candidate.kind]
-            and candidate.predicted > _CHANCE * drafting[0].predicted
-        ]
+        best = [candidate for candidate in drafting if candidate is firsts[candidate.kind]]
+        tried = [plan for plan in best if plan.predicted > _CHANCE * drafting[0].predicted]
         for index, candidate in enumerate(tried):
             share = 0.6 + 0.4 * (number + index / len(tried)) / len(self._options.params)
-            self._progress(
-                f"running draft({candidate.options}) at temperature {params.temperature:g}", share
-            )
+            what = f"running draft({candidate.options}) at temperature {params.temperature:g}"
+            self._progress(what, share)
             expression = f"draft({quoted(str(self._options.draft))}, {candidate.options})"
             with self._session(build_drafter(expression, self._environment)) as session:
                 _, speed, length = self._answers(session, prompts, params)
-            known.append(
-                dataclasses.replace(candidate, measured=speed, mean_accepted_length=length)
-            )
+            known.append(replace(candidate, measured=speed, mean_accepted_length=length))
         known.sort(key=lambda record: -record.speed)
         unknown = [candidate for candidate in drafting if candidate not in tried]
-        return dataclasses.replace(planned, candidates=(*known, *unknown))
+        return replace(planned, candidates=(*known, *unknown))
 
     def _answers(
         self, session: Session, prompts: list[list[int]], params: SamplingParams
     ) -> tuple[list[CalibrationText], float | None, float | None]:
-        """Return what was answered, tokens a second, and tokens a round; a short answer first warms
-        up."""
+        """Return the answers, tokens a second, and tokens a round; a short answer warms up."""
         session.stream(prompts[0], params, seed=1, max_tokens=4).drain()
         most = max(8, self._options.n_tokens // len(prompts))
-        results = [
-            session.stream(prompt, params, seed=0, max_tokens=most).drain() for prompt in prompts
-        ]
+        streams = (session.stream(prompt, params, seed=0, max_tokens=most) for prompt in prompts)
+        results = [stream.drain() for stream in streams]
         texts = [
             CalibrationText((*prompt, *result.token_ids), len(prompt))
             for prompt, result in zip(prompts, results, strict=True)
@@ -303,15 +261,14 @@ class _Bench:
         return texts, tokens / seconds if seconds else None, tokens / rounds if rounds else None
 
     def _wide_context(self, model: Model) -> Context:
-        options = (
-            self._context if model is self._target else draft_context_options(self._context, model)
-        )
-        return Context(model, dataclasses.replace(options, n_outputs=max(MEASURED_SIZES)))
+        options = self._context
+        if model is not self._target:
+            options = draft_context_options(options, model)
+        return Context(model, replace(options, n_outputs=max(MEASURED_SIZES)))
 
     @contextmanager
     def _session(self, weights: DrafterWeights) -> Iterator[Session]:
-        """Yield a session that is closed at the end of the block, with its drafter and the
-        weights."""
+        """Yield a session, closed after the block with its drafter and the weights."""
         with (
             closing(weights),
             Session.open(self._target, weights.start(), self._context, ExactRule()) as session,
@@ -319,11 +276,9 @@ class _Bench:
             yield session
 
 
-def _candidate(
-    topology: Topology, sampling: TreeSampling, expected: float, speed: float
-) -> Candidate:
+def _candidate(plan: TreePlan, sampling: TreeSampling) -> Candidate:
     """Return a plan as the options of a drafter expression: a chain where the tree is one."""
-    depth = topology.max_depth
+    topology, depth = plan.topology, plan.topology.max_depth
     kind: PlanKind
     if topology.n_leaves == 1:
         kind = "chain"
@@ -332,10 +287,10 @@ def _candidate(
     else:
         kind = "tree"
         options = f'tree="{topology}", sampling={sampling}'
-    return Candidate(options, kind, sampling, len(topology), depth, expected, speed)
+    worth = (plan.expected_tokens, plan.tokens_per_second)
+    return Candidate(options, kind, sampling, len(topology), depth, *worth)
 
 
 def _tree_sizes(costs: RoundCosts) -> list[int]:
-    """Return the numbers of nodes whose evaluation was measured: with the root they are the curve's
-    sizes."""
+    """Return the numbers of nodes that were measured: the curve's sizes without the root."""
     return [size - 1 for size in costs.target.sizes[1:]]

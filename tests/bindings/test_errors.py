@@ -68,7 +68,7 @@ def test_exit_codes(kind, code):
 
 
 def test_everything_raised_on_purpose_is_one_family():
-    kinds = [value for name, value in vars(errors).items() if name.endswith("Error")]
+    kinds = [kind for name, kind in vars(errors).items() if name.endswith("Error")]
     assert kinds
     assert all(issubclass(kind, SpecrunError) for kind in kinds)
 
