@@ -67,6 +67,7 @@ def measure_cost_curve(
         elapsed = time.perf_counter() - started
         if elapsed >= seconds * (1 if number + 1 >= _FEWEST else _PATIENCE):
             break
+    progress(1.0)
     context.memory.clear()
     medians = (
         tuple(statistics.median(times[size]) for size in sizes) for times in (reused, rebuilt)

@@ -132,7 +132,7 @@ def acceptance_probability(target_probs: FloatArray, draft_probs: FloatArray) ->
     Leviathan, theorem 3.5; its mean over positions is alpha (corollary 3.6). No rule accepts one
     draw more often.
     """
-    return float(np.minimum(target_probs, draft_probs).sum())
+    return min(1.0, float(np.minimum(target_probs, draft_probs).sum()))  # rounding may exceed 1
 
 
 def point_mass_acceptance(target_probs: FloatArray, token: int) -> float:

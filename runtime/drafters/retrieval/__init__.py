@@ -13,7 +13,6 @@ from specrun.runtime.drafters.retrieval.match_trust import (
     MatchTrust,
     Standing,
 )
-from specrun.runtime.drafters.retrieval.ngram_index import NgramIndex
+from specrun.runtime.drafters.retrieval.ngram_index import NgramIndex, Realignment
 from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
-from specrun.runtime.drafters.retrieval.realignment import Realignment
 from specrun.runtime.drafters.retrieval.rest import RestDrafter

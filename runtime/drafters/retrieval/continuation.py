@@ -23,7 +23,7 @@ from specrun.runtime.drafters.retrieval.match_trust import (
     MatchTrust,
     Standing,
 )
-from specrun.runtime.drafters.retrieval.realignment import FOUND_AGAIN
+from specrun.runtime.drafters.retrieval.ngram_index import FOUND_AGAIN
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import MAX_NODES, check_leaves
 
