@@ -157,7 +157,7 @@ def acceptance_by_draw(target_probs: FloatArray, draft_laws: Sequence[FloatArray
     remaining, reached = target_probs, 1.0
     accepted: list[float] = []
     for draft_probs in draft_laws:
-        passed = min(1.0, acceptance_probability(remaining, draft_probs))
+        passed = acceptance_probability(remaining, draft_probs)
         accepted.append(reached * passed)
         reached *= 1.0 - passed
         left = np.maximum(remaining - draft_probs, 0.0)
