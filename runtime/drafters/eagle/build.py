@@ -16,7 +16,6 @@ from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
 from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head
 from specrun.runtime.drafters.eagle.eagle_head import EagleHead
-from specrun.runtime.drafters.eagle.pair_head import PairOptions
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
@@ -55,9 +54,9 @@ def _build(
     check_p_min(p_min)
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
-    head_options: PairOptions = {"ranks": shape.max_width, "whole_rows": sampling != "argmax"}
+    ranks, whole_rows = shape.max_width, sampling != "argmax"
     threads = environment.context.n_threads
-    head = kind(path, environment.target, **head_options, n_threads=threads)
+    head = kind(path, environment.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     name, n_cells = str(expression), environment.n_ctx + evaluated
 
     def start() -> EagleDrafter:

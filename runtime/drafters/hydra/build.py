@@ -29,8 +29,10 @@ def build_hydra(
     head = HydraHead(path, environment.target, n_threads=environment.context.n_threads)
     try:
         shape = _shape(expression, options, environment, head)
-        dynamic = isinstance(shape, DynamicShape)
-        head.prepare([shape.topk] * shape.depth if dynamic else ranks_by_depth(shape))
+        if isinstance(shape, DynamicShape):
+            head.prepare([shape.topk] * shape.depth)
+        else:
+            head.prepare(ranks_by_depth(shape))
     except BaseException:
         head.close()
         raise

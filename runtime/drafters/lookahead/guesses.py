@@ -173,8 +173,9 @@ class PlannedGuesses:
             for rank, (token, matched) in enumerate(found):
                 yield token, self._acceptance.probability(matched, rank), (*path, token)
 
+        root: tuple[int, ...] = ()
         likely = grow_likely(
-            (),
+            root,
             below,
             nodes=min(max_nodes, self.max_nodes),
             depth=min(request.max_depth, self._depth),
