@@ -351,7 +351,7 @@ import torch, pathlib
 torch.set_num_threads(1)
 from dataclasses import replace
 from test_trainer import SETTINGS, Bigrams, corpus
-from specrun.train.trainer import train_learner
+from specrun.train.trainer.trainer import train_learner
 def hook(step):
     if step == 12:
         print("twelve", flush=True)
@@ -364,8 +364,8 @@ train_learner(Bigrams(hook=hook), corpus(), SETTINGS, pathlib.Path(sys.argv[1]))
 @pytest.mark.skipif(os.name == "nt", reason="needs a signal that cannot be caught")
 def test_a_killed_run_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
-    here = Path(__file__).parents[1]
-    command = [sys.executable, "-c", KILLED, str(path), str(here), str(here.parent)]
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", KILLED, str(path), str(here), str(here.parents[1])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline().strip() == "twelve"
