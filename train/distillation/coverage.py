@@ -47,12 +47,13 @@ class ExistingDrafters(contextlib.ExitStack[None]):
         super().__init__()
         self.n_ctx = n_ctx
         self._contexts: list[Context] = []
-        rows = {"n_batch": _ROWS_AT_ONCE, "n_outputs": _ROWS_AT_ONCE, "n_threads": n_threads}
+        rows = _ROWS_AT_ONCE
+        options = ContextOptions(n_ctx=n_ctx, n_batch=rows, n_outputs=rows, n_threads=n_threads)
         with contextlib.ExitStack() as opening:  # closes what was opened if one of them fails
             for path in paths:
                 model = opening.enter_context(Model(path))
                 check_same_vocabulary(target, gguf_vocabulary(model))
-                context = Context(model, ContextOptions(n_ctx=n_ctx, **rows))
+                context = Context(model, options)
                 self._contexts.append(opening.enter_context(context))
             self.push(opening.pop_all())
 

@@ -254,10 +254,12 @@ class DistillationLearner(Learner):
                 wanted = _answer_positions(batch)
                 models = (self.target, self.draft)
                 target, draft = (_logits(model, batch, wanted) for model in models)
-                pieces = zip(target.split(_ROWS_AT_ONCE), draft.split(_ROWS_AT_ONCE), strict=True)
-                accepted = torch.cat([acceptance_at(*both, self._measured_at) for both in pieces])
+                rows = (torch.split(logits, _ROWS_AT_ONCE) for logits in (target, draft))
+                pieces = zip(*rows, strict=True)
+                measured = self._measured_at
+                accepted = torch.cat([acceptance_at(p, q, measured) for p, q in pieces])
                 counts = wanted.sum(1).tolist()
-                for part, count in zip(accepted.split(counts), counts, strict=True):
+                for part, count in zip(torch.split(accepted, counts), counts, strict=True):
                     texts.append(TextAcceptance(float(part.sum()), count))
                 agrees = target.argmax(-1) == draft.argmax(-1)
                 same, n_positions = same + int(agrees.sum()), n_positions + len(agrees)

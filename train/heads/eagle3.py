@@ -64,7 +64,7 @@ class _MiddleLayer(nn.Module):
         mixed, own = self.self_attn(pair, earlier)
 
         def fed(rows: Tensor) -> Tensor:
-            return self.scale * self.mlp(self.post_attention_layernorm(rows))
+            return self.scale * self.mlp(self.post_attention_layernorm(rows))  # type: ignore[no-any-return]
 
         return added_at(wanted, states + self.scale * mixed, fed), own
 
@@ -234,6 +234,7 @@ class Eagle3Learner(ChainLearner):
     """Trains an EAGLE-3 head on given taps, which are of the size `scale`."""
 
     recipe: Eagle3Recipe
+    head: Eagle3Head
 
     def __init__(
         self,

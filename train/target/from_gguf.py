@@ -145,6 +145,7 @@ def _config(file: GGUFSource) -> dict[str, Any]:
     if embeddings is None:
         raise MalformedFileError(f"{file.path} has no tensor token_embd.weight")
     width, heads = file.count("llama.embedding_length"), file.count("llama.attention.head_count")
+    kv_key = "llama.attention.head_count_kv"
     head_dim = metadata.get("llama.rope.dimension_count", width // heads)
     if metadata.get("llama.attention.key_length", head_dim) != head_dim:
         raise UnsupportedModelError(
@@ -154,7 +155,7 @@ def _config(file: GGUFSource) -> dict[str, Any]:
         hidden=width,
         n_layers=file.count("llama.block_count"),
         n_heads=heads,
-        n_kv_heads=metadata.get("llama.attention.head_count_kv", heads),
+        n_kv_heads=file.count(kv_key) if kv_key in metadata else heads,
         feed_forward=file.count("llama.feed_forward_length"),
         rope_theta=_number(file, "llama.rope.freq_base", 10000.0),
         norm_eps=_number(file, "llama.attention.layer_norm_rms_epsilon"),
