@@ -1,1 +1,1 @@
-"""What is written to the terminal: text, tables, progress, errors."""
+"""Output to the terminal: text, tables, progress, errors."""

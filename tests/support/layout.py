@@ -350,14 +350,34 @@ def mixed_names(sources: Sequence[Source]) -> list[str]:
     return found
 
 
+_PRAGMA = re.compile(r"\s*# (noqa|type: ignore)\b.*")
+
+
 def long_lines(sources: Sequence[Source], most: int) -> list[str]:
-    """Return lines of more than `most` characters."""
+    """Return lines of more than `most` characters, as ruff's E501 counts them.
+
+    Trailing pragmas do not count, nor do texts that are shown as they are: string literals whose
+    last line says `noqa: E501`.
+    """
     return [
         f"{source.path}:{number}"
         for source in sources
+        for shown in [_shown_as_they_are(source)]
         for number, line in enumerate(source.text.split("\n"), 1)
-        if len(line) > most
+        if len(_PRAGMA.sub("", line)) > most and number not in shown
     ]
+
+
+def _shown_as_they_are(source: Source) -> set[int]:
+    """Return the lines of string literals that end with `noqa: E501`."""
+    lines = source.text.split("\n")
+    return {
+        number
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+        and "noqa: E501" in lines[(node.end_lineno or 1) - 1]
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
 
 
 def riddles(sources: Sequence[Source]) -> list[str]:
