@@ -18,7 +18,8 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.sampling import unknown_option
 
 _TOKEN = re.compile(
-    r"""\s*(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'|(?P<sign>[(),@=])|(?P<atom>[^\s(),@='"]+))"""
+    r"""\s*(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'"""
+    r"""|(?P<sign>[(),@=])|(?P<atom>[^\s(),@='"]+))"""
 )
 _MAX_DEPTH = 16
 _MAX_COUNT_DIGITS = 9
