@@ -140,7 +140,7 @@ def tree_sampling(options: ExpressionOptions, default: TreeSampling) -> TreeSamp
 def head_tree(
     expression: Expression,
     options: ExpressionOptions,
-    environment: DraftEnvironment,
+    env: DraftEnvironment,
     *,
     stored: Accuracy | None,
     n_depths: int,
@@ -167,8 +167,8 @@ def head_tree(
     if nodes is not None:
         topology = medusa_tree(accuracy, nodes)
     else:
-        curve = environment.curve
-        most = max(1, min(63, environment.context.n_batch - 1, environment.n_ctx - 1))
+        curve = env.curve
+        most = max(1, min(63, env.context.n_batch - 1, env.n_ctx - 1))
         seconds = depth_cost * curve.seconds(1)
         topology = plan_medusa_tree(accuracy, curve, seconds, most=most).topology
     check_leaves(expression, topology.n_leaves)

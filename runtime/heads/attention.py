@@ -220,8 +220,7 @@ class LayerWeights:
     """A layer's tensors by the names above, among those of a whole head."""
 
     def __init__(self, store: TensorStore, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
+        self._store, self._prefix = store, prefix
 
     def __getitem__(self, name: str) -> Tensor:
         return Tensor(self._store[self._prefix + name])

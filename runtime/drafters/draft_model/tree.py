@@ -55,8 +55,7 @@ class DraftTreeDrafter(ModelDrafter):
         # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
         only_order = isinstance(shape, Topology) and p_min == 0.0
         self._ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
-        self._shape = shape
-        self._sampling = sampling
+        self._shape, self._sampling = shape, sampling
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
 
     def propose(self, request: DraftRequest) -> DraftTree:

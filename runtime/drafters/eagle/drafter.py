@@ -60,9 +60,7 @@ class EagleDrafter(StatesDrafter):
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
         self._taps = cells.taps
-        self._shape = shape
-        self._sampling = sampling
-        self._p_min = p_min
+        self._shape, self._sampling, self._p_min = shape, sampling, p_min
         # A chain that may end early is drafted depth by depth: at any size that matters a token
         # drafted in vain costs more than Python does.
         self._is_whole_chain = isinstance(shape, Topology) and shape.n_leaves == 1 and p_min == 0.0

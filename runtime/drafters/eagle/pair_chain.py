@@ -35,8 +35,7 @@ class PairChains:
     """
 
     def __init__(self, head: PairHead, cache: KeyValueCache) -> None:
-        self._head = head
-        self._cache = cache
+        self._head, self._cache = head, cache
         self._ids = head.chain_ids()
         self._graphs = ChainGraphs(head.device, self._build)
 

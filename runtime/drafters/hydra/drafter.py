@@ -86,8 +86,7 @@ class HydraDrafter(StatesDrafter):
         super().__init__(name, self._state, cells, cells.n_params)
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
-        self._heads = cells
-        self._shape = shape
+        self._heads, self._shape = cells, shape
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
