@@ -30,14 +30,9 @@ from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.methods import find_method, options_of
 from specrun.runtime.tree import ROOT
-from specrun.runtime.trees import (
-    MAX_NODES,
-    DynamicShape,
-    Topology,
-    TreeSampling,
-    check_leaves,
-    parse_topology,
-)
+from specrun.runtime.trees.eagle2_tree import DynamicShape
+from specrun.runtime.trees.growth import TreeSampling
+from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
 
 _DEPTH, _TOPK, _NODES = 5, 4, 16
 _PLANNED_NODES = 24

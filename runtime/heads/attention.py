@@ -22,16 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import MalformedFileError
-from specrun.bindings.ggml import (
-    F32,
-    I32,
-    I64,
-    ComputeDevice,
-    GraphBuilder,
-    Rope,
-    Tensor,
-    TensorStore,
-)
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import F32, I32, I64
+from specrun.bindings.ggml.graph import GraphBuilder, Rope
+from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.ggml.weights import TensorStore
 from specrun.runtime.heads.head_file import HeadFile
 
 Array = npt.NDArray[Any]

@@ -9,16 +9,14 @@ from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDrafter
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import (
+from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
+from specrun.runtime.trees.growth import LawSource, TreeSampling
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree_laws import (
     RANKED_TOKENS,
-    DynamicShape,
     EvaluatedDepth,
-    LawSource,
     PathLaws,
     Paths,
-    Topology,
-    TreeSampling,
-    check_sampling,
     grow_draft,
     ranking_params,
 )

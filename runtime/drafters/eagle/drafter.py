@@ -18,17 +18,10 @@ from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads import FloatRows, RankedTokens, copied_rows
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import (
-    DynamicShape,
-    EvaluatedDepth,
-    PathLaws,
-    Paths,
-    Topology,
-    TreeSampling,
-    check_p_min,
-    check_sampling,
-    grow_draft,
-)
+from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
+from specrun.runtime.trees.growth import TreeSampling
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree_laws import EvaluatedDepth, PathLaws, Paths, check_p_min, grow_draft
 
 
 class EagleDrafter(StatesDrafter):
