@@ -17,7 +17,7 @@ Builder = Callable[[Expression, DraftEnvironment, BuildPart], DrafterWeights]
 """Builds an expression of one method; combinators build their members with the third argument."""
 
 
-def build_drafter(text: str, environment: DraftEnvironment) -> DrafterWeights:
+def build_drafter(text: str, env: DraftEnvironment) -> DrafterWeights:
     """Return the weights of the drafter that an expression describes.
 
     Building or the first start raises `OptionError` for an expression or option that makes no
@@ -29,12 +29,12 @@ def build_drafter(text: str, environment: DraftEnvironment) -> DrafterWeights:
         raise OptionError(
             f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts"
         )
-    weights = _build(expression, environment)
+    weights = _build(expression, env)
 
     def start() -> Drafter:
         drafter = weights.start()
         try:
-            check_verifiable(environment.target, drafter.name, drafter.max_leaves)
+            check_verifiable(env.target, drafter.name, drafter.max_leaves)
         except BaseException:
             drafter.close()
             raise
@@ -48,16 +48,14 @@ def load_builder(method: Method) -> Builder:
     return cast("Builder", getattr(importlib.import_module(method.module), method.builder_name))
 
 
-def _build(expression: Expression, environment: DraftEnvironment) -> DrafterWeights:
+def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
     method = find_method(expression.atom)
     if expression.atom != "none":
-        check_rollback(environment.target)
+        check_rollback(env.target)
     method.read(expression)  # refuses what the method does not take, before anything is loaded
-    return load_builder(method)(expression, environment, _build)
+    return load_builder(method)(expression, env, _build)
 
 
-def build_none(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_none(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `none`: plain decoding."""
     return DrafterWeights(NoDrafter.name, NoDrafter)

@@ -50,17 +50,17 @@ BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]
 
 
 def build_parts(
-    expressions: Sequence[Expression], environment: DraftEnvironment, build: BuildPart
+    expressions: Sequence[Expression], env: DraftEnvironment, build: BuildPart
 ) -> list[DrafterWeights]:
     """Build several parts of an expression; closes those already built when one fails."""
-    return make_all(functools.partial(build, part, environment) for part in expressions)
+    return make_all(functools.partial(build, part, env) for part in expressions)
 
 
-def file_of(expression: Expression, environment: DraftEnvironment) -> Path:
+def file_of(expression: Expression, env: DraftEnvironment) -> Path:
     """Return the file that an expression names, or the demo's own for this kind of drafter."""
     if expression.arguments:
         return Path(expression.arguments[0].atom).expanduser()
-    default = (environment.default_files or {}).get(expression.atom)
+    default = (env.default_files or {}).get(expression.atom)
     if default is None:
         file = find_method(expression.atom).file
         request = "there is no file to name" if file is None else file.request

@@ -31,9 +31,7 @@ class StatesDrafter(Drafter):
     """
 
     def __init__(self, name: str, state: TextRows[Any], cells: Cells, n_params: int) -> None:
-        self.name = name
-        self._text_rows = state
-        self._owned = cells
+        self.name, self._text_rows, self._owned = name, state, cells
         self._n_params = n_params
         self._prompt: list[int] = []
 

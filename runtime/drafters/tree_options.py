@@ -30,14 +30,9 @@ from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.methods import find_method, options_of
 from specrun.runtime.tree import ROOT
-from specrun.runtime.trees import (
-    MAX_NODES,
-    DynamicShape,
-    Topology,
-    TreeSampling,
-    check_leaves,
-    parse_topology,
-)
+from specrun.runtime.trees.eagle2_tree import DynamicShape
+from specrun.runtime.trees.growth import TreeSampling
+from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
 
 _DEPTH, _TOPK, _NODES = 5, 4, 16
 _PLANNED_NODES = 24
@@ -140,7 +135,7 @@ def tree_sampling(options: ExpressionOptions, default: TreeSampling) -> TreeSamp
 def head_tree(
     expression: Expression,
     options: ExpressionOptions,
-    environment: DraftEnvironment,
+    env: DraftEnvironment,
     *,
     stored: Accuracy | None,
     n_depths: int,
@@ -167,8 +162,8 @@ def head_tree(
     if nodes is not None:
         topology = medusa_tree(accuracy, nodes)
     else:
-        curve = environment.curve
-        most = max(1, min(63, environment.context.n_batch - 1, environment.n_ctx - 1))
+        curve = env.curve
+        most = max(1, min(63, env.context.n_batch - 1, env.n_ctx - 1))
         seconds = depth_cost * curve.seconds(1)
         topology = plan_medusa_tree(accuracy, curve, seconds, most=most).topology
     check_leaves(expression, topology.n_leaves)

@@ -22,16 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import MalformedFileError
-from specrun.bindings.ggml import (
-    F32,
-    I32,
-    I64,
-    ComputeDevice,
-    GraphBuilder,
-    Rope,
-    Tensor,
-    TensorStore,
-)
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import F32, I32, I64
+from specrun.bindings.ggml.graph import GraphBuilder, Rope
+from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.ggml.weights import TensorStore
 from specrun.runtime.heads.head_file import HeadFile
 
 Array = npt.NDArray[Any]
@@ -220,8 +215,7 @@ class LayerWeights:
     """A layer's tensors by the names above, among those of a whole head."""
 
     def __init__(self, store: TensorStore, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
+        self._store, self._prefix = store, prefix
 
     def __getitem__(self, name: str) -> Tensor:
         return Tensor(self._store[self._prefix + name])

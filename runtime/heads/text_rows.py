@@ -107,9 +107,7 @@ class TextRows(Generic[Said]):
     def __init__(
         self, evaluate: Callable[[RowPiece], Said], n_cells: int, *, ahead: int, chunk: int = _CHUNK
     ) -> None:
-        self._evaluate = evaluate
-        self._n_cells = n_cells
-        self._ahead = ahead
+        self._evaluate, self._n_cells, self._ahead = evaluate, n_cells, ahead
         self._chunk = chunk
         # Rows belong to the beginning of it that they depend on. What may follow means nothing: an
         # interrupt may have left it there.

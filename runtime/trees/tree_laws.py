@@ -44,9 +44,7 @@ class PathLaws:
         request: DraftRequest,
         params: SamplingParams,
     ) -> None:
-        self._root = root
-        self._below = below
-        self._request = request
+        self._root, self._below, self._request = root, below, request
         self._params = params
         self._parents: list[int] = []  # of all evaluated nodes
         self._tokens: list[int] = []

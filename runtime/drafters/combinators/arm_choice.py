@@ -16,14 +16,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+# The weight of a round of an arm after its next one: estimates look back about 100 rounds.
 _MEMORY = 0.99
-"""Weight of a round of an arm after its next one: estimates look back about 100 rounds."""
-
+# What is believed of an arm's rounds before they were seen: their spread, and its weight.
 _PRIOR_ROUNDS, _PRIOR_SPREAD, _PLAIN_SPREAD, _PRIOR_TOKENS = 2.0, 0.5, 0.1, 2.0
-"""What is believed of an arm's rounds before they were seen: their spread, and its weight."""
-
+# Rounds that take more than so many medians of their arm were disturbed, and count as so many.
 _STALL = 2.0
-"""Rounds that take more than so many medians of their arm were disturbed, and count as so many."""
 
 
 @dataclass(slots=True)
@@ -39,9 +37,7 @@ class Arm:
     catch_up: float | None = None  # seconds for each such token, once measured
     patience: float = 1.0
     ever_drafted: bool = False
-    recent: tuple[deque[float], deque[float]] = field(
-        default_factory=lambda: (deque(maxlen=9), deque(maxlen=9))
-    )
+    recent: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=9) for _ in range(2)])
 
     @property
     def rate(self) -> float:
@@ -75,47 +71,21 @@ class Arm:
         return math.sqrt(variance) / self.mean_seconds
 
 
-_OPTIMISM, _EARLY_OPTIMISM = 1.5, 4.0
-"""How many standard errors an arm is given the benefit of, later and while trying is free."""
-
-_CAUTION = 0.5
-"""How many standard errors a probed arm has to be better by to take the place of the best."""
-
-_AHEAD = 1.2
-"""From this speed-up on, the best arm may spend more on looking for a better one."""
-
-_DRIFT = 0.1
-"""Relative standard deviation of a rate's change after `_DRIFT_ROUNDS` rounds unseen."""
-
-_DRIFT_ROUNDS = 32
-
+_OPTIMISM, _EARLY_OPTIMISM = 1.5, 4.0  # standard errors in an arm's favour; while trying is free
+_CAUTION = 0.5  # standard errors that a probed arm has to be better by to take the best one's place
+_AHEAD = 1.2  # from this speed-up on, the best arm may spend more on looking for a better one
+# The relative standard deviation of a rate's change after so many rounds unseen.
+_DRIFT, _DRIFT_ROUNDS = 0.1, 32
+# Rounds after which an arm that is alike but more complicated is known, and left alone for.
 _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
-"""Rounds after which an arm that is alike but more complicated is known, and left alone for."""
-
-_MAX_PATIENCE = 8
-
-_PROBE_ROUNDS = 4
-
-_FIRST_ROUNDS = 2
-"""Rounds of the first arm before others are looked at: enough to compare them with."""
-
-_TIE = 0.03
-"""Rates that differ by less than this share are alike: the simpler arm is taken."""
-
-_SEGMENT = 4
-"""Rounds between decisions while the best arm is used."""
-
-_MEASURABLE = 16
-"""Tokens that an arm must be behind for its first round to tell what catching up costs."""
-
-_TICK = 1e-9
-"""The shortest round: clocks may stand still."""
-
-_OUT_OF_REACH = 2.0
-"""A probe that would lose this many times all that may be lost so far is not waited for."""
-
-_SPARE = 0.02
-"""The share of all that may be lost which a probe may take while others are being saved for."""
+_MAX_PATIENCE, _PROBE_ROUNDS = 8, 4
+_FIRST_ROUNDS = 2  # of the first arm before others are looked at: enough to compare them with
+_TIE = 0.03  # rates that differ by less than this share are alike: the simpler arm is taken
+_SEGMENT = 4  # rounds between decisions while the best arm is used
+_MEASURABLE = 16  # tokens behind from which an arm's first round tells what catching up costs
+_TICK = 1e-9  # the shortest round: clocks may stand still
+_OUT_OF_REACH = 2.0  # a probe that would lose so many times all that may be lost is not waited for
+_SPARE = 0.02  # of all that may be lost: what a probe may take while others are being saved for
 
 
 class ArmChooser:
@@ -138,18 +108,12 @@ class ArmChooser:
         budget_ahead: float = 0.03,
     ) -> None:
         self.arms = [Arm() for _ in range(n_arms)]
-        self._free_tokens = free_tokens
-        self._plain = plain
+        self._free_tokens, self._plain = free_tokens, plain
         self._sizes = sizes or (1,) * n_arms
-        self._budget = budget
-        self._budget_ahead = budget_ahead
-        self._now = 0
-        self._tokens = 0
-        self._elapsed = 0.0
-        self._lost = 0.0
-        self._best = 0
-        self._current = 0
-        self._left = 0
+        self._budget, self._budget_ahead = budget, budget_ahead
+        self._now = self._tokens = 0
+        self._elapsed = self._lost = 0.0
+        self._best = self._current = self._left = 0
         self._probing = False
         # Tokens, seconds and whether anything was drafted, of the rounds since the arm changed.
         self._run: list[tuple[int, float, bool]] = []
@@ -203,8 +167,8 @@ class ArmChooser:
         arm.last_seen = self._now
         for other in self.arms:
             other.behind = 0 if other is arm else other.behind + tokens
-        if self._probing and self._is_hopeless(arm):
-            self._left = 0
+        if self._probing and len(self._run) > 2 and self._possible_rate(arm) < best.rate:
+            self._left = 0  # it is hopeless
 
     def _count_first(self, arm: Arm, usual: float) -> None:
         """Count the first round of a run, but not what of it was catching up."""
@@ -222,10 +186,6 @@ class ArmChooser:
             self._count_first(self.arms[self._current], self._run[0][1])
         self._run.clear()
 
-    def _is_hopeless(self, arm: Arm) -> bool:
-        best = self.arms[self._best]
-        return len(self._run) > 2 and self._possible_rate(arm) < best.rate
-
     def _decide(self) -> None:
         if self._probing:
             self._judge_probe()
@@ -236,10 +196,8 @@ class ArmChooser:
         if chosen != self._current:
             self._finish_run()
             self._current = chosen
-        if self.is_new:
-            self._left = _FIRST_ROUNDS
-        else:
-            self._left = _PROBE_ROUNDS if self._probing else _SEGMENT
+        usual = _PROBE_ROUNDS if self._probing else _SEGMENT
+        self._left = _FIRST_ROUNDS if self.is_new else usual
 
     def _simplest_of_the_best(self) -> int:
         """Return the arm of the best shown rate, or a simpler one that is as good as that."""

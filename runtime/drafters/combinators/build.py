@@ -38,7 +38,7 @@ from specrun.runtime.trees import check_leaves
 
 
 def build_cascade(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
+    expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
     """Build `cascade(draft(a.gguf, n=5), b, rounds=0)`: b drafts for the draft model."""
     options = options_of(expression)
@@ -46,10 +46,10 @@ def build_cascade(
         example = "cascade(draft(a.gguf, n=5), prompt-lookup)"
         raise OptionError(f"{expression}: a cascade has two parts, as in {example}")
     outer, inner = expression.arguments
-    draft = _open_cascade(expression, outer, environment, options.integer("rounds", 0))
+    draft = _open_cascade(expression, outer, env, options.integer("rounds", 0))
     try:
         # For the inner drafter the draft model is the target.
-        parts = build(inner, dataclasses.replace(environment, target=draft.model))
+        parts = build(inner, dataclasses.replace(env, target=draft.model))
     except BaseException:
         draft.model.close()
         raise
@@ -64,20 +64,20 @@ class _CascadeModel:
     name: str
     chain: ChainOptions
     max_rounds: int
-    environment: DraftEnvironment
+    env: DraftEnvironment
 
     def start(self, inner: Drafter) -> CascadeDrafter:
         """Return a conversation's cascade, which owns `inner`: if anything fails, it is closed."""
         with contextlib.ExitStack() as opened:  # closed again if anything below fails
             opened.callback(inner.close)
             options = dataclasses.replace(
-                draft_context_options(self.environment.context, self.model),
+                draft_context_options(self.env.context, self.model),
                 n_sequences=inner.max_leaves,
                 n_outputs=inner.max_nodes + 1 + JOINED_TOKENS,
             )
             context = Context(self.model, options)
             opened.callback(context.close)
-            target_size = self.environment.target.vocabulary.size
+            target_size = self.env.target.vocabulary.size
             drafter = CascadeDrafter(
                 DraftModelTarget(context, target_vocab_size=target_size),
                 inner,
@@ -92,15 +92,15 @@ class _CascadeModel:
 
 
 def _open_cascade(
-    expression: Expression, outer: Expression, environment: DraftEnvironment, max_rounds: int
+    expression: Expression, outer: Expression, env: DraftEnvironment, max_rounds: int
 ) -> _CascadeModel:
     chain = _cascade_chain(outer, expression)
-    model = open_draft_model(file_of(outer, environment), environment)
-    return _CascadeModel(model, str(expression), chain, max_rounds, environment)
+    model = open_draft_model(file_of(outer, env), env)
+    return _CascadeModel(model, str(expression), chain, max_rounds, env)
 
 
 def build_ouroboros(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
+    expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
     """Build `ouroboros(draft(a.gguf, n=5), phrases=3, length=4, pool=FILE)`.
 
@@ -113,12 +113,12 @@ def build_ouroboros(
         allowed = f"1 or more phrases of length 1 to {MAX_NGRAM - 1}"
         raise OptionError(f"{expression}: give {allowed}, not {count} of {length}")
     check_leaves(expression, count, "use fewer phrases")
-    store = open_pool(expression, environment, length + 1)
+    store = open_pool(expression, env, length + 1)
     outer = expression.arguments[0] if expression.arguments else Expression("draft")
-    draft = _open_cascade(expression, outer, environment, 0)
+    draft = _open_cascade(expression, outer, env, 0)
     try:
-        _require_room(expression, draft.chain.n + count * length, environment)
-        curve = environment.curve
+        _require_room(expression, draft.chain.n + count * length, env)
+        curve = env.curve
     except BaseException:
         draft.model.close()
         raise
@@ -134,11 +134,11 @@ def build_ouroboros(
     return DrafterWeights(str(expression), start, [store, draft.model])
 
 
-def _require_room(expression: Expression, nodes: int, environment: DraftEnvironment) -> None:
-    if nodes + 1 > environment.context.n_batch:
+def _require_room(expression: Expression, nodes: int, env: DraftEnvironment) -> None:
+    if nodes + 1 > env.context.n_batch:
         raise OptionError(
             f"{expression} evaluates up to {nodes + 1} tokens at once, which do not fit a batch of "
-            f"{environment.context.n_batch}: use fewer or shorter phrases, or raise the batch "
+            f"{env.context.n_batch}: use fewer or shorter phrases, or raise the batch "
             "size (-b)"
         )
 
@@ -160,16 +160,14 @@ def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
     return chain
 
 
-def build_relay(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_relay(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `relay(draft(a.gguf)@2, prompt-lookup@3)`: each part goes on below the one before."""
     name, arguments = str(expression), expression.arguments
     if len(arguments) < 2:
         example = "relay(draft(a.gguf)@2, ...)"
         raise OptionError(f"{expression}: a relay needs at least two parts, as in {example}")
     counts = [part.count for part in arguments]
-    parts = build_parts([_without_count(part) for part in arguments], environment, build)
+    parts = build_parts([_without_count(part) for part in arguments], env, build)
     return combined(name, parts, lambda members: RelayDrafter(members, counts, name=name))
 
 
@@ -183,10 +181,10 @@ def _without_count(part: Expression) -> Expression:
 
 
 def build_ensemble(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
+    expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
     """Build `ensemble(a, b, ...)`."""
-    name, parts = str(expression), build_parts(expression.arguments, environment, build)
+    name, parts = str(expression), build_parts(expression.arguments, env, build)
     return combined(name, parts, lambda members: EnsembleDrafter(members, name=name))
 
 
@@ -199,28 +197,26 @@ def auto_expression(draft: str) -> str:
     return f"auto({', '.join([draft, *_WITHOUT_MODEL])})"
 
 
-def build_auto(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `auto(a, b, replay=FILE)`; plain decoding is always one of the choices."""
     options = options_of(expression)
     replay = options.optional("replay")
     logs = read_choice_logs(Path(replay).expanduser()) if replay is not None else []
-    arms = list(expression.arguments) or _default_arms(environment)
+    arms = list(expression.arguments) or _default_arms(env)
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
         arms.append(_NONE)
     _refuse_twins(expression, arms)
-    name, sizes, clock = str(expression), [_size(arm) for arm in arms], environment.clock
+    name, sizes, clock = str(expression), [_size(arm) for arm in arms], env.clock
 
     def combine(members: Sequence[Drafter]) -> Drafter:
         return AutoDrafter(members, replay=logs, clock=clock, sizes=sizes, name=name)
 
-    return combined(name, build_parts(arms, environment, build), combine)
+    return combined(name, build_parts(arms, env, build), combine)
 
 
-def _default_arms(environment: DraftEnvironment) -> list[Expression]:
-    draft = [Expression("draft")] if "draft" in (environment.default_files or {}) else []
-    blocks = [Expression("mtp")] if can_draft_nextn(environment.target) else []
+def _default_arms(env: DraftEnvironment) -> list[Expression]:
+    draft = [Expression("draft")] if "draft" in (env.default_files or {}) else []
+    blocks = [Expression("mtp")] if can_draft_nextn(env.target) else []
     return [*draft, *blocks, *map(Expression, _WITHOUT_MODEL)]
 
 

@@ -72,12 +72,8 @@ class CascadeDrafter(Drafter):
         if inner.reads_target:
             problem = "in a cascade it would draft for the draft model"
             raise OptionError(f"{inner.name} reads the target's hidden states, and {problem}")
-        self.name = name
-        self.max_nodes = num_draft_tokens
-        self._model = model
-        self._sampling = sampling
-        self._p_min = p_min
-        self._max_rounds = max_rounds
+        self.name, self.max_nodes, self._model = name, num_draft_tokens, model
+        self._sampling, self._p_min, self._max_rounds = sampling, p_min, max_rounds
         self._counter = RoundCounter()
         self._inner = inner
         self._text = Conversation(inner)  # as model and inner drafter know it, guesses included

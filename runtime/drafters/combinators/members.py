@@ -105,8 +105,7 @@ class MemberNoise:
     """A member's own draws: with the same keys, two members' drafts would be dependent: biased."""
 
     def __init__(self, noise: NoiseSource, index: int) -> None:
-        self._noise = noise
-        self._index = index
+        self._noise, self._index = noise, index
 
     def seek(self, position: int) -> None:
         """Turn to this member's draws of a position; ensembles inside ensembles stay apart too."""
@@ -165,8 +164,7 @@ class MemberRows:
     """An evaluation's rows in other numbers: row i is that of the node `places[i]`."""
 
     def __init__(self, rows: EvaluatedRows, places: Sequence[int]) -> None:
-        self._rows = rows
-        self._places = places
+        self._rows, self._places = rows, places
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of the member's row."""

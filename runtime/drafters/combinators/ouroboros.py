@@ -83,8 +83,7 @@ class PhraseDrafter(Drafter):
         self.name = f"phrases({count})"
         self.max_leaves = count
         self.max_nodes = count * length
-        self._store = store
-        self._count = count
+        self._store, self._count = store, count
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the latest phrases that begin with the last token."""
@@ -116,11 +115,8 @@ class OuroborosDrafter(Drafter):
         self.name = name
         self.max_nodes = draft.max_nodes + count * length
         self.max_leaves = draft.max_leaves + count - 1
-        self._draft = draft
-        self._store = store
-        self._count = count
-        self._length = length
-        self._guard = guard
+        self._draft, self._store, self._count = draft, store, count
+        self._length, self._guard = length, guard
         self._read: list[int] = []
         self._proposal: _Proposal | None = None
         self._n_phrases = [0, 0]  # drafted, and used by at least one token

@@ -50,20 +50,18 @@ def chain_options(expression: Expression) -> ChainOptions:
     return ChainOptions(options.integer("n", 5), sampling, p_min, adaptive_exit)
 
 
-def build_draft(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `draft(a.gguf, ...)`: a chain or a tree from a draft model."""
     tree = TreeOptions.of(expression)
     if tree.asks_for_tree:
-        return _build_draft_tree(expression, environment, tree)
+        return _build_draft_tree(expression, env, tree)
     chain = chain_options(expression)
 
     def drafter(context: Context) -> Drafter:
         adaptive = chain.adaptive_exit
         return DraftModelDrafter(
             context,
-            target_vocab_size=environment.target.vocabulary.size,
+            target_vocab_size=env.target.vocabulary.size,
             num_draft_tokens=chain.n,
             sampling=chain.sampling,
             p_min=chain.p_min,
@@ -72,7 +70,7 @@ def build_draft(
             name=str(expression),
         )
 
-    return _with_draft_model(expression, environment, drafter)
+    return _with_draft_model(expression, env, drafter)
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -87,7 +85,7 @@ def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
 
 
 def _build_draft_tree(
-    expression: Expression, environment: DraftEnvironment, tree: TreeOptions
+    expression: Expression, env: DraftEnvironment, tree: TreeOptions
 ) -> DrafterWeights:
     options = options_of(expression)
     if _adaptive_exit(options) is not None:
@@ -95,39 +93,39 @@ def _build_draft_tree(
         raise OptionError(f"{expression}: {problem}")
     p_min = options.number("p_min", 0.0)
     sampling = tree_sampling(options, "argmax" if tree.is_dynamic else "without")
-    path = file_of(expression, environment)
+    path = file_of(expression, env)
 
     def plan(nodes: int, depth: int) -> Topology:
-        measured = measured_acceptance(environment.target.path, path, sampling)
+        measured = measured_acceptance(env.target.path, path, sampling)
         return best_tree(measured or typical_acceptance(sampling), nodes, depth)
 
-    shape = tree.shape(environment.context.n_batch, plan)
+    shape = tree.shape(env.context.n_batch, plan)
 
     def drafter(context: Context) -> Drafter:
         return DraftTreeDrafter(
             context,
-            target_vocab_size=environment.target.vocabulary.size,
+            target_vocab_size=env.target.vocabulary.size,
             shape=shape,
             sampling=sampling,
             p_min=p_min,
             name=str(expression),
         )
 
-    return _with_draft_model(expression, environment, drafter, *draft_size(shape))
+    return _with_draft_model(expression, env, drafter, *draft_size(shape))
 
 
 def _with_draft_model(
     expression: Expression,
-    environment: DraftEnvironment,
+    env: DraftEnvironment,
     make: Callable[[Context], Drafter],
     n_sequences: int = 1,
     n_outputs: int = 1,
 ) -> DrafterWeights:
     """Open a draft model; every conversation gets what `make` makes of a context of this size."""
-    model = open_draft_model(file_of(expression, environment), environment)
+    model = open_draft_model(file_of(expression, env), env)
 
     def start() -> Drafter:
-        options = draft_context_options(environment.context, model)
+        options = draft_context_options(env.context, model)
         options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
         context = Context(model, options)
         try:
@@ -139,12 +137,12 @@ def _with_draft_model(
     return DrafterWeights(str(expression), start, [model])
 
 
-def open_draft_model(path: Path, environment: DraftEnvironment) -> Model:
+def open_draft_model(path: Path, env: DraftEnvironment) -> Model:
     """Load a draft model for the target; raises `PairError` or `UnsupportedModelError`."""
-    layers = resolve_gpu_layers(environment.n_gpu_layers, path)
-    model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap)
+    layers = resolve_gpu_layers(env.n_gpu_layers, path)
+    model = Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap)
     try:
-        check_pair(environment.target, model)
+        check_pair(env.target, model)
     except BaseException:
         model.close()
         raise

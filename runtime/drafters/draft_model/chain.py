@@ -48,8 +48,7 @@ class DraftModelDrafter(ModelDrafter):
             )
         self._state = DraftModelState(context, target_vocab_size=target_vocab_size)
         super().__init__(self._state, p_min=p_min, name=name)
-        self.max_nodes = num_draft_tokens
-        self._sampling = sampling
+        self.max_nodes, self._sampling = num_draft_tokens, sampling
         self._exit = adaptive_exit
         self._drafted: Sequence[int] = ()
         self._most = 0

@@ -207,8 +207,7 @@ class ModelDrafter(Drafter):
 
     def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
         check_p_min(p_min)
-        self.name = name
-        self._p_min = p_min
+        self.name, self._p_min = name, p_min
         self._context = state.context
         self._model_state = state
 

@@ -9,16 +9,14 @@ from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDrafter
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import (
+from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
+from specrun.runtime.trees.growth import LawSource, TreeSampling
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree_laws import (
     RANKED_TOKENS,
-    DynamicShape,
     EvaluatedDepth,
-    LawSource,
     PathLaws,
     Paths,
-    Topology,
-    TreeSampling,
-    check_sampling,
     grow_draft,
     ranking_params,
 )
@@ -55,8 +53,7 @@ class DraftTreeDrafter(ModelDrafter):
         # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
         only_order = isinstance(shape, Topology) and p_min == 0.0
         self._ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
-        self._shape = shape
-        self._sampling = sampling
+        self._shape, self._sampling = shape, sampling
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
 
     def propose(self, request: DraftRequest) -> DraftTree:

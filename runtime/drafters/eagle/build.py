@@ -27,37 +27,33 @@ from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_p_
 _DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
 
 
-def build_eagle(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_eagle(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `n=4` for a chain or `tree=4x2`."""
-    return _build(expression, environment, EagleHead)
+    return _build(expression, env, EagleHead)
 
 
-def build_eagle3(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_eagle3(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `eagle3(head.gguf, ...)`, with the options of `eagle`."""
-    return _build(expression, environment, Eagle3Head)
+    return _build(expression, env, Eagle3Head)
 
 
 def _build(
-    expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]
+    expression: Expression, env: DraftEnvironment, kind: type[EagleHead | Eagle3Head]
 ) -> DrafterWeights:
     options, tree = options_of(expression), TreeOptions.of(expression)
     sampling = tree_sampling(options, "argmax")
-    path = file_of(expression, environment)
-    plan = _planner(expression, options, tree, sampling, path, environment)
-    shape = _shape(tree, environment.context.n_batch, plan)
+    path = file_of(expression, env)
+    plan = _planner(expression, options, tree, sampling, path, env)
+    shape = _shape(tree, env.context.n_batch, plan)
     check_sampling(shape, sampling)
     p_min = options.number("p_min", 0.0)
     check_p_min(p_min)
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     ranks, whole_rows = shape.max_width, sampling != "argmax"
-    threads = environment.context.n_threads
-    head = kind(path, environment.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
-    name, n_cells = str(expression), environment.n_ctx + evaluated
+    threads = env.context.n_threads
+    head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
+    name, n_cells = str(expression), env.n_ctx + evaluated
 
     def start() -> EagleDrafter:
         return EagleDrafter(head.cells(n_cells), shape, sampling=sampling, p_min=p_min, name=name)
@@ -71,7 +67,7 @@ def _planner(
     tree: TreeOptions,
     sampling: TreeSampling,
     path: Path,
-    environment: DraftEnvironment,
+    env: DraftEnvironment,
 ) -> Callable[[int, int], Topology]:
     """Return what makes the tree of tree=sequoia, of so many nodes and depths.
 
@@ -94,7 +90,7 @@ def _planner(
             return best_tree(typical_acceptance(sampling), nodes, depth)
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
-        curve, target = environment.curve, environment.target
+        curve, target = env.curve, env.target
         # Every depth reads the head and an output matrix, which may be the target's.
         output_weights = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
         share = (file.header.n_parameters + output_weights) / target.n_params

@@ -18,17 +18,10 @@ from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads import FloatRows, RankedTokens, copied_rows
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import (
-    DynamicShape,
-    EvaluatedDepth,
-    PathLaws,
-    Paths,
-    Topology,
-    TreeSampling,
-    check_p_min,
-    check_sampling,
-    grow_draft,
-)
+from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
+from specrun.runtime.trees.growth import TreeSampling
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree_laws import EvaluatedDepth, PathLaws, Paths, check_p_min, grow_draft
 
 
 class EagleDrafter(StatesDrafter):
@@ -60,9 +53,7 @@ class EagleDrafter(StatesDrafter):
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
         self._taps = cells.taps
-        self._shape = shape
-        self._sampling = sampling
-        self._p_min = p_min
+        self._shape, self._sampling, self._p_min = shape, sampling, p_min
         # A chain that may end early is drafted depth by depth: at any size that matters a token
         # drafted in vain costs more than Python does.
         self._is_whole_chain = isinstance(shape, Topology) and shape.n_leaves == 1 and p_min == 0.0

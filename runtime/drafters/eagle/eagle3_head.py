@@ -36,14 +36,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
-from specrun.bindings.ggml import (
-    ComputeDevice,
-    GraphBuilder,
-    Rope,
-    Tensor,
-    TensorStore,
-    load_tensors,
-)
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.graph import GraphBuilder, Rope
+from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.gguf import read_header
 from specrun.bindings.layer_inputs import check_layer_inputs
 from specrun.bindings.model import Model

@@ -13,14 +13,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder
-from specrun.runtime.heads import (
-    ChainGraphs,
-    ChainTokens,
-    FloatRows,
-    KeyValueCache,
-    chain_width,
-    fill_chain_places,
-)
+from specrun.runtime.heads.attention import KeyValueCache, fill_chain_places
+from specrun.runtime.heads.graphs import ChainGraphs, ChainTokens, chain_width
+from specrun.runtime.heads.text_rows import FloatRows
 
 if TYPE_CHECKING:
     from specrun.runtime.drafters.eagle.pair_head import PairHead
@@ -35,8 +30,7 @@ class PairChains:
     """
 
     def __init__(self, head: PairHead, cache: KeyValueCache) -> None:
-        self._head = head
-        self._cache = cache
+        self._head, self._cache = head, cache
         self._ids = head.chain_ids()
         self._graphs = ChainGraphs(head.device, self._build)
 

@@ -16,19 +16,17 @@ from specrun.runtime.methods import options_of
 from specrun.runtime.trees import DynamicShape, Topology
 
 
-def build_hydra(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `hydra(heads.gguf, nodes=16)`, with `tree=4x2`, or with `depth=4, topk=4`.
 
     Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one,
     `n` for a chain.
     """
     options = options_of(expression)
-    path = file_of(expression, environment)
-    head = HydraHead(path, environment.target, n_threads=environment.context.n_threads)
+    path = file_of(expression, env)
+    head = HydraHead(path, env.target, n_threads=env.context.n_threads)
     try:
-        shape = _shape(expression, options, environment, head)
+        shape = _shape(expression, options, env, head)
         if isinstance(shape, DynamicShape):
             head.prepare([shape.topk] * shape.depth)
         else:
@@ -36,14 +34,14 @@ def build_hydra(
     except BaseException:
         head.close()
         raise
-    name, n_cells = str(expression), environment.n_ctx
+    name, n_cells = str(expression), env.n_ctx
     return DrafterWeights(name, lambda: HydraDrafter(head.cells(n_cells), shape, name=name), [head])
 
 
 def _shape(
     expression: Expression,
     options: ExpressionOptions,
-    environment: DraftEnvironment,
+    env: DraftEnvironment,
     head: HydraHead,
 ) -> Topology | DynamicShape:
     tree = TreeOptions.of(expression)
@@ -55,10 +53,10 @@ def _shape(
         return head_tree(
             expression,
             options,
-            environment,
+            env,
             stored=head.accuracy,
             n_depths=head.n_heads,
-            depth_cost=head.evaluated_params / head.n_heads / environment.target.n_params,
+            depth_cost=head.evaluated_params / head.n_heads / env.target.n_params,
             typical=(TYPICAL_PATH_ACCURACY,) * head.n_heads,
         )
     if options.optional("accuracy") is not None:
@@ -67,4 +65,4 @@ def _shape(
     if tree.depth is None:
         most = head.n_heads if tree.nodes is None else max(1, tree.nodes)
         tree = dataclasses.replace(tree, depth=min(head.n_heads, most))
-    return tree.shape(environment.context.n_batch, lambda nodes, depth: Topology(()))
+    return tree.shape(env.context.n_batch, lambda nodes, depth: Topology(()))

@@ -19,24 +19,13 @@ from collections.abc import Sequence
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.hydra.hydra_head import HydraCells
 from specrun.runtime.drafters.states_drafter import StatesDrafter
-from specrun.runtime.heads import (
-    MOST_CHAIN_ROWS,
-    ChainTokens,
-    FloatRows,
-    RowPiece,
-    TextRows,
-    copied_rows,
-)
+from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, ChainTokens
+from specrun.runtime.heads.text_rows import FloatRows, RowPiece, TextRows, copied_rows
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
-from specrun.runtime.trees import (
-    DynamicShape,
-    EvaluatedDepth,
-    PathLaws,
-    Paths,
-    Topology,
-    grow_draft,
-)
+from specrun.runtime.trees.eagle2_tree import DynamicShape
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree_laws import EvaluatedDepth, PathLaws, Paths, grow_draft
 
 
 class HydraState(TextRows[FloatRows]):
@@ -86,8 +75,7 @@ class HydraDrafter(StatesDrafter):
         super().__init__(name, self._state, cells, cells.n_params)
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
-        self._heads = cells
-        self._shape = shape
+        self._heads, self._shape = cells, shape
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""

@@ -24,8 +24,7 @@ class HydraChains:
     """The graphs of one conversation's chains. Close them before its prefix cells and the head."""
 
     def __init__(self, head: HydraHead, prefix: PrefixCells | None) -> None:
-        self._head = head
-        self._prefix = prefix
+        self._head, self._prefix = head, prefix
         self._graphs = ChainGraphs(head.device, self._build)
 
     def run(

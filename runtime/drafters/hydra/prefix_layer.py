@@ -22,19 +22,18 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml import F32, ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
-from specrun.runtime.heads import (
+from specrun.runtime.heads.attention import (
     AttentionSizes,
-    FloatRows,
-    HeadFile,
     KeyValueCache,
     LayerWeights,
-    LengthGraphs,
     decoder_layer,
     fill_chain_places,
-    filled_width,
     layer_attention,
     layer_tensor_names,
 )
+from specrun.runtime.heads.graphs import LengthGraphs, filled_width
+from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.text_rows import FloatRows
 
 _PREFIX = "hydra.prefix."
 

@@ -27,19 +27,17 @@ _PLANNED_NODES = 16
 _YES_NO = ["yes", "no"]
 
 
-def build_jacobi(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_jacobi(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `jacobi(n=4)`."""
     options = options_of(expression)
     n, seed = options.integer("n", 4), options.integer("seed", 0)
-    _require_room(expression, environment, n, 1)
+    _require_room(expression, env, n, 1)
     name = str(expression)
     return DrafterWeights(name, lambda: JacobiDrafter(n=n, seed=seed, name=name))
 
 
 def build_lookahead(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
+    expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
     """Build `lookahead(window=15, ngram=5, guesses=15, pool=FILE)`; what is left out is planned.
 
@@ -53,7 +51,7 @@ def build_lookahead(
     ngram = _NGRAM if given is None else given
     if not 2 <= ngram <= MAX_NGRAM:
         raise OptionError(f"{expression}: ngram is {ngram}: give 2 to {MAX_NGRAM}")
-    curve = environment.curve
+    curve = env.curve
     window, n_guesses = options.optional_integer("window"), options.optional_integer("guesses")
     width = plan_lookahead(curve, ngram).window if window is None else window
     if width < 0 or (n_guesses or 0) < 0:
@@ -65,8 +63,8 @@ def build_lookahead(
     guesses = _guesses(curve, width, ngram, n_guesses)
     nodes = window_nodes(width, ngram) + guesses().max_nodes
     leaves = window_leaves(width, ngram) + guesses().max_leaves
-    _require_room(expression, environment, nodes, leaves)
-    store = open_pool(expression, environment, ngram)
+    _require_room(expression, env, nodes, leaves)
+    store = open_pool(expression, env, ngram)
     learn_text, seed = options.choice("text", _YES_NO, "yes") == "yes", options.integer("seed", 0)
 
     def start() -> Drafter:
@@ -94,7 +92,7 @@ def _guesses(
     return functools.partial(PlannedGuesses, curve, max_leaves=leaves, max_nodes=_most_nodes(curve))
 
 
-def open_pool(expression: Expression, environment: DraftEnvironment, ngram: int) -> NgramStore:
+def open_pool(expression: Expression, env: DraftEnvironment, ngram: int) -> NgramStore:
     """Return the store of an expression's n-gram pool: its options `pool`, `save` and bounds."""
     options = options_of(expression)
     path = options.optional("pool")
@@ -103,7 +101,7 @@ def open_pool(expression: Expression, environment: DraftEnvironment, ngram: int)
         raise OptionError(f"{expression}: save=no is about a pool's file: name it with pool=FILE")
     return open_store(
         None if path is None else Path(path).expanduser(),
-        environment.target.vocabulary,
+        env.target.vocabulary,
         n=ngram,
         per_key=options.integer("per_key", _PER_KEY),
         max_keys=options.integer("max_keys", _MAX_KEYS),
@@ -116,14 +114,12 @@ def _most_nodes(curve: CostCurve) -> int:
     return max(range(1, _PLANNED_NODES + 1), key=lambda n: (n + 1) / curve.seconds(n + 1))
 
 
-def _require_room(
-    expression: Expression, environment: DraftEnvironment, nodes: int, leaves: int
-) -> None:
+def _require_room(expression: Expression, env: DraftEnvironment, nodes: int, leaves: int) -> None:
     """Raise where no evaluation could hold a proposal of this size."""
     check_leaves(expression, leaves, "lower window or guesses")
     for limit, name, advice in (
-        (environment.context.n_batch, "a batch", "the batch size (-b)"),
-        (environment.n_ctx, "a context", "the context size (-c)"),
+        (env.context.n_batch, "a batch", "the batch size (-b)"),
+        (env.n_ctx, "a context", "the context size (-c)"),
     ):
         if nodes + 1 > limit:
             raise OptionError(

@@ -95,14 +95,9 @@ class Guesses(Protocol):
     max_leaves: int
 
     def add_to(
-        self,
-        builder: TreeBuilder,
-        pool: NgramPool,
-        request: DraftRequest,
-        max_nodes: int,
-        beside: int,
+        self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
     ) -> None:
-        """Add guesses after the request's tokens, to be evaluated with `beside` other nodes."""
+        """Add up to `room` guesses after the request, to be evaluated with `beside` other nodes."""
 
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
         """Compare what the pool would have guessed with the tokens from `start` on, new to it."""
@@ -121,17 +116,12 @@ class LatestGuesses:
         self.max_nodes = limit * (ngram - 1)
 
     def add_to(
-        self,
-        builder: TreeBuilder,
-        pool: NgramPool,
-        request: DraftRequest,
-        max_nodes: int,
-        beside: int,
+        self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
     ) -> None:
         """Add them; those that begin alike share their nodes."""
         guesses = pool.guesses(request.tokens[-1], self.max_leaves)
-        room = min(max_nodes, self.max_nodes)
-        add_phrases(builder, guesses, request.max_depth, room, request.end_tokens)
+        room = min(room, self.max_nodes)
+        add_phrases(tree, guesses, request.max_depth, room, request.end_tokens)
 
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
         """Nothing to learn: every guess is drafted."""
@@ -153,17 +143,11 @@ class PlannedGuesses:
     ) -> None:
         self.max_leaves = max_leaves
         self.max_nodes = max_nodes if max_leaves else 0
-        self._depth = depth
-        self._curve = curve
+        self._depth, self._curve = depth, curve
         self._acceptance = MatchAcceptance()
 
     def add_to(
-        self,
-        builder: TreeBuilder,
-        pool: NgramPool,
-        request: DraftRequest,
-        max_nodes: int,
-        beside: int,
+        self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
     ) -> None:
         """Add the tree that should pay best, if any does."""
         tail = tuple(request.tokens[1 - pool.n :])
@@ -177,7 +161,7 @@ class PlannedGuesses:
         likely = grow_likely(
             root,
             below,
-            nodes=min(max_nodes, self.max_nodes),
+            nodes=min(room, self.max_nodes),
             depth=min(request.max_depth, self._depth),
             leaves=self.max_leaves,
             end_tokens=request.end_tokens,
@@ -186,7 +170,7 @@ class PlannedGuesses:
         count, _ = most_worthwhile(likely, self._curve, _WORTH, beside)
         nodes = {ROOT: ROOT}
         for number, guess in enumerate(likely[:count]):
-            nodes[number] = builder.add(nodes[guess.parent], guess.token)
+            nodes[number] = tree.add(nodes[guess.parent], guess.token)
 
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
         """Count for every token from `start` on which of the pool's continuations it was."""

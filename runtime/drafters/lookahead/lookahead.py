@@ -75,12 +75,8 @@ class LookaheadDrafter(Drafter):
         self.name = name
         self.max_nodes = window_nodes(width, ngram) + guesses.max_nodes
         self.max_leaves = max(1, window_leaves(width, ngram) + guesses.max_leaves)
-        self._ngram = ngram
-        self._width = width
-        self._guesses = guesses
-        self._store = store
-        self._guard = guard
-        self._learns_text = learn_text
+        self._ngram, self._width, self._guesses = ngram, width, guesses
+        self._store, self._guard, self._learns_text = store, guard, learn_text
         self._seed = seed
         self._random = random.Random(seed)
         self._window: LookaheadWindow | None = None
@@ -194,9 +190,7 @@ class JacobiDrafter(Drafter):
         if n < 1:
             problem = "Jacobi decoding must iterate on at least 1 token (or use none)"
             raise OptionError(f"n is {n}: {problem}")
-        self.name = name
-        self.max_nodes = n
-        self._seed = seed
+        self.name, self.max_nodes, self._seed = name, n, seed
         self._random = random.Random(seed)
         self._iterate: list[int] = []
         self._tree: DraftTree | None = None

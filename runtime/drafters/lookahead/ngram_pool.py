@@ -32,9 +32,7 @@ class NgramPool:
                 f"a pool of {max_keys} first tokens with {per_key} n-grams each: "
                 f"give at least 1 of both, and at most {_MAX_ENTRIES} together"
             )
-        self.n = n
-        self.per_key = per_key
-        self.max_keys = max_keys
+        self.n, self.per_key, self.max_keys = n, per_key, max_keys
         # first token -> the rest of its n-grams; both in the order of their last use, the latest at
         # the end
         self._rests: dict[int, dict[tuple[int, ...], None]] = {}

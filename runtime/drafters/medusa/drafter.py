@@ -84,21 +84,19 @@ class MedusaDrafter(Drafter):
         return self._heads.n_params
 
 
-def build_medusa(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `medusa(heads.gguf)`, with `tree=4x2` or `nodes=16, accuracy=FILE.csv`."""
     options = options_of(expression)
-    path = file_of(expression, environment)
-    head = MedusaHead(path, environment.target, n_threads=environment.context.n_threads)
+    path = file_of(expression, env)
+    head = MedusaHead(path, env.target, n_threads=env.context.n_threads)
     try:
         topology = head_tree(
             expression,
             options,
-            environment,
+            env,
             stored=head.accuracy,
             n_depths=head.n_heads,
-            depth_cost=head.evaluated_params / head.n_heads / environment.target.n_params,
+            depth_cost=head.evaluated_params / head.n_heads / env.target.n_params,
         )
         head.prepare(ranks_by_depth(topology))
     except BaseException:

@@ -18,16 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.ggml import (
-    F32,
-    ComputeDevice,
-    Graph,
-    GraphBuilder,
-    TargetTensors,
-    Tensor,
-    TensorStore,
-    load_tensors,
-)
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import F32
+from specrun.bindings.ggml.graph import GraphBuilder
+from specrun.bindings.ggml.ready_graph import Graph
+from specrun.bindings.ggml.target_tensors import TargetTensors
+from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
 from specrun.runtime.heads import HeadFile, stored_accuracy
 

@@ -62,9 +62,7 @@ class MtpDrafter(StatesDrafter):
         check_p_min(p_min)
         self._state = MtpState(context)
         super().__init__(name, self._state, context, n_params)
-        self.max_nodes = num_draft_tokens
-        self._context = context
-        self._sampling = sampling
+        self.max_nodes, self._context, self._sampling = num_draft_tokens, context, sampling
         self._p_min = p_min
 
     def propose(self, request: DraftRequest) -> DraftTree:
@@ -105,22 +103,20 @@ class MtpDrafter(StatesDrafter):
 _DEFAULT_TOKENS = 3  # llama.cpp's --spec-draft-n-max
 
 
-def build_mtp(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `mtp(n=3, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
     options = options_of(expression)
     n = options.optional_integer("n")
-    if n is not None and not 1 <= n < environment.context.n_batch:
-        most = f"{environment.context.n_batch - 1} tokens, as many as a batch holds"
+    if n is not None and not 1 <= n < env.context.n_batch:
+        most = f"{env.context.n_batch - 1} tokens, as many as a batch holds"
         raise OptionError(f"n is {n}: give 1 to {most}")
     schemes = list(get_args(MtpSampling))
     sampling = cast("MtpSampling", options.choice("sampling", schemes, "argmax"))
     p_min = options.number("p_min", 0.0)
     check_p_min(p_min)
-    owns_model, model = bool(expression.arguments), environment.target
+    owns_model, model = bool(expression.arguments), env.target
     if owns_model:
-        model = _open(Path(expression.arguments[0].atom).expanduser(), environment)
+        model = _open(Path(expression.arguments[0].atom).expanduser(), env)
     try:
         n_tokens = _n_tokens(expression, model, n)
         check_nextn(model)
@@ -129,7 +125,7 @@ def build_mtp(
             model.close()
         raise
     name, n_params = str(expression), model.n_params if owns_model else model.nextn.n_parameters
-    context = dataclasses.replace(environment.context, n_sequences=1, n_outputs=n_tokens + 1)
+    context = dataclasses.replace(env.context, n_sequences=1, n_outputs=n_tokens + 1)
 
     def start() -> MtpDrafter:
         opened = MtpContext(model, context)
@@ -171,13 +167,13 @@ def _n_tokens(expression: Expression, model: Model, n: int | None) -> int:
     return n or min(_DEFAULT_TOKENS, blocks)
 
 
-def _open(path: Path, environment: DraftEnvironment) -> Model:
+def _open(path: Path, env: DraftEnvironment) -> Model:
     """Open a file of NextN blocks; raises `PairError` if they were not made for such a target."""
-    layers = resolve_gpu_layers(environment.n_gpu_layers, path)
-    model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap, load_nextn=True)
+    layers = resolve_gpu_layers(env.n_gpu_layers, path)
+    model = Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap, load_nextn=True)
     try:
         check_nextn(model)
-        check_blocks(environment.target, model)
+        check_blocks(env.target, model)
     except BaseException:
         model.close()
         raise

@@ -18,11 +18,11 @@ _PROMPT_LOOKUP = "prompt-lookup"
 
 
 def build_prompt_lookup(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
+    expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
     """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F)`."""
     options = options_of(expression)
-    path, vocabulary = options.optional("reference"), environment.target.vocabulary
+    path, vocabulary = options.optional("reference"), env.target.vocabulary
     make = functools.partial(
         PromptLookupDrafter,
         num_draft_tokens=options.integer("n", 15),
@@ -31,18 +31,16 @@ def build_prompt_lookup(
         max_ngram=options.integer("max_ngram", 16),
         min_ngram=options.integer("min_ngram", 2),
         reference=None if path is None else read_reference(Path(path).expanduser(), vocabulary),
-        costs=environment.curve,
+        costs=env.curve,
         name=str(expression),
     )
-    return DrafterWeights(str(expression), lambda: _sized(make(), environment))
+    return DrafterWeights(str(expression), lambda: _sized(make(), env))
 
 
-def build_rest(
-    expression: Expression, environment: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
+def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2)`."""
     options = options_of(expression)
-    store = open_store(file_of(expression, environment), environment.target.vocabulary)
+    store = open_store(file_of(expression, env), env.target.vocabulary)
     make = functools.partial(
         RestDrafter,
         store,
@@ -51,10 +49,10 @@ def build_rest(
         branches=options.integer("branches", 2),
         places=options.integer("places", 32),
         min_match=options.integer("min_match", 2),
-        costs=environment.curve,
+        costs=env.curve,
         name=str(expression),
     )
-    return DrafterWeights(str(expression), lambda: _sized(make(), environment))
+    return DrafterWeights(str(expression), lambda: _sized(make(), env))
 
 
 def with_reference(text: str, reference: Path) -> str:
@@ -86,10 +84,10 @@ def with_reference(text: str, reference: Path) -> str:
     return expression
 
 
-def _sized(drafter: Drafter, environment: DraftEnvironment) -> Drafter:
-    if drafter.max_nodes + 1 > environment.context.n_batch:
+def _sized(drafter: Drafter, env: DraftEnvironment) -> Drafter:
+    if drafter.max_nodes + 1 > env.context.n_batch:
         raise OptionError(
             f"{drafter.name}: a tree of {drafter.max_nodes} nodes and its root do not fit a batch "
-            f"of {environment.context.n_batch}: lower nodes, or raise the batch size (-b)"
+            f"of {env.context.n_batch}: lower nodes, or raise the batch size (-b)"
         )
     return drafter

@@ -183,11 +183,9 @@ class ContinuationDrafter(Drafter):
         if branches < 1:
             raise OptionError(f"{kind}: branches is {branches}: give at least 1")
         check_leaves(f"{kind}: branches is {branches}", branches)
-        self.name = name
-        self.max_nodes = nodes
+        self.name, self.max_nodes = name, nodes
         self.max_leaves = min(branches, nodes)
-        self._depth = depth
-        self._costs = costs
+        self._depth, self._costs = depth, costs
         self._trust = MatchTrust()
         self._retrieved: Sequence[Continuation] = ()
         self._retrieved_at = -1

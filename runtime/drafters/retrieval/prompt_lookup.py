@@ -43,8 +43,7 @@ class PromptLookupDrafter(ContinuationDrafter):
             raise OptionError(
                 f"n-gram sizes from {min_ngram} to {max_ngram}: give 1 <= min_ngram <= max_ngram"
             )
-        self._places = branches
-        self._min_ngram = min_ngram
+        self._places, self._min_ngram = branches, min_ngram
         self._index = NgramIndex(min_ngram, max_ngram)
         self._reference = reference
         self._source = Realignment()

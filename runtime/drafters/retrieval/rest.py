@@ -43,8 +43,7 @@ class RestDrafter(ContinuationDrafter):
             )
         self._store = store
         self._prompt: list[int] = []
-        self._places = places
-        self._min_match = min_match
+        self._places, self._min_match = places, min_match
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep what earlier answers taught as long as the conversation goes on."""
