@@ -76,9 +76,7 @@ def probe_hash(path: Path) -> str:
     try:
         tokens = Tokenizer.from_file(str(path)).encode(PROBE).ids
     except Exception as error:  # what the package raises has no class of its own
-        raise MalformedFileError(
-            f"{path} is not a tokenizer ({str(error)[:200]}); get it again"
-        ) from error
+        raise MalformedFileError(f"{path} is no tokenizer ({str(error)[:200]})") from error
     return sha256(str(tokens).encode()).hexdigest()
 
 
@@ -96,10 +94,7 @@ def pre_tokenizer_name(tokenizer: JsonObject, path: Path, chosen: str | None = N
     if chosen is not None:
         if chosen not in NAMES:
             hint = nearest(chosen, NAMES)
-            raise OptionError(
-                f"llama.cpp has no pre-tokenizer {chosen!r}{hint}; gpt-2, llama-bpe and qwen2 "
-                "are usual"
-            )
+            raise OptionError(f"llama.cpp has no pre-tokenizer {chosen!r}{hint}; gpt-2 is usual")
         _check_normalizer(tokenizer, ("NFC",))
         return chosen
     if shape == "gpt-2":
@@ -135,11 +130,7 @@ def _stages(pre: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - any JSON v
         yield "ByteLevel", "plain" if pre.get("use_regex", True) is False else "regex"
     elif kind == "Digits":
         yield "Digits", "each" if pre.get("individual_digits") else "runs"
-    elif (
-        kind == "Split"
-        and isinstance(pre.get("pattern"), dict)
-        and pre.get("behavior") == "Isolated"
-    ):
+    elif kind == "Split" and [type(pre.get("pattern")), pre.get("behavior")] == [dict, "Isolated"]:
         yield "Split", str(pre["pattern"].get("Regex"))
     else:
         yield "unknown", str(kind)
