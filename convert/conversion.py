@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specrun.bindings.atomic import check_target, require_free_space
 from specrun.bindings.errors import OptionError
@@ -211,10 +212,8 @@ def convert_checkpoint(
     def check(aside: Path) -> None:
         nonlocal logits
         if verify:
-            folder, kind = plan.checkpoint.folder, plan.type_name
-            logits = check_logits(
-                aside, folder, kind, allow_pickle=allow_pickle, n_threads=n_threads
-            )
+            options: dict[str, Any] = {"allow_pickle": allow_pickle, "n_threads": n_threads}
+            logits = check_logits(aside, plan.checkpoint.folder, plan.type_name, **options)
 
     with TensorStream(digest) as stream:
         if plan.is_quantized:

@@ -66,9 +66,7 @@ def check_logits(
         except ModelError as error:
             return LogitCheck(None, allowed, None, 0, f"llama.cpp cannot evaluate it here: {error}")
     if found.shape != wanted.shape:
-        raise SpecrunError(
-            f"the file gives {found.shape[1]} logits a token, the checkpoint {wanted.shape[1]}"
-        )
+        raise SpecrunError(f"it gives {found.shape[1]} logits, the checkpoint {wanted.shape[1]}")
     error_found = float(np.abs(found - wanted).max() / np.abs(wanted).max())
     if not error_found <= allowed:  # not a number is no match either
         raise SpecrunError(
@@ -124,10 +122,8 @@ def _reference(folder: Path, tokens: list[int], *, allow_pickle: bool) -> Logits
         raise
     except Exception as error:  # whatever its code for this one architecture may raise
         lines = (line for line in str(error).splitlines() if line.strip())
-        reason = next(lines, type(error).__name__)
-        raise _CannotCompareError(
-            f"transformers cannot open the checkpoint ({reason[:200]})"
-        ) from error
+        reason = next(lines, type(error).__name__)[:200]
+        raise _CannotCompareError(f"transformers cannot open the checkpoint ({reason})") from error
     finally:
         quiet.set_verbosity(level)
         if bar:

@@ -105,18 +105,11 @@ class RandomLlama:
             if not 1 <= getattr(self, name) <= _LARGEST:
                 raise OptionError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.architecture != "llama":
-            raise OptionError(
-                f"architecture is {self.architecture!r}: random models exist for 'llama' only"
-            )
+            raise OptionError(f"architecture is {self.architecture!r}: only 'llama' can be random")
         if self.file_type not in _FILE_TYPES:
-            raise OptionError(
-                f"file_type is {self.file_type!r}: use F32, F16 or Q8_0, or quantize the file after"
-            )
+            raise OptionError(f"file_type is {self.file_type!r}: use F32, F16, Q8_0 or quantize it")
         if self.file_type == "Q8_0" and (self.width % 32 or self.ffn % 32):
-            raise OptionError(
-                f"width {self.width} and ffn {self.ffn} are not both made of Q8_0's blocks of 32 "
-                "numbers"
-            )
+            raise OptionError(f"width {self.width} and ffn {self.ffn} are no blocks of 32 numbers")
         if self.seed < 0:
             raise OptionError(f"seed is {self.seed}: give 0 or more")
         if not 0 <= self.scale < float("inf"):
@@ -124,9 +117,7 @@ class RandomLlama:
         if self.width % self.heads or self.width // self.heads % 2:
             raise OptionError(f"width {self.width} is not {self.heads} heads of an even width")
         if self.heads % self.kv_heads:
-            raise OptionError(
-                f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly"
-            )
+            raise OptionError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly")
 
     @property
     def head_width(self) -> int:

@@ -84,9 +84,8 @@ def map_rules(
         used.update(rule.sources)
         mapped.append(MappedTensor(rule, sources, rule.fixed_type or type_of(rule)))
     if missing:
-        raise checkpoint.malformed(
-            f"has no tensor {_listed(missing)}: it is incomplete, or not what config.json says"
-        )
+        problem = "it is incomplete, or not what config.json says"
+        raise checkpoint.malformed(f"has no tensor {_listed(missing)}: {problem}")
     _check_left(checkpoint, used, left_out)
     return mapped
 

@@ -147,14 +147,9 @@ def check_written(path: Path, tensors: Sequence[MappedTensor]) -> None:
     wanted = {tensor.name: tensor for tensor in tensors}
     if written.keys() != wanted.keys():
         names = ", ".join(sorted(written.keys() ^ wanted.keys())[:4])
-        raise SpecrunError(
-            f"the file came out with other tensors than planned ({names}): this is a mistake in "
-            "specrun"
-        )
+        raise SpecrunError(f"the file has tensors not as planned ({names}): a mistake in specrun")
     for name, array in wanted.items():
         found = written[name]
         got = found.shape[::-1], found.type_name, found.n_bytes
         if got != (array.shape, array.type_name, array.n_bytes):
-            raise SpecrunError(
-                f"{name} came out as {got}, not as planned: this is a mistake in specrun"
-            )
+            raise SpecrunError(f"{name} came out as {got}, not as planned: a mistake in specrun")

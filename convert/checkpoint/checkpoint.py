@@ -63,9 +63,7 @@ def open_checkpoint(
     """
     if not folder.is_dir():
         if folder.exists():
-            raise FileMissingError(
-                f"{folder} is a file; name the checkpoint's folder, which has a config.json"
-            )
+            raise FileMissingError(f"{folder} is a file; name the checkpoint's folder")
         raise FileMissingError(f"there is no folder {folder}; check the path")
     config = read_json_object(folder / "config.json")
     return Checkpoint(folder, config, _find_tensors(folder, also_named, allow_pickle=allow_pickle))
@@ -98,12 +96,8 @@ def _find_tensors(
     if len(pickles) == 1:
         return read_pickle(folder / pickles[0])
     if pickles:
-        raise UnsupportedModelError(
-            f"{folder} has several pickles ({', '.join(pickles[:4])}) and no {_PICKLED_INDEX}"
-        )
-    raise FileMissingError(
-        f"there is neither {_WEIGHTS} nor {_INDEX} in {folder}; is the checkpoint complete?"
-    )
+        raise UnsupportedModelError(f"{folder} has pickles {pickles[:4]} and no {_PICKLED_INDEX}")
+    raise FileMissingError(f"{folder} has neither {_WEIGHTS} nor {_INDEX}: is it complete?")
 
 
 def _pickles(folder: Path) -> list[str]:
@@ -127,9 +121,7 @@ def _read_shards(
         if file_name not in shards:
             shards[file_name] = read(folder / file_name)
         if name not in shards[file_name]:
-            raise MalformedFileError(
-                f"{folder / file_name} lacks the tensor {name} that {index_file.name} puts there"
-            )
+            raise MalformedFileError(f"{folder / file_name} lacks the tensor {name} of the index")
         tensors[name] = shards[file_name][name]
     if not tensors:
         raise index.malformed("names no tensors")

@@ -44,9 +44,7 @@ class JsonObject(Named):
 
     def token(self, key: str) -> int | None:
         """Return a token id, or None where it is absent."""
-        if key not in self:
-            return None
-        return int(self._get(key, None, _is_id, "a token id"))
+        return int(self._get(key, None, _is_id, "a token id")) if key in self else None
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
@@ -106,9 +104,7 @@ def read_small_file(path: Path, kind: str) -> bytes:
     """
     with named_errors(path):
         if path.stat().st_size > _LARGEST:
-            raise MalformedFileError(
-                f"{path} has more than {_LARGEST >> 20} MB, too much for {kind}"
-            )
+            raise MalformedFileError(f"{path} has over {_LARGEST >> 20} MB, too much for {kind}")
         return path.read_bytes()
 
 
@@ -118,13 +114,9 @@ def named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileMissingError(
-            f"there is no {path.name} in {path.parent}; is the checkpoint complete?"
-        ) from error
+        raise FileMissingError(f"no {path.name} in {path.parent}; is it complete?") from error
     except OSError as error:
-        raise FileMissingError(
-            f"{path} cannot be read ({error.strerror}); check its permissions"
-        ) from error
+        raise FileMissingError(f"{path} cannot be read ({error.strerror}); see its mode") from error
 
 
 def parse_json_object(data: bytes, shown: str) -> JsonObject:
@@ -132,11 +124,7 @@ def parse_json_object(data: bytes, shown: str) -> JsonObject:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise MalformedFileError(
-            f"{shown} is not JSON ({str(error)[:100]}); get it again"
-        ) from error
+        raise MalformedFileError(f"{shown} is not JSON ({str(error)[:99]}): get it anew") from error
     if not isinstance(value, dict):
-        raise MalformedFileError(
-            f"{shown} holds a JSON {type(value).__name__} instead of an object"
-        )
+        raise MalformedFileError(f"{shown} is a JSON {type(value).__name__} instead of an object")
     return JsonObject(value, shown)

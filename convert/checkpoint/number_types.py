@@ -43,9 +43,7 @@ def stored_as(array: npt.NDArray[Any], type_name: str, shown: str) -> npt.NDArra
     wanted = np.signedinteger if type_name == "I64" else np.floating
     if not np.issubdtype(array.dtype, wanted):
         needed = "whole" if type_name == "I64" else "floating-point"
-        raise UnsupportedModelError(
-            f"{shown} holds {array.dtype} numbers, where {needed} ones are needed"
-        )
+        raise UnsupportedModelError(f"{shown} holds {array.dtype} numbers: they must be {needed}")
     if type_name == "I64":
         return array.astype(np.int64, copy=False)
     largest = max(float(np.max(array)), -float(np.min(array))) if array.size else 0.0
@@ -84,11 +82,8 @@ def _largest_magnitude(bits: npt.NDArray[np.uint16]) -> int:
 
 def _check_largest(largest: float, type_name: str, shown: str) -> None:
     if not np.isfinite(largest):
-        raise MalformedFileError(
-            f"{shown} holds numbers that are not finite: the checkpoint is damaged"
-        )
+        raise MalformedFileError(f"{shown} holds numbers that are not finite: it is damaged")
     if largest > _LARGEST[type_name]:
-        kind = type_name.lower()
         raise UnsupportedModelError(
-            f"{shown} holds {largest:g}, too large for {kind}: convert to bf16 or f32"
+            f"{shown} holds {largest:g}, too large for {type_name.lower()}: convert to bf16 or f32"
         )

@@ -74,9 +74,7 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         raise MissingPackageError(f"opening {path}", "torch", "train") from error
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < _SAFE_TORCH:
-        raise SpecrunError(
-            f"torch {torch.__version__} cannot open {path} safely: install torch 2.6 or later"
-        )
+        raise SpecrunError(f"torch {torch.__version__} cannot open {path} safely: get 2.6 or later")
     with named_errors(path):
         size = path.stat().st_size
     if size and not zipfile.is_zipfile(path):
@@ -93,18 +91,14 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         ) from error
     except _DAMAGED as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise MalformedFileError(
-            f"{path} is damaged, torch cannot open it ({reason}); download it again"
-        ) from error
+        raise MalformedFileError(f"{path} is damaged ({reason}); download it again") from error
 
 
 def _pickled(path: Path, name: str, tensor: Any) -> PickledTensor:  # noqa: ANN401 - anything
     kind = str(getattr(tensor, "dtype", type(tensor).__name__)).removeprefix("torch.")
     if kind not in _TYPES or str(tensor.layout) != "torch.strided":
         known = ", ".join(_TYPES)
-        raise UnsupportedModelError(
-            f"{path} stores {name} as {kind}: only dense tensors of {known} can be read"
-        )
+        raise UnsupportedModelError(f"{path} stores {name} as {kind}: only dense {known} are read")
     if tensor.numel() == 0:
         raise MalformedFileError(f"{path} is damaged: {name} is empty; download it again")
     return PickledTensor(path, name, _TYPES[kind], tuple(tensor.shape), tensor.detach())

@@ -72,22 +72,15 @@ def _stored(path: Path, header: JsonObject, name: str, start: int, size: int) ->
     type_name = entry.text("dtype")
     shape, extent = entry.items("shape"), entry.items("data_offsets")
     if type_name not in NUMBER_TYPES:
-        raise UnsupportedModelError(
-            f"{path} stores {name} as {type_name}: only {', '.join(NUMBER_TYPES)} can be read"
-        )
+        raise UnsupportedModelError(f"{path} stores {name} as {type_name}, not {[*NUMBER_TYPES]}")
     if not all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *extent)) or len(extent) != 2:
-        raise MalformedFileError(
-            f"{path} is damaged: the place of the tensor {name} makes no sense; {_AGAIN}"
-        )
+        raise MalformedFileError(f"{path} is damaged: the place of {name} makes no sense; {_AGAIN}")
     begin, end = extent
     n_bytes = prod(shape) * np.dtype(NUMBER_TYPES[type_name]).itemsize
     if end - begin != n_bytes or n_bytes == 0:
         takes = f"takes {end - begin:,} bytes instead of {n_bytes:,}"
-        raise MalformedFileError(
-            f"{path} is damaged: {name} of shape {tuple(shape)} {takes}; {_AGAIN}"
-        )
-    if start + end > size:
-        raise MalformedFileError(
-            f"{path} is truncated: {name} ends {start + end - size:,} bytes behind it; {_AGAIN}"
-        )
+        raise MalformedFileError(f"{path} is damaged: {name} of shape {shape} {takes}; {_AGAIN}")
+    over = start + end - size
+    if over > 0:
+        raise MalformedFileError(f"{path} is truncated: {name} ends {over} bytes behind; {_AGAIN}")
     return StoredTensor(path, name, type_name, tuple(shape), start + begin)

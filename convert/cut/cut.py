@@ -103,13 +103,9 @@ class LayeredModel:
     def check(self, kept: Sequence[int]) -> None:
         """Raise unless the layers `kept`, ascending, still play their parts; see `cut_layers`."""
         if not kept:
-            raise OptionError(
-                f"{self.path} would have no layer left: keep at least one of its {self.n_layers}"
-            )
+            raise OptionError(f"{self.path} would have no layer: keep one of its {self.n_layers}")
         if list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < self.n_layers:
-            raise OptionError(
-                f"{self.path} has layers 0 to {self.n_layers - 1}: name each once, in their order"
-            )
+            raise OptionError(f"{self.path} has layers 0 to {self.n_layers - 1}: name each once")
         name, rules, count = self._facts.architecture, self._rules, len(kept)
         if rules.exit_only and tuple(kept) != tuple(range(count)):
             early = range_text(range(count))
@@ -176,21 +172,15 @@ class LayeredModel:
         metadata = self._source.header.metadata
         require_whole(self.path, self._source.header)
         if reason := self._rules.refuse(self._facts):
-            raise self._source.unsupported(
-                f"is a {self._facts.architecture} and cannot be cut: {reason}"
-            )
+            raise self._source.unsupported(f"cannot be cut: {reason}")
         if "general.tensor_extra.name" in metadata:
-            raise self._source.unsupported(
-                "has settings for single tensors, which a cut would lose"
-            )
+            raise self._source.unsupported("has settings for single tensors: a cut would lose them")
         matches = map(_BLOCK.fullmatch, self._source.tensors)
         found = {int(match[1]) for match in matches if match}
         missing = next((layer for layer in range(self.n_layers) if layer not in found), None)
         if self.n_layers < 1 or missing is not None:
             which = "no layers" if missing is None else f"no tensors of layer {missing}"
-            raise self._source.malformed(
-                f"has {which}: get the file again, or convert the model again"
-            )
+            raise self._source.malformed(f"has {which}: get the file again, or convert it again")
 
     def _in_place(self, kept: Sequence[int], index: int) -> bool:
         """Return whether layer `kept[index]` plays the part of layer `index` of the cut model."""
@@ -237,24 +227,19 @@ def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            raise OptionError(
-                f"{part.strip()!r} is no layer: write numbers and ranges, such as 0-11 or 0-3,8,10-"
-            )
+            raise OptionError(f"{part.strip()!r} is no layer: write numbers and ranges: 0-3,8,10-")
         first = int(match[1])
         last = int(match[3]) if match[3] else (n_layers - 1 if match[2] else first)
         if max(first, last) >= n_layers:
             missing = first if first >= n_layers else last
-            raise OptionError(
-                f"there is no layer {missing}: the model has {n_layers} layers, 0 to {n_layers - 1}"
-            )
+            there = f"{n_layers} layers, 0 to {n_layers - 1}"
+            raise OptionError(f"there is no layer {missing}: the model has {there}")
         if last < first:
             raise OptionError(f"the range {part.strip()} runs backwards: write {last}-{first}")
         chosen += range(first, last + 1)
     twice = next((layer for layer in chosen if chosen.count(layer) > 1), None)
     if twice is not None:
-        raise OptionError(
-            f"layer {twice} is named twice in {text!r}: a cut keeps each layer once, in its order"
-        )
+        raise OptionError(f"layer {twice} is named twice in {text!r}: a cut keeps each layer once")
     return tuple(sorted(chosen))
 
 

@@ -82,9 +82,7 @@ def cut_metadata(
         elif name.startswith(own) and key in _LAYER_NUMBERS:
             _require_kept(name, value, kept)
         elif name.startswith(own) and key not in _NOT_PER_LAYER and len(value) >= facts.n_layers:
-            raise UnsupportedModelError(
-                f"{name} holds {len(value)} values: whether they belong to layers is not known"
-            )
+            raise UnsupportedModelError(f"{name} holds {len(value)} values: is it one a layer?")
     _state_head_width(metadata, facts, kept)
     _write_patterns(metadata, facts, rules, kept)
     for key in _LEADING:
@@ -102,9 +100,7 @@ def _leading(facts: LayerFacts, key: str, kept: Sequence[int]) -> int:
 
 def _cut_array(metadata: Metadata, name: str, value: ArrayValue, kept: Sequence[int]) -> None:
     if len(value) <= kept[-1]:
-        raise MalformedFileError(
-            f"{name} holds only {len(value)} values, none for layer {kept[-1]}"
-        )
+        raise MalformedFileError(f"{name} has only {len(value)} values, none for layer {kept[-1]}")
     element = GGUFValueType[value.element_type.upper()]
     metadata.raw(name, [value[layer] for layer in kept], GGUFValueType.ARRAY, element)
 

@@ -105,17 +105,14 @@ def _check(model: GGUFSource) -> None:
 def _new_width(model: GGUFSource, old: int, parameters: int) -> int:
     now = model.header.n_parameters
     if not now < parameters <= _MOST_PARAMETERS:
-        raise OptionError(
-            f"{model.path} has {now:,} parameters: pad to more than that, not to {parameters:,}"
-        )
+        wish = f"pad to more than that, not to {parameters:,}"
+        raise OptionError(f"{model.path} has {now:,} parameters: {wish}")
     name = model.header.architecture
     per_unit = 3 * model.count(f"{name}.embedding_length") * model.count(f"{name}.block_count")
     new = round((old + (parameters - now) / per_unit) / _STEP) * _STEP
     if new <= old:
         least = now + ((old // _STEP + 1) * _STEP - old) * per_unit
-        raise OptionError(
-            f"{model.path} can be padded to {least:,} parameters or more, not to {parameters:,}"
-        )
+        raise OptionError(f"{model.path} can be padded to {least:,} or more, not to {parameters:,}")
     return new
 
 

@@ -8,7 +8,7 @@ from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families import steps
 from specrun.convert.families.family import Family, TensorRule
 from specrun.convert.families.rope import describe_rope
-from specrun.convert.families.steps import require
+from specrun.convert.families.steps import plus_one, require
 from specrun.convert.gguf import Metadata
 
 _NORMS = {
@@ -46,9 +46,7 @@ def _describe_gemma3(config: JsonObject, metadata: Metadata) -> None:
     _describe_window(config, metadata, "gemma3", config.count("sliding_window_pattern", 6), 6)
 
 
-def _describe_common(
-    config: JsonObject, metadata: Metadata, prefix: str, layers_of_27b: int
-) -> None:
+def _describe_common(config: JsonObject, metadata: Metadata, prefix: str, layers_27b: int) -> None:
     require(config, "hidden_activation", "gelu_pytorch_tanh")
     require(config, "attention_bias", False)
     require(config, "use_bidirectional_attention", False)
@@ -56,14 +54,11 @@ def _describe_common(
     steps.describe_decoder(config, metadata, prefix, key_length=True)
     # llama.cpp has the divisor of attention scores of the 27B models by their number of layers.
     scalar: float = steps.head_width(config)
-    if config.count("num_hidden_layers") == layers_of_27b:
+    if config.count("num_hidden_layers") == layers_27b:
         scalar = config.count("hidden_size") // config.count("num_attention_heads")
     stated = config.number("query_pre_attn_scalar", 256)
     if stated != scalar:
-        raise config.unsupported(
-            f"has query_pre_attn_scalar = {stated:g}: llama.cpp takes {scalar:g} "
-            "for a model of this shape"
-        )
+        raise config.unsupported(f"has query_pre_attn_scalar {stated:g}; llama.cpp has {scalar:g}")
 
 
 def _describe_window(
@@ -81,14 +76,12 @@ def _describe_window(
         metadata.flags(f"{prefix}.attention.sliding_window_pattern", slides)
 
 
-def _gemma2_rules(config: JsonObject, *, normed_heads: bool = False) -> Iterator[TensorRule]:
-    return steps.decoder_rules(
-        config, tied=True, norm=steps.plus_one, names=_NORMS, normed_heads=normed_heads
-    )
+def _gemma2_rules(config: JsonObject, *, normed: bool = False) -> Iterator[TensorRule]:
+    return steps.decoder_rules(config, tied=True, norm=plus_one, names=_NORMS, normed_heads=normed)
 
 
 def _gemma3_rules(config: JsonObject) -> Iterator[TensorRule]:
-    return _gemma2_rules(config, normed_heads=True)
+    return _gemma2_rules(config, normed=True)
 
 
 FAMILIES = (

@@ -42,10 +42,7 @@ def _describe_smollm3(config: JsonObject, metadata: Metadata) -> None:
     # 1 for layers with a rotary embedding: llama.cpp leaves it out in every fourth.
     usual = [int(layer % 4 != 3) for layer in range(config.count("num_hidden_layers"))]
     if "no_rope_layers" in config and config.items("no_rope_layers") != usual:
-        raise config.unsupported(
-            "has no_rope_layers other than every fourth, which is what llama.cpp "
-            "has for this family"
-        )
+        raise config.unsupported("has no_rope_layers other than every fourth, all llama.cpp has")
     steps.describe_decoder(config, metadata, "smollm3")
     describe_rope(config, metadata, "smollm3")
 

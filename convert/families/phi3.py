@@ -43,9 +43,8 @@ def _rules(config: JsonObject) -> Iterator[TensorRule]:
             ("ffn_up", "mlp.gate_up_proj", (2 * ffn, width)),  # gate first, then up, in both
             ("ffn_down", "mlp.down_proj", (width, ffn)),
         ):
-            yield from steps.with_bias(
-                f"blk.{layer}.{ours}", f"model.layers.{layer}.{theirs}", shape, bias=False
-            )
+            source = f"model.layers.{layer}.{theirs}"
+            yield from steps.with_bias(f"blk.{layer}.{ours}", source, shape, bias=False)
         yield from steps.norms(config, layer)
 
 

@@ -40,9 +40,7 @@ def head_width(config: JsonObject) -> int:
 def require(config: JsonObject, key: str, wanted: object) -> None:
     """Raise UnsupportedModelError unless `key` is absent or `wanted`, all that llama.cpp knows."""
     if key in config and config.any(key) != wanted:
-        raise config.unsupported(
-            f"has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r} for this family"
-        )
+        raise config.unsupported(f"has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r}")
 
 
 def require_square_attention(config: JsonObject) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,9 @@ class GGUFSource(Named):
 
     def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
         """Return a tensor of any type to be written bit by bit under `name`."""
-        shape = tensor.shape[::-1]
-        planned = PlannedTensor(name, shape, tensor.type_name, lambda: np.empty(0))
+        planned = PlannedTensor(name, tensor.shape[::-1], tensor.type_name, lambda: np.empty(0))
         kind, stored = planned.array_type, planned.array_shape
-        return dataclasses.replace(
-            planned, load=lambda: read_array(self.path, kind, stored, tensor.offset)
-        )
+        return replace(planned, load=lambda: read_array(self.path, kind, stored, tensor.offset))
 
     def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
         """Return the type of a tensor once read, and the function that reads it, rows first.

@@ -37,9 +37,7 @@ def kind_of(checkpoint: Checkpoint) -> HeadKind:
     if found is None:
         known = ", ".join(kind.name for kind in HEAD_KINDS)
         first = ", ".join(list(checkpoint.tensors)[:3])
-        raise checkpoint.unsupported(
-            f"is no head of a known layout ({known}): its tensors are called {first}, ..."
-        )
+        raise checkpoint.unsupported(f"is no head of a known layout ({known}): it has {first}, ...")
     return found
 
 

@@ -31,9 +31,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     hidden = _hidden_size(checkpoint)
     heads, shared = config.count("num_attention_heads"), kv_heads(config)
     if hidden % heads or heads % shared or hidden // heads % 2:
-        raise config.malformed(
-            f"has {heads} heads and {shared} key-value heads for hidden states of {hidden}"
-        )
+        raise config.malformed(f"has {heads} heads over {shared} for hidden states of {hidden}")
     vocab_size = config.count("vocab_size", target.vocab_size)
     if _EMBEDDING in checkpoint.tensors:
         vocab_size = matrix_shape(checkpoint, _EMBEDDING)[0]
@@ -67,13 +65,10 @@ def _has_bias(checkpoint: Checkpoint) -> bool:
 
 def _require_known(config: JsonObject) -> None:
     if config.text("hidden_act", "silu") != "silu":
-        raise config.unsupported(
-            f"has hidden_act {config.any('hidden_act')!r}: only silu can be run"
-        )
-    if config.count("num_hidden_layers", 1) != 1:
-        raise config.unsupported(
-            f"has {config.count('num_hidden_layers')} layers: an EAGLE head has one"
-        )
+        raise config.unsupported(f"has hidden_act {config.any('hidden_act')!r}: only silu is run")
+    n_layers = config.count("num_hidden_layers", 1)
+    if n_layers != 1:
+        raise config.unsupported(f"has {n_layers} layers: an EAGLE head has one")
     rope, kind = rope_settings(config)
     if kind != "default":
         raise rope.unsupported(f"is {kind!r}: EAGLE heads are run with unscaled positions only")
@@ -82,10 +77,7 @@ def _require_known(config: JsonObject) -> None:
 def _hidden_size(checkpoint: Checkpoint) -> int:
     hidden, joined = matrix_shape(checkpoint, _JOINS)
     if joined != 2 * hidden:
-        raise checkpoint.unsupported(
-            f"has {_JOINS} of shape {(hidden, joined)}: "
-            "EAGLE-1 and 2 join one embedding and one hidden state"
-        )
+        raise checkpoint.unsupported(f"has {_JOINS} of shape {(hidden, joined)}, not (n, 2 n)")
     return hidden
 
 
@@ -95,11 +87,8 @@ def _in_config(_config: JsonObject) -> bool:
 
 def _in_tensors(names: Collection[str]) -> bool:
     # EAGLE-3 ends with a norm and has tokens of its own.
-    return (
-        _JOINS in names
-        and any(name.startswith(_LAYER) for name in names)
-        and not {"norm.weight", "d2t"} & {*names}
-    )
+    has_layer = any(name.startswith(_LAYER) for name in names)
+    return _JOINS in names and has_layer and not {"norm.weight", "d2t"} & {*names}
 
 
 KIND = HeadKind("eagle", _in_config, _in_tensors, _plan)

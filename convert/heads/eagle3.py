@@ -33,10 +33,8 @@ from specrun.convert.heads.target_facts import TargetFacts
 
 _LAYERS = ("midlayer.", "layers.0.")
 _BEGINNINGS = [(prefix, prefix + layer) for prefix in ("", "model.") for layer in _LAYERS]
-_ARCHITECTURES = (
-    *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"),
-    *("Eagle3Speculator", "Eagle3DraftModel"),
-)
+_ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
+_ARCHITECTURES |= {"Eagle3Speculator", "Eagle3DraftModel"}
 # The map from the target's tokens to the draft's, and what training compares with.
 _LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
@@ -66,9 +64,8 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     layers = _target_layers(checkpoint.config, target)
     reads = config.count("target_hidden_size", hidden)
     if joined != len(layers) * reads:
-        raise checkpoint.malformed(
-            f"has fc.weight for {joined} numbers, and {len(layers)} layers of {reads} are read"
-        )
+        read = f"{len(layers)} layers of {reads} are read"
+        raise checkpoint.malformed(f"has fc.weight for {joined} numbers, and {read}")
     vocab_size, ids = config.count("vocab_size"), _target_ids(checkpoint, target)
     metadata = Metadata()
     steps.describe_decoder(config, metadata, "eagle3", key_length=True)
@@ -166,9 +163,7 @@ def _target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
     if stored is None:
         return None
     if len(stored.shape) != 1 or stored.type_name not in ("I64", "I32"):
-        raise MalformedFileError(
-            f"{stored.path} has {name} of {stored.type_name} {stored.shape}, no list of offsets"
-        )
+        raise MalformedFileError(f"{stored.path} has {name} of {stored.type_name} {stored.shape}")
     offsets = stored.read()
     ids = _absolute_ids(offsets)
     if len(ids) == target.vocab_size and not offsets.any():
@@ -181,9 +176,7 @@ def _target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
         )
     tokens, counts = np.unique(ids, return_counts=True)
     if len(tokens) != len(ids):
-        raise MalformedFileError(
-            f"{stored.path} has token {tokens[counts > 1][0]} twice in its vocabulary map ({name})"
-        )
+        raise MalformedFileError(f"{stored.path} has token {tokens[counts > 1][0]} twice in {name}")
     return ids
 
 
@@ -246,10 +239,9 @@ def _require_known(config: JsonObject) -> None:
     require(config, "hidden_act", "silu")
     require(config, "attention_bias", False)
     require(config, "mlp_bias", False)
-    if config.count("num_hidden_layers", 1) != 1:
-        raise config.unsupported(
-            f"has {config.count('num_hidden_layers')} layers: an EAGLE-3 head has one"
-        )
+    n_layers = config.count("num_hidden_layers", 1)
+    if n_layers != 1:
+        raise config.unsupported(f"has {n_layers} layers: an EAGLE-3 head has one")
 
 
 def _in_config(config: JsonObject) -> bool:

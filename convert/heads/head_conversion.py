@@ -7,7 +7,6 @@ import functools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ from specrun.convert.conversion import (
     known_type,
     write_plan,
 )
-from specrun.convert.families.family import TensorRule
+from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.gguf import (
     STORED_TYPES,
     Metadata,
@@ -71,9 +70,8 @@ def plan_head(
     file_type = usual_type(checkpoint) if wanted.lower() == AUTOMATIC_TYPE else wanted
     kind_of_rule = functools.partial(_type_of, file_type)
     tensors = map_rules(checkpoint, head.tensors, kind_of_rule, left_out=head.left_out)
-    name = _head_name(
-        checkpoint.folder, chosen.name, sum(tensor.n_parameters for tensor in tensors)
-    )
+    n_parameters = sum(tensor.n_parameters for tensor in tensors)
+    name = _head_name(checkpoint.folder, chosen.name, n_parameters)
     metadata = general_metadata(name, file_type)
     _describe_base(checkpoint.config, metadata)
     metadata.add(head.metadata)
@@ -137,9 +135,7 @@ def _type_of(file_type: str, rule: TensorRule) -> str:
     return fitting_type(FILE_TYPES[file_type].base_type, rule.written_shape[-1])
 
 
-def _pieces(
-    stream: TensorStream, n_threads: int, tensor: MappedTensor
-) -> Iterator[npt.NDArray[Any]]:
+def _pieces(stream: TensorStream, n_threads: int, tensor: MappedTensor) -> Iterator[Array]:
     """Yield the tensor in its own type: rows are quantized as they come."""
     if tensor.type_name in STORED_TYPES:
         yield from stream.pieces(tensor)
@@ -152,7 +148,7 @@ def _pieces(
 
 
 def quantized_pieces(
-    pieces: Iterable[npt.NDArray[Any]], width: int, type_name: str, *, n_threads: int = 0
+    pieces: Iterable[Array], width: int, type_name: str, *, n_threads: int = 0
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the blocks of rows of `width` float32 numbers that come flat and cut anywhere.
 

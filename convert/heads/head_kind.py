@@ -62,13 +62,9 @@ def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
     """Return rows and columns; raises MalformedFileError for no tensor or no matrix."""
     stored = checkpoint.tensors.get(name)
     if stored is None:
-        raise checkpoint.malformed(
-            f"has no tensor {name}: it is incomplete, or another kind of head"
-        )
+        raise checkpoint.malformed(f"has no tensor {name}: incomplete, or another kind of head")
     if len(stored.shape) != 2:
-        raise MalformedFileError(
-            f"{stored.path} has {name} of shape {stored.shape}, which is no matrix"
-        )
+        raise MalformedFileError(f"{stored.path} has {name} of shape {stored.shape}, no matrix")
     return stored.shape[0], stored.shape[1]
 
 

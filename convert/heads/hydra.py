@@ -83,10 +83,7 @@ def _require_known(checkpoint: Checkpoint) -> None:
         raise checkpoint.malformed(f"has {article} prefix layer, and hydra_head_arch is {kind!r}")
     offset = config.any("hidden_state_offset") or 0
     if offset != 0:
-        raise config.unsupported(
-            f"has hidden_state_offset {offset!r}: only the target's last hidden "
-            "state (0) can be read"
-        )
+        raise config.unsupported(f"has hidden_state_offset {offset!r}: only 0, the last, is read")
 
 
 def _heads(checkpoint: Checkpoint) -> _Heads:
@@ -100,10 +97,8 @@ def _heads(checkpoint: Checkpoint) -> _Heads:
             grounded = grounded or match[3] == "res_connection"
     config = checkpoint.config
     if config.flag("grounded_heads", grounded) != grounded:
-        have, said = ("", "false") if grounded else ("no ", "true")
-        raise checkpoint.malformed(
-            f"has {have}res_connection tensors, and grounded_heads is {said}"
-        )
+        no, said = ("", "false") if grounded else ("no ", "true")
+        raise checkpoint.malformed(f"has {no}res_connection tensors, and grounded_heads is {said}")
     n_heads = config.count("hydra_num_heads", max(found, default=0) + 1)
     n_blocks = config.count("hydra_num_layers", max(map(len, found.values()), default=1))
     if n_heads > _MOST_HEADS or n_blocks > _MOST_BLOCKS:
@@ -111,10 +106,8 @@ def _heads(checkpoint: Checkpoint) -> _Heads:
             f"has {n_heads} heads of {n_blocks} residual blocks: "
             f"up to {_MOST_HEADS} heads of 1 to {_MOST_BLOCKS} blocks can be run"
         )
-    places = tuple(
-        _places(checkpoint, head, sorted(found.get(head, ())), n_blocks, grounded)
-        for head in range(n_heads)
-    )
+    there = [sorted(found.get(head, ())) for head in range(n_heads)]
+    places = tuple(_places(checkpoint, i, own, n_blocks, grounded) for i, own in enumerate(there))
     hidden, _ = matrix_shape(checkpoint, f"hydra_mlp.0.{places[0][0]}.linear.weight")
     return _Heads(places, grounded, hidden)
 
@@ -124,9 +117,7 @@ def _places(
 ) -> tuple[int, ...]:
     """Return where a head's blocks have their weights; the last place serves for shared ones."""
     if not there:
-        raise checkpoint.malformed(
-            f"has no tensor hydra_mlp.{head}.0.linear.weight: it is incomplete"
-        )
+        raise checkpoint.malformed(f"has no tensor hydra_mlp.{head}.0.linear.weight: incomplete")
     own = 2 if grounded else 1  # how many blocks differ in the reference
     if len(there) != n_blocks and (len(there) != own or n_blocks < own):
         raise checkpoint.malformed(
@@ -193,10 +184,8 @@ def _prefix_rules(
         metadata.number("hydra.rope.scaling.factor", target.number("rope.scaling.factor", 1.0))
     epsilon = "attention.layer_norm_rms_epsilon"
     metadata.number(f"hydra.{epsilon}", target.number(epsilon, 1e-6))
-    for name, theirs in (
-        ("attn_norm", f"{_LAYER}input_layernorm"),
-        ("output_norm", f"{_PREFIX}norm"),
-    ):
+    norms = {"attn_norm": f"{_LAYER}input_layernorm", "output_norm": f"{_PREFIX}norm"}
+    for name, theirs in norms.items():
         yield TensorRule(f"hydra.prefix.{name}.weight", (f"{theirs}.weight",), (hidden,))
     yield from llama_layer(checkpoint, "hydra.prefix.", _LAYER, (hidden, kv_size, wide))
     factors = target.load_rope_factors()

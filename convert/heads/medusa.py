@@ -88,9 +88,7 @@ def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
         raise checkpoint.malformed(f"has no tensor {name}, and other heads have theirs")
     depths = {head.n_blocks for head in heads}
     if len(depths) > 1:
-        raise checkpoint.unsupported(
-            f"has heads of {min(depths)} and of {max(depths)} blocks: they must be equally deep"
-        )
+        raise checkpoint.unsupported(f"has heads of {min(depths)} and of {max(depths)} blocks")
     depth = depths.pop()
     if not 1 <= depth <= _MOST_BLOCKS or len(heads) > _MOST_HEADS:
         raise checkpoint.unsupported(

@@ -83,9 +83,7 @@ class TargetFacts:
         """Return a setting that must be a positive number."""
         value = self.settings.get(key, default)
         if isinstance(value, bool | str) or not value > 0:
-            raise MalformedFileError(
-                f"{self.path} has {value!r} as {key}, which must be a positive number"
-            )
+            raise MalformedFileError(f"{self.path} has {value!r} as {key}, no positive number")
         return value
 
     def check_fits(self, head: Path, *, hidden_size: int, vocab_size: int) -> None:
@@ -97,9 +95,8 @@ class TargetFacts:
                 f"{self.hidden_size}"
             )
         if vocab_size != self.vocab_size:
-            raise PairError(
-                f"{pair}: it predicts {vocab_size} tokens, and the target has {self.vocab_size}"
-            )
+            tokens = f"{vocab_size} tokens, and the target has {self.vocab_size}"
+            raise PairError(f"{pair}: it predicts {tokens}")
 
 
 def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> TargetFacts:
@@ -120,9 +117,7 @@ def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> T
 def _of_file(path: Path) -> TargetFacts:
     header = read_header(path)
     if not header.tensors or f"{header.architecture}.block_count" not in header.metadata:
-        raise UnsupportedModelError(
-            f"{path} is no target: it is a {header.architecture} without layers or weights"
-        )
+        raise UnsupportedModelError(f"{path} is no target: a {header.architecture} without layers")
     with Model(path, vocab_only=True) as model:
         tokens = model.vocabulary.size, model.vocabulary.fingerprint
     named = header.metadata.get("general.name")
@@ -148,10 +143,8 @@ def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
     family = family_of(checkpoint.config)
     described = Metadata()
     family.describe(checkpoint.config, described)
-    as_stored = {
-        key: float(np.float32(value)) if isinstance(value, float) else value
-        for key, value, _, _ in described
-    }
+    values = ((key, value) for key, value, _, _ in described)
+    as_stored = {key: float(np.float32(v)) if isinstance(v, float) else v for key, v in values}
     vocabulary = Metadata()
     read_vocabulary(checkpoint, pre=pre).describe(vocabulary)
     architecture, name = family.gguf_architecture, name_of(folder, 0).name
@@ -176,9 +169,7 @@ def _facts(
     own = f"{architecture}."
     found = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
     if not found:
-        raise MalformedFileError(
-            f"{path} says nothing of its architecture {architecture}; get it again"
-        )
+        raise MalformedFileError(f"{path} says nothing of its {architecture}; get it again")
     single = (bool, int, float, str)
     settings = {key: value for key, value in found.items() if isinstance(value, single)}
     return TargetFacts(
@@ -211,7 +202,5 @@ def _count(
 ) -> int:
     value = settings.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise MalformedFileError(
-            f"{path} has {value!r} as {key}, which must be a positive whole number"
-        )
+        raise MalformedFileError(f"{path} has {value!r} as {key}, which must be a count above 0")
     return value

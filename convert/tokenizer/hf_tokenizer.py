@@ -113,13 +113,9 @@ def _read_scores(
     model = read_sentencepiece(path)
     if model.algorithm != _BPE:
         kind = _ALGORITHMS.get(model.algorithm, str(model.algorithm))
-        raise UnsupportedModelError(
-            f"{path} is a {kind} model: llama.cpp would split text otherwise, only BPE is known"
-        )
+        raise UnsupportedModelError(f"{path} is a {kind} model: llama.cpp splits as BPE only")
     if model.has_character_map and not tokenizer.values:
-        raise UnsupportedModelError(
-            f"{path} rewrites characters before splitting (NFKC), which llama.cpp does not"
-        )
+        raise UnsupportedModelError(f"{path} rewrites characters (NFKC), which llama.cpp does not")
     table = _table(checkpoint, len(model.pieces), str(path))
     for token, piece in enumerate(model.pieces[: len(table.tokens)]):
         table.place(piece.text, token, piece.kind, piece.score)
@@ -178,16 +174,12 @@ def _finished(
 
 def _adds_space(tokenizer: JsonObject) -> bool:
     """Return whether a space is put before texts; refuses other changes of texts."""
-    adds = False
+    adds, spaces = False, ["Replace", {"String": " "}, SPACE]
     for stage in _stages(tokenizer.any("normalizer"), "normalizers"):
         kind = stage.get("type")
         if kind == "Prepend" and stage.get("prepend") == SPACE:
             adds = True
-        elif (kind, stage.get("pattern"), stage.get("content")) != (
-            "Replace",
-            {"String": " "},
-            SPACE,
-        ):
+        elif [kind, stage.get("pattern"), stage.get("content")] != spaces:
             raise tokenizer.unsupported(f"has the unknown normalizer {json.dumps(stage)[:300]}")
     for stage in _stages(tokenizer.any("pre_tokenizer"), "pretokenizers"):
         kind = stage.get("type")

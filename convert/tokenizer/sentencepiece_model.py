@@ -54,15 +54,12 @@ def parse_sentencepiece(data: bytes, shown: str) -> SentencePieceModel:
     try:
         return _model(memoryview(data))
     except (ValueError, IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
-        raise MalformedFileError(
-            f"{shown} is not a SentencePiece model ({error}); get it again"
-        ) from error
+        raise MalformedFileError(f"{shown} is not a SentencePiece model ({error})") from error
 
 
 def _model(data: memoryview) -> SentencePieceModel:
     pieces: list[Piece] = []
-    trainer: dict[int, int | memoryview] = {}
-    normalizer: dict[int, int | memoryview] = {}
+    settings: dict[int, dict[int, int | memoryview]] = {2: {}, 3: {}}
     for field, value in _fields(data):
         if field not in (1, 2, 3):
             continue
@@ -70,10 +67,9 @@ def _model(data: memoryview) -> SentencePieceModel:
             raise ValueError(f"field {field} is not a message")
         if field == 1:
             pieces.append(_piece(value))
-        elif field == 2:
-            trainer = dict(_fields(value))
         else:
-            normalizer = dict(_fields(value))
+            settings[field] = dict(_fields(value))
+    trainer, normalizer = settings[2], settings[3]
     if not pieces:
         raise ValueError("it has no pieces")
     # Fields 40 to 43 of the trainer's settings; where they are absent, the format's usual ids.

@@ -50,12 +50,9 @@ def special_ids(
 
 def _ids(source: JsonObject, key: str) -> list[int]:
     value = source.any(key)
-    found = []
-    for entry in value if isinstance(value, list) else [value]:
-        token = JsonObject({key: entry}, source.shown).token(key)
-        if token is not None:
-            found.append(token)
-    return found
+    entries = value if isinstance(value, list) else [value]
+    tokens = (JsonObject({key: entry}, source.shown).token(key) for entry in entries)
+    return [token for token in tokens if token is not None]
 
 
 def _named_token(settings: JsonObject, key: str, tokens: Sequence[str]) -> int | None:
@@ -65,9 +62,7 @@ def _named_token(settings: JsonObject, key: str, tokens: Sequence[str]) -> int |
     if value is None:
         return None
     if not isinstance(value, str) or value not in tokens:
-        raise settings.malformed(
-            f"has {key} = {str(value)[:40]!r}, which the tokenizer does not have"
-        )
+        raise settings.malformed(f"has {key} = {str(value)[:40]!r}, which the tokenizer lacks")
     return tokens.index(value)
 
 

@@ -28,16 +28,12 @@ def synthetic_vocabulary(
     for sizes without room for one token, and if `eos` is not one of `controls`.
     """
     if eos not in controls:
-        raise OptionError(
-            f"the end token {eos!r} is not among the control tokens {', '.join(controls)}"
-        )
+        raise OptionError(f"the end token {eos!r} is not among the controls {', '.join(controls)}")
     if len(set(controls)) != len(controls):
         raise OptionError(f"a control token is there twice: {', '.join(controls)}")
     room = size - len(controls)
     if room < 1:
-        raise OptionError(
-            f"a vocabulary of {size} tokens has no room beside {len(controls)} control tokens"
-        )
+        raise OptionError(f"a vocabulary of {size} has no room beside {len(controls)} controls")
     end = room + list(controls).index(eos)
     tokens, merges = _with_all_bytes(room) if room >= 256 else (_few_bytes(room), [])
     return BytePairVocabulary(
@@ -60,9 +56,7 @@ def _few_bytes(room: int) -> list[str]:
 def _with_all_bytes(room: int) -> tuple[list[str], list[str]]:
     pairs = list(islice(_merges(byte_tokens()[ord(" ")]), room - 256))
     if len(pairs) < room - 256:
-        raise OptionError(
-            f"a synthetic vocabulary has at most {len(pairs) + 256} tokens, not {room}"
-        )
+        raise OptionError(f"a synthetic vocabulary has at most {len(pairs) + 256}, not {room}")
     tokens = [*byte_tokens(), *(left + right for left, right in pairs)]
     return tokens, [f"{left} {right}" for left, right in pairs]
 

@@ -57,12 +57,11 @@ class TokenTable:
         for extra in added:
             if extra.token >= len(self.tokens):
                 continue
-            was_unknown = self.types[extra.token] == UNKNOWN
             control = extra.special or extra.text in _MARKS or _is_mark(extra.text)
             text = extra.text if control or not spaced else extra.text.replace(SPACE, " ")
             self.tokens[extra.token] = text
-            kind = CONTROL if control else USER_DEFINED
-            self.types[extra.token] = UNKNOWN if was_unknown else kind
+            if self.types[extra.token] != UNKNOWN:
+                self.types[extra.token] = CONTROL if control else USER_DEFINED
             self.scores[extra.token] = _ADDED_SCORE
 
     def filled(self) -> tuple[str, ...]:
@@ -123,9 +122,7 @@ def read_merges(tokenizer: JsonObject) -> list[tuple[str, str]]:
             case [str(left), str(right)] if left and right:
                 merges.append((left, right))
             case _:
-                raise tokenizer.malformed(
-                    f"has a merge {str(entry)[:60]!r}, which is not two tokens"
-                )
+                raise tokenizer.malformed(f"has a merge {str(entry)[:60]!r}, not two tokens")
     if not merges:
         raise tokenizer.malformed("has no merges, which a BPE tokenizer needs")
     return merges

@@ -68,14 +68,10 @@ class ScoredVocabulary:
     def __post_init__(self) -> None:
         _check(self.tokens, self.types, self.special_ids)
         if len(self.scores) != len(self.tokens):
-            raise OptionError(
-                f"a vocabulary of {len(self.tokens)} tokens has {len(self.scores)} scores"
-            )
+            raise OptionError(f"a table of {len(self.tokens)} tokens has {len(self.scores)} scores")
         missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(self.tokens)
         if missing:
-            raise OptionError(
-                f"the vocabulary has no byte token {min(missing)}, which llama.cpp needs"
-            )
+            raise OptionError(f"no byte token {min(missing)} is there, which llama.cpp needs")
 
     def describe(self, metadata: Metadata) -> None:
         """Add the tokenizer's keys to `metadata`."""
@@ -97,9 +93,7 @@ def _check(tokens: tuple[str, ...], types: tuple[int, ...], special_ids: Mapping
         raise OptionError(f"a vocabulary of {len(tokens)} tokens has {len(types)} token types")
     for name, token in special_ids.items():
         if not 0 <= token < len(tokens):
-            raise OptionError(
-                f"the {name} token {token} is outside a vocabulary of {len(tokens)} tokens"
-            )
+            raise OptionError(f"the {name} token {token} is outside a vocabulary of {len(tokens)}")
 
 
 def _describe_special(vocabulary: Vocabulary, metadata: Metadata) -> None:

@@ -277,7 +277,7 @@ FAULTS = {
         "tokenizer_config.json",
         {"eos_token": "</s>"},
         MalformedFileError,
-        "'</s>', which the tokenizer does not have",
+        "'</s>', which the tokenizer lacks",
     ),
     "end token outside": (
         CONFIG,

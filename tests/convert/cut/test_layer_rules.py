@@ -256,7 +256,7 @@ def test_whole_groups_of_four_may_go(tmp_path: Path) -> None:
 
 def test_damaged_files(tmp_path: Path) -> None:
     short = write(tmp_path / "short.gguf", "llama", 4, feed_forward_length=[1, 2])
-    with pytest.raises(MalformedFileError, match="holds only 2 values, none for layer 3"):
+    with pytest.raises(MalformedFileError, match="has only 2 values, none for layer 3"):
         cut(short, 0, 3)
     with pytest.raises(MalformedFileError, match="no tensors of layer 3"):
         LayeredModel(write(tmp_path / "gap.gguf", "llama", 4, n_blocks=3))

@@ -135,7 +135,7 @@ def test_less_than_one_step_is_refused(tmp_path: Path) -> None:
     now = read_header(tmp_path / "source.gguf").n_parameters
     step = 256 * 3 * 64 * 2
     with pytest.raises(
-        OptionError, match=f"can be padded to {now + step:,} parameters or more, not to {now + 9:,}"
+        OptionError, match=f"can be padded to {now + step:,} or more, not to {now + 9:,}"
     ):
         pad_ffn(tmp_path / "source.gguf", tmp_path / "m.gguf", now + 9)
     assert (
