@@ -40,10 +40,7 @@ class ExistingDrafters(contextlib.ExitStack[None]):
     def __init__(
         self, paths: Sequence[Path], target: ModelVocabulary, *, n_ctx: int, n_threads: int = 0
     ) -> None:
-        """Open the drafters, with room for texts of `n_ctx` tokens.
-
-        Raises PairError if the vocabulary of one is not the target's, and as Model and Context do.
-        """
+        """Open drafters for texts of `n_ctx` tokens; PairError for another vocabulary."""
         super().__init__()
         self.n_ctx = n_ctx
         self._contexts: list[Context] = []
@@ -53,8 +50,7 @@ class ExistingDrafters(contextlib.ExitStack[None]):
             for path in paths:
                 model = opening.enter_context(Model(path))
                 check_same_vocabulary(target, gguf_vocabulary(model))
-                context = Context(model, options)
-                self._contexts.append(opening.enter_context(context))
+                self._contexts.append(opening.enter_context(Context(model, options)))
             self.push(opening.pop_all())
 
     def top_tokens(self, text: Sequence[int]) -> TopTokens:

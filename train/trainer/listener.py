@@ -50,14 +50,5 @@ class RunListener(Protocol):
         """Hear how far the training is."""
 
 
-class NobodyListens:
+class NobodyListens(RunListener):
     """Hears everything and shows nothing."""
-
-    def note(self, text: str) -> None:
-        """Hear a fact."""
-
-    def stage(self, what: str, done: int, total: int) -> None:
-        """Hear of work before the training."""
-
-    def status(self, status: TrainingStatus) -> None:
-        """Hear of the training."""

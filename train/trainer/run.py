@@ -98,9 +98,7 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; name a folder to write into")
     if folder.exists() and any(read.exists() and folder.samefile(read) for read in reads):
-        raise OptionError(
-            f"{folder} is the folder of a model that is read; name another folder to write"
-        )
+        raise OptionError(f"{folder} is the folder of a model that is read; name another folder")
     if run.resume or run.force:
         if run.resume:
             check_checkpoint(run.state_path, resume=True)
@@ -115,16 +113,13 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
 
 
 def open_output(run: TrainingRun, *, holds: str) -> None:
-    """Make the folder, without an earlier run's checkpoint where that is overwritten.
-
-    Raises as `check_output`, and SpecrunError where the folder cannot be made.
-    """
+    """Make the folder, without an overwritten run's checkpoint; SpecrunError where it cannot be."""
     check_output(run, holds=holds)
     try:
         run.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpecrunError(
-            f"{run.output} cannot be made ({error.strerror}); choose another folder"
+            f"{run.output} cannot be made ({error.strerror}): choose anew"
         ) from error
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)
@@ -132,10 +127,7 @@ def open_output(run: TrainingRun, *, holds: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """What was made: the folder, how the run went, and how much was trained on what.
-
-    `n_held_out` is 0 where there were too few texts to hold any out.
-    """
+    """The folder, how it went, how much was trained on; `n_held_out` 0: too few to hold any out."""
 
     output: Path
     result: TrainingResult
@@ -152,10 +144,9 @@ class TrainingReport:
 
 
 class StartedRun:
-    """A run whose folder may be written, with its device and precision.
+    """A run whose folder may be written, with its device and precision, a resumed run's its own.
 
-    `weights_name` is the file that a finished run leaves; `reads` are the folders of the models
-    that it reads. A resumed run goes on in the precision of its checkpoint.
+    `weights_name` is the file that a finished run leaves, `reads` the folders of models it reads.
     """
 
     def __init__(
@@ -208,11 +199,8 @@ class StartedRun:
         identity: dict[str, Any],
     ) -> TrainingReport:
         """Train the learner and return the report; the finished model is still to be written."""
-        path, resume = self._run.state_path, self._run.resume
-        tell = self.listener.status
-        result = train_learner(
-            learner, corpus, settings, path, resume=resume, identity=identity, report=tell
-        )
+        given, tell = (learner, corpus, settings, self._run.state_path), self.listener.status
+        result = train_learner(*given, resume=self._run.resume, identity=identity, report=tell)
         return TrainingReport(
             self._run.output,
             result,
