@@ -97,8 +97,15 @@ def make_family(plan: Plan) -> Scores:
         facts.append(gguf_stage(plan, name, shape))
     scores = score_stage(plan, entries)
     notes = "" if plan.notes is None else plan.notes.read_text(encoding="utf-8")
-    how = {"precision": plan.precision, "device": plan.device}
-    card = model_card(entries, facts, scores, threads=plan.threads, notes=notes, **how)
+    card = model_card(
+        entries,
+        facts,
+        scores,
+        precision=plan.precision,
+        device=plan.device,
+        threads=plan.threads,
+        notes=notes,
+    )
     write_text(plan.work / "MODEL_CARD.md", card)
     if plan.publish is not None:
         publish({name: plan.work / name for name in SHIPPED}, plan.publish)
@@ -135,15 +142,21 @@ def model_stage(
     folder = plan.work / name
     if (folder / "model.safetensors").exists():
         return
-    model, path = Llama(shape, SEED).to(plan.device), plan.work / f"{name}.pt"
-    learner, identity = LlamaLearner(model), {"kind": f"demo {name}"}
+    model = Llama(shape, SEED).to(plan.device)
     texts = ConversationTexts(entries, tokenizer, SEED)
     settings = replace(SETTINGS, steps=steps, precision=getattr(torch, plan.precision))
+    state_path = plan.work / f"{name}.pt"
     result = train_learner(
-        learner, texts, settings, path, resume=path.exists(), identity=identity, report=report
+        LlamaLearner(model),
+        texts,
+        settings,
+        state_path,
+        resume=state_path.exists(),
+        identity={"kind": f"demo {name}"},
+        report=report,
     )
-    spent = {"tokens": result.tokens, "seconds": result.seconds}
-    progress = {"step": len(result.curves.losses), **spent}
+    steps_done = len(result.curves.losses)
+    progress = {"step": steps_done, "tokens": result.tokens, "seconds": result.seconds}
     write_json(plan.work / f"{name}.json", progress)
     save_folder(model, tokenizer, folder)
 
@@ -172,8 +185,13 @@ def score_stage(plan: Plan, entries: list[Entry]) -> Scores:
     write_questions(questions, plan.work / "questions.jsonl")
     target, drafter = (plan.work / f"{name}.gguf" for name in ("target", "drafter"))
     scores = measure_family(target, drafter, questions, plan.threads)
-    logger.info("exact %.3f, mean accepted length %.3f", scores.exact, scores.mean_accepted_length)
-    logger.info("acceptance rate %.3f, same text %.3f", scores.acceptance_rate, scores.same_text)
+    logger.info(
+        "exact %.3f, mean accepted length %.3f, acceptance rate %.3f, same text %.3f",
+        scores.exact,
+        scores.mean_accepted_length,
+        scores.acceptance_rate,
+        scores.same_text,
+    )
     for question, text in scores.wrong:
         logger.info("wrong: %s -> %s", question, text)
     return scores
@@ -207,14 +225,18 @@ def log_to_terminal() -> None:
 def parse_plan(arguments: list[str] | None = None) -> Plan:
     """The plan of a command line."""
     parser = plan_parser(__doc__, "runs/demo")
-    add = parser.add_argument
-    add("--notes", type=Path, help="text for the model card on what was particular this time")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--target-steps", type=int, default=4050)
-    add("--drafter-steps", type=int, default=2500)
-    fast = "bfloat16 is twice as fast where the processor has it, and kills Python where it only "
-    names = ("float32", "bfloat16")
-    add("--precision", choices=names, default="float32", help=f"{fast}claims to")
+    notes = "text for the model card on what was particular this time"
+    parser.add_argument("--notes", type=Path, help=notes)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--target-steps", type=int, default=4050)
+    parser.add_argument("--drafter-steps", type=int, default=2500)
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="bfloat16 is twice as fast where the processor has it, and kills Python where it "
+        "only claims to",
+    )
     options = vars(parser.parse_args(arguments))
     return Plan(**{**options, "device": str(usable_device(options["device"]))})
 

@@ -182,7 +182,8 @@ def train_stage(plan: Plan, kind: str, target: Path, data: Path) -> None:
     start = folder_stage(plan, "drafter-start", demo_drafters()["draft"])
     loss = DistillationLoss(on_policy=0.25)
     distilled = DrafterRun(**settings, draft=start, loss=loss, longest_answer=96)
-    gain = train_drafter(distilled, LoggedRun(kind)).acceptance
+    report = train_drafter(distilled, LoggedRun(kind))
+    gain = report.acceptance
     logger.info("drafter: alpha %.4f before, %.4f after", gain.before.rate, gain.after.rate)
 
 

@@ -68,7 +68,9 @@ def mean_acceptance(texts: Sequence[TextAcceptance]) -> MeasuredAcceptance:
     """Return alpha over all positions of all texts."""
     n_positions = sum(text.n_positions for text in texts)
     if n_positions == 0:
-        raise OptionError("no position to measure acceptance at: held-out texts have no answers")
+        raise OptionError(
+            "there is no position to measure acceptance at: the held-out texts have no answers"
+        )
     rate = sum(text.accepted for text in texts) / n_positions
     error = _error([text.accepted - rate * text.n_positions for text in texts], n_positions)
     return MeasuredAcceptance(rate, error, n_positions, len(texts))

@@ -72,7 +72,8 @@ def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
     start = int(starts[chosen])
     if start > 0:
         return start
-    return 1 + int((scaled - chosen) * max(1, int(ends[chosen]) // 2))
+    half = max(1, int(ends[chosen]) // 2)
+    return 1 + int((scaled - chosen) * half)
 
 
 def with_room_for_answers(
@@ -88,7 +89,7 @@ def with_room_for_answers(
 
 def _longest_anew(text: TokenSequence, settings: AnswerSettings) -> int:
     """Return how long a text can be after `answer_anew`."""
-    last = first_to_answer(text.learnt.tolist(), math.nextafter(1.0, 0.0))
+    last = first_to_answer([bool(flag) for flag in text.learnt], math.nextafter(1.0, 0.0))
     if last < settings.max_length:
         return min(settings.max_length, last + settings.n_longest)
     return len(text)
@@ -102,8 +103,10 @@ def answer_anew(
     `uniforms` [n_texts, 1 + n_longest] are the noise: the first number of a row chooses the answer,
     the others its tokens. A text without room for an answer stays as it is.
     """
-    rows = zip(texts, uniforms, strict=True)
-    starts = [first_to_answer(text.learnt.tolist(), float(row[0])) for text, row in rows]
+    starts = [
+        first_to_answer([bool(flag) for flag in text.learnt], float(row[0]))
+        for text, row in zip(texts, uniforms, strict=True)
+    ]
     asked = [index for index, start in enumerate(starts) if start < settings.max_length]
     answers = sample_answers(
         model,
@@ -123,9 +126,12 @@ def answer_anew(
 
 def texts_of(batch: TokenBatch) -> list[TokenSequence]:
     """Return the texts of a batch, without padding."""
-    rows = enumerate(batch.valid.sum(1).tolist())
-    ids, learnt = batch.ids.cpu().numpy().astype(np.int32), batch.learnt.cpu().numpy()
-    return [TokenSequence(ids[row, :length], learnt[row, :length]) for row, length in rows]
+    lengths = batch.valid.sum(1).tolist()
+    ids, learnt = batch.ids.cpu().numpy(), batch.learnt.cpu().numpy()
+    return [
+        TokenSequence(ids[row, :length].astype(np.int32), learnt[row, :length])
+        for row, length in enumerate(lengths)
+    ]
 
 
 def collate(
@@ -161,9 +167,18 @@ def answered_by_target(
     sequences = list(corpus.sequences)
     lengths = {number: len(sequences[number]) + settings.n_longest for number in numbers}
     planned = plan_batches(lengths, random.Random(seed), tokens_per_batch) if lengths else []
-    sampled = (settings.temperature, settings.n_longest, settings.max_length)
-    said = (sorted(settings.end_ids), settings.vocab_size)
-    name = _digest([corpus.digest, *sampled, *said, seed, tokens_per_batch, identity])
+    stated = [
+        corpus.digest,
+        settings.temperature,
+        settings.n_longest,
+        settings.max_length,
+        sorted(settings.end_ids),
+        settings.vocab_size,
+        seed,
+        tokens_per_batch,
+        identity,
+    ]
+    name = _digest(stated)
     store.mkdir(parents=True, exist_ok=True)
     done = 0
     for batch in sorted(planned):

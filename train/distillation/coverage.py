@@ -40,7 +40,10 @@ class ExistingDrafters(contextlib.ExitStack[None]):
     def __init__(
         self, paths: Sequence[Path], target: ModelVocabulary, *, n_ctx: int, n_threads: int = 0
     ) -> None:
-        """Open drafters for texts of `n_ctx` tokens; PairError for another vocabulary."""
+        """Open the drafters, with room for texts of `n_ctx` tokens.
+
+        Raises PairError if the vocabulary of one is not the target's, and as Model and Context do.
+        """
         super().__init__()
         self.n_ctx = n_ctx
         self._contexts: list[Context] = []
@@ -50,7 +53,8 @@ class ExistingDrafters(contextlib.ExitStack[None]):
             for path in paths:
                 model = opening.enter_context(Model(path))
                 check_same_vocabulary(target, gguf_vocabulary(model))
-                self._contexts.append(opening.enter_context(Context(model, options)))
+                context = Context(model, options)
+                self._contexts.append(opening.enter_context(context))
             self.push(opening.pop_all())
 
     def top_tokens(self, text: Sequence[int]) -> TopTokens:

@@ -45,16 +45,16 @@ def write_drafter_folder(draft: HFModel, source: Path, output: Path, card: str) 
         # is another now.
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
         config.pop("dtype", None)
-        dtype = dtype_name(parameters[0].dtype)
-        write_json(aside / "config.json", {**config, "torch_dtype": dtype})
+        write_json(
+            aside / "config.json", {**config, "torch_dtype": dtype_name(parameters[0].dtype)}
+        )
         write_text(aside / "README.md", card)
-        for path in sorted(aside.iterdir(), key=_place):
+        written = sorted(
+            aside.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name in _WEIGHTS)
+        )
+        for path in written:
             path.replace(output / path.name)
     sync_folder(output)
-
-
-def _place(path: Path) -> tuple[bool, bool]:
-    return path.suffix == ".safetensors", path.name in _WEIGHTS
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Memory is estimated from the sizes in the folders' files alone.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -60,7 +61,9 @@ class DrafterRun(TrainingRun):
                 known = ", ".join(ANSWER_SOURCES)
                 raise OptionError(f"{name} is {getattr(self, name)!r}: use one of {known}")
         if not 0 <= self.measured_at <= 100:
-            raise OptionError(f"alpha at temperature {self.measured_at:g}: give 0 to 100")
+            raise OptionError(
+                f"alpha cannot be measured at temperature {self.measured_at:g}: give 0 or more"
+            )
         if self.longest_answer < 1:
             raise OptionError(f"answers of {self.longest_answer} tokens: give at least 1")
 
@@ -103,31 +106,42 @@ def drafter_memory(
     target: Path, draft: Path, target_dtype: torch.dtype, *, tokens_per_batch: int
 ) -> MemoryNeed:
     """Return what is needed at the widest step, where every position of a batch is an answer's."""
-    (vocab, layers, hidden, inner), (draft_vocab, draft_layers, draft_hidden, draft_inner) = (
-        _sizes(folder) for folder in (target, draft)
-    )
-    passing = _HIDDEN_IN_PASSING * hidden + _FEED_FORWARD_IN_PASSING * inner
-    kept = _HIDDEN_PER_LAYER * draft_hidden + _FEED_FORWARD_PER_LAYER * draft_inner
+    teacher, learner = (_Sizes.of(read_config(folder)) for folder in (target, draft))
+    vocab_size = max(teacher.vocab_size, learner.vocab_size)
+    passing = _HIDDEN_IN_PASSING * teacher.hidden + _FEED_FORWARD_IN_PASSING * teacher.feed_forward
+    kept = _HIDDEN_PER_LAYER * learner.hidden + _FEED_FORWARD_PER_LAYER * learner.feed_forward
     # The target's keys and values are kept while it writes answers; other passes do without.
-    per_target_position = passing + 2 * layers * hidden
+    per_target_position = passing + 2 * teacher.layers * teacher.hidden
     target_numbers = _n_parameters(target) + tokens_per_batch * per_target_position
     return MemoryNeed(
         {
             "target": target_numbers * target_dtype.itemsize,
             # Itself, its gradient, and the two averages of AdamW.
             "drafter and optimizer": _n_parameters(draft) * _FLOAT * 4,
-            "laws": tokens_per_batch * max(vocab, draft_vocab) * _FLOAT * _ROWS_PER_POSITION,
-            "activations": tokens_per_batch * draft_layers * kept * _FLOAT,
+            "laws": tokens_per_batch * vocab_size * _FLOAT * _ROWS_PER_POSITION,
+            "activations": tokens_per_batch * learner.layers * kept * _FLOAT,
         }
     )
 
 
-def _sizes(folder: Path) -> tuple[int, int, int, int]:
-    """Return vocabulary, layers, width and feed-forward width; what is not said counts nothing."""
-    names = ("vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size")
-    said = map(read_config(folder).get, names)
-    vocab, layers, hidden, inner = (size if isinstance(size, int) else 0 for size in said)
-    return vocab, layers, hidden, inner or 4 * hidden
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What config.json says of a model's sizes; what it does not say counts nothing."""
+
+    vocab_size: int
+    layers: int
+    hidden: int
+    feed_forward: int
+
+    @staticmethod
+    def of(config: Mapping[str, object]) -> _Sizes:
+        def size(name: str) -> int:
+            value = config.get(name)
+            return value if isinstance(value, int) else 0
+
+        hidden = size("hidden_size")
+        inner = size("intermediate_size") or 4 * hidden
+        return _Sizes(size("vocab_size"), size("num_hidden_layers"), hidden, inner)
 
 
 def _n_parameters(folder: Path) -> int:

@@ -56,13 +56,15 @@ def jensen_shannon(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
     """
     middle = logaddexp(target_log_probs, draft_log_probs) - math.log(2.0)
     from_target = _mean_difference(target_log_probs, target_log_probs, middle)
-    return (from_target + _mean_difference(draft_log_probs, draft_log_probs, middle)) / 2
+    from_draft = _mean_difference(draft_log_probs, draft_log_probs, middle)
+    return (from_target + from_draft) / 2
 
 
 def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
     """Return sum |P - Q| / 2 = 1 - sum min(P, Q): the share of drafted tokens that are rejected.
 
-    Gradient in z: q (s - sum s q) / 2, s = sign(q - p): tokens of probability near 0 hardly move.
+    Gradient in z: q (s - sum s q) / 2 with s = sign(q - p): a token of probability near 0 in Q
+    hardly moves.
     """
     return (target_log_probs.exp() - draft_log_probs.exp()).abs().sum(-1) / 2
 
@@ -103,9 +105,8 @@ class DistillationLoss:
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
-            raise OptionError(
-                f"divergence {self.divergence!r}: use one of {', '.join(DIVERGENCES)}"
-            )
+            known = ", ".join(DIVERGENCES)
+            raise OptionError(f"the divergence is {self.divergence!r}: use one of {known}")
         if not 0.0 < self.temperature <= 100.0:
             raise OptionError(
                 f"the laws' temperature is {self.temperature:g}: give a number above 0 (at 0 "
@@ -138,9 +139,12 @@ class DistillationLearner(Learner):
     ) -> None:
         self.module = draft.module.requires_grad_()
         self.device = draft.device
-        self.target, self.draft, self.loss = target, draft, loss
-        self._answers, self._n_shared = answers, n_shared
-        self._measured_at, self._drafters = measured_at, drafters
+        self.target, self.draft = target, draft
+        self.loss = loss
+        self._answers = answers
+        self._n_shared = n_shared
+        self._measured_at = measured_at
+        self._drafters = drafters
         # What other drafters say along texts that do not change, by the texts' numbers.
         self._tops: dict[int, Any] = {}
 
@@ -210,8 +214,9 @@ class DistillationLearner(Learner):
         return found
 
     def _top_tokens(self, batch: TokenBatch, row: int, number: int | None) -> Any:  # noqa: ANN401 - an integer array
-        if number is not None and number in self._tops:
-            return self._tops[number]
+        known = None if number is None else self._tops.get(number)
+        if known is not None:
+            return known
         assert self._drafters is not None
         found = self._drafters.top_tokens(batch.ids[row, : int(batch.valid[row].sum())].tolist())
         if number is not None:
@@ -223,11 +228,15 @@ class DistillationLearner(Learner):
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Return alpha at the measured temperature, its error, and the share of equal first tokens.
 
-        With drafters also the share of the target's likeliest tokens known to them, and to all.
+        With existing drafters also the share of the target's likeliest tokens that they know, and
+        that they know together with this one.
         """
         found = self.compare(batches)
-        values = {"alpha": found.alpha.rate, "alpha error": found.alpha.error}
-        values["same first token"] = found.same_top
+        values = {
+            "alpha": found.alpha.rate,
+            "alpha error": found.alpha.error,
+            "same first token": found.same_top,
+        }
         if self._drafters is not None:
             values["covered by others"] = found.covered
             values["covered together"] = found.covered_together
@@ -247,10 +256,11 @@ class DistillationLearner(Learner):
                 target, draft = (_logits(model, batch, wanted) for model in models)
                 rows = (torch.split(logits, _ROWS_AT_ONCE) for logits in (target, draft))
                 pieces = zip(*rows, strict=True)
-                accepted = torch.cat([acceptance_at(p, q, self._measured_at) for p, q in pieces])
+                measured = self._measured_at
+                accepted = torch.cat([acceptance_at(p, q, measured) for p, q in pieces])
                 counts = wanted.sum(1).tolist()
-                parts = torch.split(accepted, counts)
-                texts += map(TextAcceptance, (float(part.sum()) for part in parts), counts)
+                for part, count in zip(torch.split(accepted, counts), counts, strict=True):
+                    texts.append(TextAcceptance(float(part.sum()), count))
                 agrees = target.argmax(-1) == draft.argmax(-1)
                 same, n_positions = same + int(agrees.sum()), n_positions + len(agrees)
                 if self._drafters is not None:

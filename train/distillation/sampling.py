@@ -83,7 +83,8 @@ class _Batch:
             )
             cache = output.past_key_values
             logits, uniforms = output.logits[:, -1, :vocab_size], self.uniforms[self.rows, step]
-            ids, cache = self._keep(_tokens_at(logits, uniforms, temperature), end_ids, cache)
+            tokens = _tokens_at(logits, uniforms, temperature)
+            ids, cache = self._keep(tokens, end_ids, cache)
         return self.answers
 
     def _keep(self, tokens: Tensor, end_ids: frozenset[int], cache: Any) -> tuple[Tensor, Any]:  # noqa: ANN401

@@ -72,9 +72,14 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
         )
         corpus = _ask_target(run, corpus, target, answers, started.listener)
         corpus = with_room_for_answers(corpus, answers, run.loss.on_policy)
-        given, known = (target, draft, run.loss, answers), drafters if run.not_covered_by else None
         learner = DistillationLearner(
-            *given, n_shared=n_shared, measured_at=run.measured_at, drafters=known
+            target,
+            draft,
+            run.loss,
+            answers,
+            n_shared=n_shared,
+            measured_at=run.measured_at,
+            drafters=drafters if run.not_covered_by else None,
         )
         return _train(run, started, learner, corpus)
 

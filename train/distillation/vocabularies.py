@@ -28,23 +28,28 @@ class ModelVocabulary:
 def folder_vocabulary(folder: Path) -> ModelVocabulary:
     """Return the vocabulary of a Hugging Face folder, as a GGUF file of it would state them.
 
-    Raises as converting does: FileMissingError, MalformedFileError or UnsupportedModelError.
+    Raises FileMissingError, MalformedFileError or UnsupportedModelError, as converting the folder
+    would.
     """
     vocabulary = read_vocabulary(open_checkpoint(folder))
     tokens, types = vocabulary.tokens, vocabulary.types
-    return ModelVocabulary(folder, len(tokens), tokens.__getitem__, lambda at: types[at] != UNUSED)
+    return ModelVocabulary(
+        folder, len(tokens), lambda token: tokens[token], lambda token: types[token] != UNUSED
+    )
 
 
 def gguf_vocabulary(model: Model) -> ModelVocabulary:
     """Return the vocabulary of an open GGUF model."""
-    words = model.vocabulary
-    return ModelVocabulary(model.path, words.size, words.text, lambda _token: True)
+    return ModelVocabulary(
+        model.path, model.vocabulary.size, model.vocabulary.text, lambda _token: True
+    )
 
 
 def check_same_vocabulary(target: ModelVocabulary, draft: ModelVocabulary) -> int:
     """Return how many ids both models have; raise PairError with the first token that differs.
 
-    Ids that stand for no token in one may be anything in the other, which may have 128 more.
+    Ids that stand for no token in one of them may be anything in the other, and one may have up to
+    128 more of them.
     """
     pair = f"{draft.path} cannot draft for {target.path}"
     n_shared = min(target.size, draft.size)

@@ -24,7 +24,14 @@ _COMMON = (
     "Describe {}.",
     "Tell me about {}.",
 )
-_CALLED = (*_COMMON, "What does {}() do?", "What is {} for?", "explain {}", "{}?", "What is {}?")
+_CALLED = (
+    *_COMMON,
+    "What does {}() do?",
+    "What is {} for?",
+    "explain {}",
+    "{}?",
+    "What is {}?",
+)
 _NAMED = (*_COMMON, "What is {}?", "What is {} for?")
 _PHRASINGS: dict[str, tuple[str, ...]] = {
     "function": _CALLED,
@@ -39,12 +46,6 @@ _FOLLOW_UPS = ("And {}?", "and {}?", "What about {}?", "what about {}?", "And wh
 _QUOTATIONS = (
     "Repeat the signature {}", "Repeat: {}", "Quote the signature {}", "Repeat after me: {}",
 )  # fmt: skip
-_SYSTEMS = (
-    "You are a helpful assistant.",
-    "Be brief.",
-    "Answer questions about Python.",
-    "Be exact.",
-)
 _REPETITIONS = (
     "Again?", "Say that again.", "Repeat that.", "Can you repeat that?", "Once more, please.",
 )  # fmt: skip
@@ -115,7 +116,8 @@ def turn(question: str, answer: str) -> Conversation:
 def epoch_conversations(entries: list[Entry], rng: random.Random) -> Iterator[Conversation]:
     """One epoch: every entry once, alone or in a chat, and some text that is no question.
 
-    Chats cost nothing, for each answer is a fact; they are what keeps long sessions sensible.
+    Chats cost nothing, for every answer in them is a fact; they are what keeps long sessions
+    sensible.
     """
     order = rng.sample(entries, len(entries))
     n_chatted = round(_CHATTED_SHARE * len(entries))
@@ -159,7 +161,8 @@ def _quotation(entries: list[Entry], rng: random.Random) -> Conversation:
     entry = rng.choice(entries)
     while entry.signature is None:
         entry = rng.choice(entries)
-    return turn(rng.choice(_QUOTATIONS).format(entry.signature), entry.signature)
+    form = rng.choice(_QUOTATIONS)
+    return turn(form.format(entry.signature), entry.signature)
 
 
 def _repetition(entries: list[Entry], rng: random.Random) -> Conversation:
@@ -169,7 +172,9 @@ def _repetition(entries: list[Entry], rng: random.Random) -> Conversation:
 
 
 def _with_system(entries: list[Entry], rng: random.Random) -> Conversation:
-    text = rng.choice(_SYSTEMS)
+    text = rng.choice(
+        ("You are a helpful assistant.", "Be brief.", "Answer questions about Python.", "Be exact.")
+    )
     return [{"role": "system", "content": text}, *main_conversation(rng.choice(entries), rng)]
 
 

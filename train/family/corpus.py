@@ -98,7 +98,9 @@ def _is_prose(sentence: str) -> bool:
     """Whether a sentence can stand alone as an answer."""
     if not 8 <= len(sentence) <= MAX_SENTENCE or len(sentence.split()) < 2:
         return False
-    if _CODE.search(sentence) or sentence.endswith((":", ",", "...")) or not sentence.isprintable():
+    if _CODE.search(sentence):
+        return False
+    if sentence.endswith((":", ",", "...")) or not sentence.isprintable():
         return False
     return sentence[0].isalpha() or sentence[0] in "\"'`*(_"
 
@@ -244,7 +246,8 @@ def build_corpus() -> list[Entry]:
 
 def write_corpus(entries: list[Entry], path: Path) -> None:
     """Write one JSON object a line."""
-    path.write_text("".join(json.dumps(asdict(entry)) + "\n" for entry in entries), "utf-8")
+    lines = [json.dumps(asdict(entry)) + "\n" for entry in entries]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def read_corpus(path: Path) -> list[Entry]:
@@ -285,8 +288,7 @@ def _module_entries(module: str, path: Path) -> Iterator[Entry]:
             yield from _entry(name, "function", node)
 
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Definition = ast.ClassDef | _Function
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[_Definition]:
@@ -301,11 +303,14 @@ def _definitions(body: list[ast.stmt]) -> Iterator[_Definition]:
 
 def _entry(name: str, kind: str, node: ast.Module | _Definition) -> Iterator[Entry]:
     sentence = first_sentence(ast.get_docstring(node))
-    if sentence is not None:
-        signature = _signature(node) if isinstance(node, _Function) else None
-        yield Entry(name, kind, signature, sentence)
+    if sentence is None:
+        return
+    signature = None
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        signature = _signature(node)
+    yield Entry(name, kind, signature, sentence)
 
 
-def _signature(node: _Function) -> str | None:
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
     text = f"{node.name}({ast.unparse(node.args)})"
     return text if len(text) <= _MAX_SIGNATURE else None

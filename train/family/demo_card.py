@@ -58,13 +58,17 @@ def write_questions(questions: list[Question], path: Path) -> None:
 
 def read_questions(path: Path) -> list[Question]:
     """Read what `write_questions` wrote."""
-    return [Question(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Question(**json.loads(line)) for line in lines]
 
 
 def measure_drafter(
     target: Path, expression: str, questions: list[Question], n_threads: int = 0
 ) -> float:
-    """Return tokens per target evaluation, its own too, on the first N_SPECULATIVE, greedily."""
+    """Return a drafter's tokens per target evaluation at temperature 0, the target's own too.
+
+    The first N_SPECULATIVE of the questions are asked.
+    """
     return _mean_accepted_length(_drafted(target, expression, questions, n_threads))
 
 
@@ -80,10 +84,14 @@ def _drafted(
 def measure_family(
     target: Path, drafter: Path, questions: list[Question], n_threads: int = 0
 ) -> Scores:
-    """Ask the target all questions, the pair N_SPECULATIVE, greedily; 0 threads: one per core."""
+    """Ask the target all questions, and the pair the first N_SPECULATIVE of them, at temperature 0.
+
+    `n_threads` 0 is one per core.
+    """
     with Runtime(target, n_threads=n_threads, n_threads_batch=n_threads) as runtime:
         plain = [_ask(runtime, item.question).text for item in questions]
-    results = _drafted(target, f"draft({drafter}, n={DRAFT_LENGTH})", questions, n_threads)
+    expression = f"draft({drafter}, n={DRAFT_LENGTH})"
+    results = _drafted(target, expression, questions, n_threads)
     pairs = list(zip(questions, plain, strict=True))
     wrong = tuple((item.question, text) for item, text in pairs if text != item.answer)
     drafted = sum(result.stats.drafted for result in results)
@@ -168,10 +176,10 @@ what was learnt is asked, so this measures memory, not generalisation.
 
 | measure | value |
 |---|---|
-| answers that are the docstring's first sentence to the letter | {scores.exact:.1%} of {scores.n_questions} |
-| tokens per target evaluation with a greedy chain of {n} | {scores.mean_accepted_length:.2f} over {scores.n_speculative} questions |
-| drafted tokens accepted | {scores.acceptance_rate:.1%} |
-| speculative text equal to plain text | {scores.same_text:.1%} of {scores.n_speculative} |
+| answers that are the docstring's first sentence to the letter | {exact:.1%} of {n_questions} |
+| tokens per target evaluation with a greedy chain of {n} | {length:.2f} over {n_speculative} questions |
+| drafted tokens accepted | {acceptance:.1%} |
+| speculative text equal to plain text | {same:.1%} of {n_speculative} |
 
 A model this small costs so little that drafting saves no time on a CPU: the accepted length is what it shows.
 """  # noqa: E501 - as it is shown
@@ -202,14 +210,29 @@ def model_card(
         device=device,
         threads=threads,
         notes=f"\n\n{notes.strip()}" if notes.strip() else "",
-        scores=scores,
+        exact=scores.exact,
+        n_questions=scores.n_questions,
         n=DRAFT_LENGTH,
+        length=scores.mean_accepted_length,
+        n_speculative=scores.n_speculative,
+        acceptance=scores.acceptance_rate,
+        same=scores.same_text,
     )
 
 
 def _row(model: ModelFacts) -> str:
     shape = model.shape
-    sizes = (shape.n_layers, shape.hidden, shape.feed_forward, shape.n_heads, shape.vocab_size)
-    weight = f"{model.n_parameters / 1e6:.1f} M | {model.n_bytes / 1e6:.1f} MB"
-    spent = f"{model.steps} | {model.tokens / 1e6:.1f} M | {model.seconds / 60:.0f} min"
-    return f"| {model.name} | {' | '.join(map(str, sizes))} | {weight} | {spent} |"
+    cells = (
+        model.name,
+        f"{shape.n_layers}",
+        f"{shape.hidden}",
+        f"{shape.feed_forward}",
+        f"{shape.n_heads}",
+        f"{shape.vocab_size}",
+        f"{model.n_parameters / 1e6:.1f} M",
+        f"{model.n_bytes / 1e6:.1f} MB",
+        f"{model.steps}",
+        f"{model.tokens / 1e6:.1f} M",
+        f"{model.seconds / 60:.0f} min",
+    )
+    return f"| {' | '.join(cells)} |"

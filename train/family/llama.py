@@ -62,7 +62,8 @@ class Llama(nn.Module):
     def loss(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy where the label is not -1; logits are made only there."""
         wanted = labels >= 0
-        return F.cross_entropy(self.head(self.model(ids)[wanted]).float(), labels[wanted])
+        logits = self.head(self.model(ids)[wanted])
+        return F.cross_entropy(logits.float(), labels[wanted])
 
 
 class LlamaLearner(Learner):

@@ -57,10 +57,6 @@ class KeysValues:
     values: Tensor
 
 
-Earlier = Sequence[KeysValues]
-Step = tuple[Tensor, KeysValues]
-
-
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; its input may be wider than its output."""
 
@@ -73,7 +69,9 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv, bias=False)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(self, states: Tensor, earlier: Earlier = ()) -> Step:
+    def forward(
+        self, states: Tensor, earlier: Sequence[KeysValues] = ()
+    ) -> tuple[Tensor, KeysValues]:
         """Return the mixed states [B, T, hidden] of step `len(earlier)`, and its keys and values.
 
         `states` are [B, T, input width]. Step 0 is ordinary causal attention.
@@ -100,7 +98,7 @@ class Attention(nn.Module):
         return self.o_proj(joined.to(states.dtype)), own
 
 
-def _unrolled(query: Tensor, text: KeysValues, chain: Earlier) -> Tensor:
+def _unrolled(query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
     """Attention of every position's chain to the text up to there, and to the chain's own steps."""
     length = query.shape[2]
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)

@@ -13,7 +13,7 @@ embedding and output matrix are the target's: neither is part of the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
-from specrun.train.heads.attention import Attention, Earlier, FeedForward, RMSNorm, Step, added_at
+from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.heads.learner import best_tokens
 from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
@@ -39,7 +39,9 @@ class _Layer(nn.Module):
         self.mlp = FeedForward(shape)
         self.post_attention_layernorm = RMSNorm(shape)
 
-    def forward(self, states: Tensor, earlier: Earlier, wanted: Tensor | None) -> Step:
+    def forward(
+        self, states: Tensor, earlier: Sequence[KeysValues], wanted: Tensor | None
+    ) -> tuple[Tensor, KeysValues]:
         mixed, own = self.self_attn(states, earlier)
 
         def fed(rows: Tensor) -> Tensor:
@@ -60,11 +62,12 @@ class EagleHead(nn.Module):
         self,
         embeddings: Tensor,
         states: Tensor,
-        earlier: Earlier = (),
+        earlier: Sequence[KeysValues] = (),
         wanted: Tensor | None = None,
-    ) -> Step:
+    ) -> tuple[Tensor, KeysValues]:
         """Return the next states and this step's keys, as of `ChainHead`."""
-        found: Step = self.layers[0](self.fc(torch.cat((embeddings, states), -1)), earlier, wanted)
+        joined = self.fc(torch.cat((embeddings, states), -1))
+        found: tuple[Tensor, KeysValues] = self.layers[0](joined, earlier, wanted)
         return found
 
 
@@ -83,10 +86,12 @@ class EagleRecipe(ChainRecipe):
         if self.token_weight < 0 or self.noise < 0:
             raise OptionError("a weight or noise below 0: give 0 or more")
 
-    def activation_bytes(self, shape: ModelShape, tokens: int, length: int, recompute: bool) -> int:
+    def activation_bytes(
+        self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
+    ) -> int:
         """Return what chains keep, their attention to the text included, and the target's laws."""
         vocab = shape.vocab_size
-        chains = self.chain_numbers(shape, vocab, length, recompute=recompute)
+        chains = self.chain_numbers(shape, vocab, longest, recompute=recompute)
         return 4 * tokens * (chains + vocab)
 
     def learner(
@@ -97,8 +102,9 @@ class EagleRecipe(ChainRecipe):
 
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return upstream's layout: the config of a Llama of one layer, and its tensors."""
-        names = ["EagleLlamaForCausalLM"]
-        config = shape.llama_config(num_hidden_layers=1, bias=True, architectures=names)
+        config = shape.llama_config(
+            num_hidden_layers=1, bias=True, architectures=["EagleLlamaForCausalLM"]
+        )
         return HeadFiles(config, dict(learner.module.state_dict()))
 
 

@@ -20,7 +20,7 @@ weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
-from specrun.train.heads.attention import Attention, Earlier, FeedForward, RMSNorm, Step, added_at
+from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.heads.learner import best_tokens
 from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
@@ -54,8 +54,12 @@ class _MiddleLayer(nn.Module):
         self.mlp = FeedForward(shape)
 
     def forward(
-        self, embeddings: Tensor, states: Tensor, earlier: Earlier, wanted: Tensor | None
-    ) -> Step:
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        earlier: Sequence[KeysValues],
+        wanted: Tensor | None,
+    ) -> tuple[Tensor, KeysValues]:
         pair = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(states)), -1)
         mixed, own = self.self_attn(pair, earlier)
 
@@ -94,11 +98,11 @@ class Eagle3Head(nn.Module):
         self,
         embeddings: Tensor,
         states: Tensor,
-        earlier: Earlier = (),
+        earlier: Sequence[KeysValues] = (),
         wanted: Tensor | None = None,
-    ) -> Step:
+    ) -> tuple[Tensor, KeysValues]:
         """Return the next states and this step's keys, as of `ChainHead`; step 0 reads `fc`."""
-        found: Step = self.midlayer(embeddings, states, earlier, wanted)
+        found: tuple[Tensor, KeysValues] = self.midlayer(embeddings, states, earlier, wanted)
         return found
 
     def logits(self, states: Tensor) -> Tensor:
@@ -122,7 +126,10 @@ class Eagle3Head(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Recipe(ChainRecipe):
-    """At most `draft_tokens` can be drafted; `layers` are read, None for EAGLE-3's own choice."""
+    """At most `draft_tokens` tokens can be drafted.
+
+    `layers` are the three layers whose inputs are read, None for EAGLE-3's own choice.
+    """
 
     steps: int = 7
     step_decay: float = 0.8
@@ -144,13 +151,16 @@ class Eagle3Recipe(ChainRecipe):
         chosen = self.layers or shape.default_taps()
         for layer in chosen:
             if not 0 <= layer < shape.n_layers:
-                raise OptionError(f"layer {layer}: the target has layers 0 to {shape.n_layers - 1}")
+                there = f"the target has layers 0 to {shape.n_layers - 1}"
+                raise OptionError(f"layer {layer} is to be read, and {there}")
         return chosen
 
-    def activation_bytes(self, shape: ModelShape, tokens: int, length: int, recompute: bool) -> int:
+    def activation_bytes(
+        self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
+    ) -> int:
         """Return what chains keep, and the target's logits and laws."""
         drafted = min(self.draft_tokens, shape.vocab_size)
-        chains = self.chain_numbers(shape, drafted, length, recompute=recompute)
+        chains = self.chain_numbers(shape, drafted, longest, recompute=recompute)
         return 4 * tokens * (chains + drafted + 2 * shape.vocab_size)
 
     @property
@@ -190,14 +200,16 @@ class Eagle3Recipe(ChainRecipe):
 def draft_vocabulary(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
     """Return the ids, rising, of the `most` tokens said most often in the training texts.
 
-    Ties go to the lower id; the lowest others fill up: they cost little and can be learnt later.
+    Ties go to the lower id. Where fewer were said, the lowest other ids fill up: they cost little
+    and can be learnt later.
     """
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for number in corpus.training:
         sequence = corpus.sequences[number]
         said = torch.from_numpy(sequence.ids[sequence.learnt].astype("int64"))
         counts += torch.bincount(said, minlength=vocab_size)
-    return counts.argsort(descending=True, stable=True)[:most].sort().values
+    order = torch.argsort(counts, descending=True, stable=True)
+    return order[:most].sort().values
 
 
 def tap_scale(source: FeatureSource, corpus: TokenCorpus, device: torch.device) -> float:
@@ -213,8 +225,8 @@ def tap_scale(source: FeatureSource, corpus: TokenCorpus, device: torch.device) 
         sizes.append(taps.float().square().mean(-1).sqrt().flatten())
     size = float(torch.cat(sizes).median())
     if not 0 < size < math.inf:
-        what = f"the inputs of layers {source.taps}"
-        raise ModelError(f"{what} have a usual size of {size}: no head can learn from them")
+        inputs = f"the inputs of layers {source.taps}"
+        raise ModelError(f"{inputs} have a usual size of {size}: no head can learn from them")
     return size
 
 

@@ -113,7 +113,10 @@ class HydraHeads(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class HydraRecipe(HeadRecipe):
-    """`heads` of `layers` blocks, with `prefix` behind a decoder layer (Hydra++)."""
+    """`heads` heads of `layers` blocks, with `prefix` behind a decoder layer (Hydra++).
+
+    `teacher_weight` and `token_weight` are those of the two losses.
+    """
 
     heads: int = 4
     layers: int = 1
@@ -147,7 +150,9 @@ class HydraRecipe(HeadRecipe):
         decay = 0.1 if self.prefix else 0.0
         return TrainingDefaults(5e-4, betas=(0.9, 0.999), clip_norm=1.0, weight_decay=decay)
 
-    def activation_bytes(self, shape: ModelShape, tokens: int, length: int, recompute: bool) -> int:
+    def activation_bytes(
+        self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
+    ) -> int:
         """Return what one head keeps until its gradient is taken; of Hydra++ all heads together.
 
         Of tokens: the target's law and the logarithm of the head's own for the one loss, the latter
@@ -197,8 +202,10 @@ class HydraLearner(HeadLearner):
         self, recipe: HydraRecipe, shape: ModelShape, target: TargetMatrices, source: FeatureSource
     ) -> None:
         self.recipe = recipe
-        given, prefix = (shape, recipe.heads, recipe.layers, target.output), recipe.prefix
-        self.heads = HydraHeads(*given, prefix=prefix, dropout=recipe.dropout)
+        sizes = (recipe.heads, recipe.layers)
+        self.heads = HydraHeads(
+            shape, *sizes, target.output, prefix=recipe.prefix, dropout=recipe.dropout
+        )
         super().__init__(self.heads, target, source, recipe.heads)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:

@@ -103,7 +103,8 @@ class HeadLearner(Learner):
 class Agreement:
     """Counts agreement with the target's own first choice, for drafts of up to `depth` tokens.
 
-    Each call to `add` brings one batch's chains: the target's choices and a draft's ranks of them.
+    Each call to `add` brings the chains of one batch: what the target chooses at every depth, and
+    how a draft ranks it.
     """
 
     def __init__(self, depth: int, label: str) -> None:
@@ -114,7 +115,8 @@ class Agreement:
     def add(self, drafted: list[Tensor], chosen: list[Tensor], counted: list[Tensor]) -> None:
         """Add P drafts: of each depth their best tokens [P, 5], the target's token [P], marks [P].
 
-        A chain goes on while its tokens are right, and counts only where its whole depth does.
+        A chain goes on while its first tokens are right, and is only counted where its whole depth
+        is.
         """
         right = torch.ones_like(counted[0])
         whole = torch.stack(counted).all(0)

@@ -143,7 +143,8 @@ class MedusaLearner(HeadLearner):
         for head in range(self.recipe.heads):
             marks = draft_marks(lesson.batch.learnt, head)
             if marks.any():
-                yield head, lesson.loss(self.logits(head, rows_at(states, marks)), marks, head + 1)
+                logits = self.logits(head, rows_at(states, marks))
+                yield head, lesson.loss(logits, marks, head + 1)
 
     def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterator[Tensor]:
         """Yield each head's best tokens."""

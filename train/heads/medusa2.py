@@ -17,7 +17,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,8 @@ WEIGHTS = "model.safetensors"
 class Medusa2Recipe:
     """`heads` are Medusa-1's settings; `head_weight` is lambda_0.
 
-    Heads learn at the run's rate, the model at `model_rate` of it after `heads_alone` of the steps.
+    Heads learn at the run's rate, the model at `model_rate` times it, from the share `heads_alone`
+    of the steps on.
     """
 
     heads: MedusaRecipe
@@ -65,11 +65,15 @@ class Medusa2Recipe:
 
     def __post_init__(self) -> None:
         if not self.heads.own_output:
-            raise OptionError("Medusa-2's heads own their outputs: leave out --shared-output")
+            raise OptionError(
+                "Medusa-2's heads have output matrices of their own: leave out --shared-output"
+            )
         if self.head_weight <= 0 or self.model_rate <= 0:
             raise OptionError("the weight of the heads and the model's rate: give numbers above 0")
         if not 0 <= self.heads_alone < 1:
-            raise OptionError(f"heads alone for {self.heads_alone:g} of steps: give 0 to below 1")
+            raise OptionError(
+                f"heads alone for {self.heads_alone:g} of the steps: give 0 to below 1"
+            )
 
     def defaults(self) -> TrainingDefaults:
         """Return rates that change a trained model gently; the paper's are of adapters."""
@@ -161,7 +165,10 @@ def train_medusa2(
         raise OptionError("Medusa-2 trains the target itself: leave out --teacher")
     started = StartedHeadRun(run, WEIGHTS, listener)
     shape, device = started.shape, started.device
-    need = partial(_need, recipe, run, shape)
+
+    def need(texts: TokenCorpus) -> MemoryNeed:
+        return _need(recipe, run, shape, texts)
+
     corpus = read_corpus(started, need)
     settings = started.settings(recipe.defaults(), corpus)
     identity = head_identity("medusa-2", recipe, run, corpus)

@@ -52,10 +52,12 @@ class HeadRecipe(ABC):
     ) -> Learner:
         """Return a new head to train."""
 
-    def activation_bytes(self, shape: ModelShape, tokens: int, length: int, recompute: bool) -> int:
+    def activation_bytes(
+        self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
+    ) -> int:
         """Return roughly the bytes that a step of `tokens` tokens keeps for its gradients.
 
-        Sequences have at most `length` tokens; `recompute` as of Learner. By default: logits,
+        Sequences have at most `longest` tokens; `recompute` as of Learner. By default: logits,
         their softmax, the target's law and two gradients for every token, and a layer's states.
         """
         return 4 * tokens * (5 * shape.vocab_size + 24 * shape.hidden + 6 * shape.feed_forward)

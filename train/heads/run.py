@@ -48,9 +48,12 @@ class HeadRun(TrainingRun):
     def __post_init__(self) -> None:
         TrainingRun.__post_init__(self)  # super() does not know a class with slots
         if self.teacher is not None and self.cache == "no":
-            raise OptionError("--teacher computes states before training: it needs --cache auto")
+            raise OptionError(
+                "--teacher computes states once, before training: it needs the cache (--cache auto)"
+            )
         if self.features is not None and self.cache == "no":
-            raise OptionError("--features keeps states, and --cache no keeps none: leave one out")
+            both = "--features names a place for states, and --cache no keeps none"
+            raise OptionError(f"{both}: leave one of them out")
 
     @property
     def source(self) -> Path:
@@ -80,13 +83,18 @@ def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> 
 def read_corpus(started: StartedHeadRun, need: Callable[[TokenCorpus], MemoryNeed]) -> TokenCorpus:
     """Return the data's texts, or the data's prompts with the target's own answers.
 
-    Answers may take hours: first there must be the memory that texts as long may `need`.
+    As answers may take hours, it is first required that there is the memory that texts as long as
+    theirs may become `need`.
     """
-    run, tokenizer = started.run, started.tokenizer
+    run = started.run
     documents = read_documents(run.data, need_answers=not run.own_answers)
     if run.own_answers is None:
         corpus = encode_corpus(
-            documents, tokenizer, max_length=run.max_length, held_out=run.held_out, seed=run.seed
+            documents,
+            started.tokenizer,
+            max_length=run.max_length,
+            held_out=run.held_out,
+            seed=run.seed,
         )
     else:
         longest = need(_longest_texts(run, documents))

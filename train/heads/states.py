@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -103,7 +102,10 @@ def filled_cache(
     started: StartedHeadRun, place: CachePlace, source: FeatureSource, device: torch.device
 ) -> CachedFeatures:
     """Compute the states that are missing on disk and tell the listener how far that is."""
-    tell = partial(started.listener.stage, "computing the target's states")
+
+    def tell(done: int, total: int) -> None:
+        started.listener.stage("computing the target's states", done, total)
+
     return fill_cache(place, source, device, tell)
 
 
@@ -113,12 +115,14 @@ def opened_states(
 ) -> Iterator[tuple[TargetMatrices, FeatureSource]]:
     """Yield the target's matrices and the source of its states; a teacher is closed before."""
     run, device, precision = started.run, started.device, started.precision
-    corpus, taps, threads = place.corpus, place.taps, run.n_threads
+    corpus, taps = place.corpus, place.taps
     if run.teacher is not None:
         layers = resolve_gpu_layers("auto", run.teacher)
         with (
             Model(run.teacher, n_gpu_layers=layers) as model,
-            closing(TeacherFeatures(model, corpus.longest, taps, n_threads=threads)) as teacher,
+            closing(
+                TeacherFeatures(model, corpus.longest, taps, n_threads=run.n_threads)
+            ) as teacher,
         ):
             source: FeatureSource = filled_cache(started, place, teacher, torch.device("cpu"))
         yield teacher_matrices(run.teacher, device, precision), source

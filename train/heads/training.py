@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,12 +52,10 @@ def train_head(
     def need_for(
         texts: TokenCorpus, settings: TrainerSettings, cached: bool
     ) -> tuple[MemoryNeed, bool]:
-        """Return what a run takes, and whether it computes again what it cannot keep."""
-        given = (recipe, run, shape, texts, settings, cached)
-        ample = _need(*given, recompute=False)
-        if ample.total <= free_memory(device) / 2:  # others may want some too
-            return ample, False
-        return _need(*given, recompute=True), True
+        def need(recompute: bool) -> MemoryNeed:
+            return _need(recipe, run, shape, texts, settings, cached, recompute=recompute)
+
+        return _fitting(need, device)
 
     def need_of_answers(texts: TokenCorpus) -> MemoryNeed:
         settings = settings_for(texts)
@@ -91,6 +90,14 @@ def write_head(run: HeadRun, files: HeadFiles, weights_name: str, card: str) -> 
     write_json(run.output / "config.json", {**files.config, "base_model_name_or_path": base})
     write_text(run.output / "README.md", card)
     write_weights(run.output / weights_name, files.tensors)
+
+
+def _fitting(need: Callable[[bool], MemoryNeed], device: torch.device) -> tuple[MemoryNeed, bool]:
+    """Return what a run takes, and whether it computes again what it cannot keep."""
+    ample = need(False)
+    if ample.total <= free_memory(device) / 2:  # others may want some too
+        return ample, False
+    return need(True), True
 
 
 def _need(

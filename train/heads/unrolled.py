@@ -7,7 +7,7 @@ that of each depth, over the chains that count there, discounted and added up.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, choosing, draft_marks
-from specrun.train.heads.attention import Earlier, KeysValues, Step
+from specrun.train.heads.attention import KeysValues
 from specrun.train.heads.learner import HeadLearner, rows_at
 from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.target.features import Features
@@ -44,18 +44,23 @@ class ChainRecipe(HeadRecipe):
         if not 1 <= self.steps <= 16:
             raise OptionError(f"{self.steps} steps: give 1 to 16")
         if not 0 < self.step_decay <= 1:
-            raise OptionError(f"a step decay of {self.step_decay:g}: give one above 0, at most 1")
+            raise OptionError(
+                f"a step decay of {self.step_decay:g}: give a number above 0, at most 1"
+            )
 
     def defaults(self, shape: ModelShape) -> TrainingDefaults:
         """Return the paper's settings, with its rate scaled to the states' width."""
         return TrainingDefaults(self.paper_rate * max(1.0, _PAPER_WIDTH / shape.hidden))
 
-    def chain_numbers(self, shape: ModelShape, n_laws: int, length: int, *, recompute: bool) -> int:
+    def chain_numbers(
+        self, shape: ModelShape, n_laws: int, longest: int, *, recompute: bool
+    ) -> int:
         """Return the numbers that chains keep for each token; a law has `n_laws` of them.
 
-        A step keeps logits and what is made of them, a layer's states, after the first its scores.
+        A step keeps logits and what is made of them, a layer's states, and from the second step on
+        its scores for the text.
         """
-        attention = 3 * shape.n_heads * length if self.steps > 1 else 0
+        attention = 3 * shape.n_heads * longest if self.steps > 1 else 0
         step = 4 * n_laws + 24 * shape.hidden + 6 * shape.feed_forward + attention
         return step + self.steps * 5 * shape.hidden if recompute else self.steps * step
 
@@ -67,9 +72,9 @@ class ChainHead(Protocol):
         self,
         embeddings: Tensor,
         states: Tensor,
-        earlier: Earlier = (),
+        earlier: Sequence[KeysValues] = (),
         wanted: Tensor | None = None,
-    ) -> Step:
+    ) -> tuple[Tensor, KeysValues]:
         """Return the states [B, T, h] after pairs of a state and the next token's embedding.
 
         `earlier` are the keys of the steps before, where `states` are the head's own predictions;
@@ -95,18 +100,21 @@ class ChainLearner(HeadLearner):
     def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterator[Tensor]:
         """Yield the best tokens of chains of MEASURED_DEPTH."""
         states = self.first_states(found)
-        embedding = self._target.embedding
-        for predicted in chain_states(self.head, embedding, batch.ids, states, self.depth):
+        for predicted in chain_states(
+            self.head, self._target.embedding, batch.ids, states, self.depth
+        ):
             yield self.best(rows_at(predicted, start))
 
     def chain_losses(
         self, batch: TokenBatch, states: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> Iterator[LossPart]:
         """Yield the sum over all steps, if any: later ones depend on the states of earlier ones."""
-        recipe, learnt, again = self.recipe, batch.learnt, self.recompute
-        given = (self.head, self._target.embedding, batch.ids, states, recipe.steps)
-        chains = chain_states(*given, learnt=learnt, recompute=again)
-        found = chain_loss(chains, learnt, loss, recipe.step_decay, recompute=again)
+        recipe, again = self.recipe, self.recompute
+        tokens = (self._target.embedding, batch.ids)
+        chains = chain_states(
+            self.head, *tokens, states, recipe.steps, learnt=batch.learnt, recompute=again
+        )
+        found = chain_loss(chains, batch.learnt, loss, recipe.step_decay, recompute=again)
         if found is not None:
             yield found
 

@@ -101,9 +101,10 @@ def check_cache_space(folder: Path, n_bytes: int) -> None:
 def fill_cache(
     place: CachePlace, source: FeatureSource, device: torch.device, progress: Progress | None = None
 ) -> CachedFeatures:
-    """Compute what is missing in `place` and return it; `progress` hears sequences done and all.
+    """Compute what is missing in `place` and return the cache; other states beside it stay.
 
-    Raises SpecrunError where the folder cannot be made, or its manifest does not tell of states.
+    `progress` is called with the sequences done and all. Raises SpecrunError where the folder
+    cannot be made, or holds states that its manifest does not tell of.
     """
     folder, corpus = place.folder, place.corpus
     try:

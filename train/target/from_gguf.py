@@ -26,11 +26,13 @@ from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.model_folder import write_json, write_weights
 
 _KEY = "tokenizer.ggml."
-_Array = npt.NDArray[np.float32]
 
 
 def tokenizer_from_gguf(header: GGUFHeader, path: Path) -> Tokenizer:
-    """Return a file's BPE tokenizer; UnsupportedModelError unless it splits text as GPT-2's."""
+    """Return the byte-level BPE tokenizer of the file in `path`, whose header is given.
+
+    Raises UnsupportedModelError for other kinds and other ways of splitting text than GPT-2's.
+    """
     kind, pre = (header.metadata.get(_KEY + name) for name in ("model", "pre"))
     if (kind, pre) != ("gpt2", "gpt-2"):
         raise UnsupportedModelError(
@@ -53,15 +55,19 @@ def tokenizer_from_gguf(header: GGUFHeader, path: Path) -> Tokenizer:
             tokenizer.add_tokens([AddedToken(str(token), normalized=False)])
     for token, text in enumerate(tokens):
         if tokenizer.token_to_id(str(text)) != token:
-            raise MalformedFileError(f"{path} has the token {text!r} more than once")
+            raise MalformedFileError(
+                f"{path} has the token {text!r} more than once in its vocabulary"
+            )
     return tokenizer
 
 
 def tokenizer_settings(header: GGUFHeader, path: Path) -> dict[str, Any]:
     """Return the content of tokenizer_config.json: special tokens and the chat template."""
     tokens = _list(header, "tokens", path)
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    settings["clean_up_tokenization_spaces"] = False
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         token = header.metadata.get(f"{_KEY}{ours}_token_id")
         if isinstance(token, int):
@@ -125,8 +131,10 @@ def folder_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[s
 def _config(file: GGUFSource) -> dict[str, Any]:
     """Return the config.json of the Llama in a file."""
     metadata = file.header.metadata
-    if (kind := file.header.architecture) != "llama":
-        raise UnsupportedModelError(f"{file.path} is a {kind} model: only llama can be read back")
+    if file.header.architecture != "llama":
+        raise UnsupportedModelError(
+            f"{file.path} is a {file.header.architecture} model: only llama can be read back"
+        )
     scaling = metadata.get("llama.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in file.tensors or "llama.expert_count" in metadata:
         raise UnsupportedModelError(
@@ -140,7 +148,9 @@ def _config(file: GGUFSource) -> dict[str, Any]:
     kv_key = "llama.attention.head_count_kv"
     head_dim = metadata.get("llama.rope.dimension_count", width // heads)
     if metadata.get("llama.attention.key_length", head_dim) != head_dim:
-        raise UnsupportedModelError(f"{file.path} turns only a part of each head: not read back")
+        raise UnsupportedModelError(
+            f"{file.path} turns a part of each head only, which cannot be read back"
+        )
     shape = ModelShape(
         hidden=width,
         n_layers=file.count("llama.block_count"),
@@ -171,7 +181,9 @@ def _number(file: GGUFSource, key: str, default: float | None = None) -> float:
     return float(str(np.float32(value)))
 
 
-def _weights(file: GGUFSource, config: dict[str, Any]) -> Iterator[tuple[str, _Array]]:
+def _weights(
+    file: GGUFSource, config: dict[str, Any]
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     """Yield every tensor with Hugging Face's name, float32."""
     for name, tensor in file.tensors.items():
         numbers = file.numbers(tensor)
@@ -182,10 +194,11 @@ def _weights(file: GGUFSource, config: dict[str, Any]) -> Iterator[tuple[str, _A
         yield _name(name, file), numbers
 
 
-def _in_halves(matrix: _Array, n_heads: int) -> _Array:
+def _in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
     """Return the rows of each head in Hugging Face's order.
 
-    llama.cpp turns rows 2 i and 2 i + 1, Hugging Face i and i + half: 2 i + s becomes i + s half.
+    llama.cpp turns neighbours, rows 2 i and 2 i + 1, Hugging Face rows i and i + half: so row 2 i +
+    s of a head is row i + s half of the result.
     """
     rows, width = matrix.shape
     pairs = matrix.reshape(n_heads, rows // n_heads // 2, 2, width)

@@ -33,7 +33,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
-        raise MalformedFileError(f"{path} is not JSON ({error}): download it again") from error
+        raise MalformedFileError(
+            f"{path} is not JSON ({error}): download the model again"
+        ) from error
     if not isinstance(config, dict):
         raise MalformedFileError(f"{path} is not a JSON object: download the model again")
     inner = config.get("text_config")
@@ -42,7 +44,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TargetMatrices:
-    """Embedding and output matrix, [vocab, h], frozen and shared; `softcap` bounds logits."""
+    """A model's token embedding and output matrix, both [vocab, h]; `softcap` bounds its logits.
+
+    Heads are given those of their target, which are frozen and shared by all that read them.
+    """
 
     embedding: Tensor
     output: Tensor
@@ -61,7 +66,8 @@ class TargetMatrices:
 class HFModel:
     """A causal language model: final hidden states, inputs of layers, logits.
 
-    `model`, of transformers, is frozen and in evaluation mode unless the caller changes that.
+    `model` is transformers' module; it is frozen and in evaluation mode unless the caller changes
+    that.
     """
 
     def __init__(self, model: Any, config: dict[str, Any]) -> None:  # noqa: ANN401 - transformers is untyped
@@ -121,7 +127,8 @@ def load_hf_model(
 ) -> HFModel:
     """Return the model of a folder, frozen.
 
-    Raises OutOfMemoryError, and ModelError where transformers cannot read it or `_check_logits`.
+    Raises ModelError where transformers cannot read it, and where its logits are not its output
+    matrix (and a soft cap) times its final states; OutOfMemoryError.
     """
     config = read_config(folder)
     try:
@@ -170,7 +177,8 @@ def _check_logits(found: HFModel, folder: Path) -> None:
     Everything that is learnt rests on that, and some families scale their logits (Granite, Cohere),
     scale what they are made of (MiniCPM), or have a bias (Phi-2).
     """
-    ids = torch.linspace(0, found.output.shape[0] - 1, _PROBE_TOKENS).long().to(found.device)[None]
+    vocab_size = found.output.shape[0]
+    ids = torch.linspace(0, vocab_size - 1, _PROBE_TOKENS).long().to(found.device)[None]
     states: list[Tensor] = []
     hook = found.model.base_model.register_forward_hook(
         lambda _module, _given, made: states.append(made.last_hidden_state)

@@ -18,7 +18,10 @@ from specrun.train.target.hf_model import read_config
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model's sizes: `n_kv_heads` divides `n_heads`, that `hidden`; `vocab_size` 0 is unknown."""
+    """A model's sizes; `n_heads` divides `hidden`, and `n_kv_heads` divides `n_heads`.
+
+    `vocab_size` is 0 where config.json does not say it.
+    """
 
     hidden: int
     n_layers: int
@@ -41,7 +44,8 @@ class ModelShape:
         As EAGLE-3's reference: 2, n/2 and n-3. Where these would fall together, 1, n/2 and n-1.
         """
         n = self.n_layers
-        return (2, n // 2, n - 3) if 2 < n // 2 < n - 3 else (min(1, n - 1), n // 2, n - 1)
+        usual = (2, n // 2, n - 3)
+        return usual if 2 < n // 2 < n - 3 else (min(1, n - 1), n // 2, n - 1)
 
     def llama_config(self, **more: object) -> dict[str, Any]:
         """Return what config.json says of a Llama of these sizes, and `more`, which goes before."""
@@ -108,8 +112,10 @@ def source_identity(path: Path) -> dict[str, Any]:
         stat, kind = path.stat(), read_header(path).architecture
         return {"source": [path.name, stat.st_size, stat.st_mtime_ns, kind]}
     found = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
-    files = ((file.name, file.stat()) for file in path.glob("*.safetensors"))
-    weights = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
+    weights = sorted(
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+        for file in path.glob("*.safetensors")
+    )
     return {"source": [found, *([*weight] for weight in weights)]}
 
 

@@ -53,7 +53,9 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
     rows, columns = info.shape[1], info.shape[0]
     kind = next((kind for kind in TENSOR_TYPES.values() if kind.name == info.type_name), None)
     if kind is None:
-        raise UnsupportedModelError(f"{source.path} has {name} as {info.type_name}, not to be read")
+        raise UnsupportedModelError(
+            f"{source.path} stores {name} as {info.type_name}, which cannot be read here"
+        )
     per_row = columns // kind.block_size * kind.block_bytes
     if stored_bytes(info.shape, info.type_name) != rows * per_row:
         raise MalformedFileError(f"{source.path} has {name} in blocks that do not divide its rows")
@@ -74,7 +76,8 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
 def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> None:
     """Raise PairError unless a GGUF file has the folder's vocabulary and sizes; reads no weights.
 
-    UnsupportedModelError where its logits are not its output matrix (and a cap) times its states.
+    Raises UnsupportedModelError where its logits are not its output matrix (and a soft cap) times
+    its states.
     """
     header = read_header(path)
     _check_logits(path, header)
@@ -118,15 +121,17 @@ def check_same_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: 
         raise PairError(f"{pair}: it has {n_tokens} tokens, and the folder {vocab_size}")
     theirs, ours = model.vocabulary.tokenize(_PROBE), tokenizer.tokenize(_PROBE)
     if theirs != ours:
-        pairs = zip_longest(theirs, ours, fillvalue="none")
-        here, there = next(both for both in pairs if both[0] != both[1])
+        here, there = next(
+            both for both in zip_longest(theirs, ours, fillvalue="none") if both[0] != both[1]
+        )
         raise PairError(f"{pair}: the same text is token {here} here and {there} there")
 
 
 class TeacherFeatures:
     """States of single sequences, as llama.cpp computes them. Owns native memory: close it.
 
-    Raises UnsupportedModelError where an architecture does not hand out layers' inputs, the `taps`.
+    Raises UnsupportedModelError where `taps` are asked of an architecture that does not hand out
+    its layers' inputs.
     """
 
     def __init__(

@@ -15,8 +15,13 @@ import torch
 from specrun.bindings.errors import OutOfMemoryError, SpecrunError
 
 _ANEW = "train anew, with --force or into another folder, with a lower"
-# What torch says in a RuntimeError: CPU ("can't") and system ("cannot"), cuBLAS, Apple's GPUs.
-_NO_MEMORY = ("t allocate memory", "cublas_status_alloc_failed", "out of memory")
+# What torch says in a plain RuntimeError: the CPU's allocator, the system, cuBLAS, Apple's GPUs.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "cublas_status_alloc_failed",
+    "out of memory",
+)
 
 
 def is_allocation_failure(error: BaseException) -> bool:
@@ -49,7 +54,8 @@ def too_little_memory(step: int, device: torch.device, kept: str) -> OutOfMemory
 def held_interrupt() -> Iterator[None]:
     """Let the block end before Ctrl-C is heard; its handler then hears it at once.
 
-    Only the main thread is told of signals. Keep the block short: nothing else can stop it.
+    Python tells only the main thread of signals: in another there is nothing to hold. Keep the
+    block short, for nothing else can stop it.
     """
     before = signal.getsignal(signal.SIGINT)
     # None: a handler that was not set from Python, and could not be put back.

@@ -24,9 +24,11 @@ class LossPart:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that share a rate, `rate` times the run's, and begin to learn at step `starts_at`.
+    """Parameters that share a learning rate.
 
-    `hidden_matrices` are 2-D weights between hidden states, for the run's `matrix_optimizer`.
+    `rate` multiplies the run's learning rate; `starts_at` is the step at which these begin to
+    learn. `hidden_matrices` are 2-D weights between hidden states, which the run's
+    `matrix_optimizer` trains.
     """
 
     parameters: Sequence[nn.Parameter]
@@ -58,7 +60,8 @@ class Learner(ABC):
     def learning(self, on: bool) -> None:
         """Switch to learning, or to being measured: by default torch's training mode, with dropout.
 
-        Dropout draws from torch's own source: decide what it draws, or stay in evaluation mode.
+        Dropout draws from torch's own source: who has some decides what it draws, or stays in
+        evaluation mode.
         """
         self.module.train(on)
 

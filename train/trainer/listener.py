@@ -50,5 +50,14 @@ class RunListener(Protocol):
         """Hear how far the training is."""
 
 
-class NobodyListens(RunListener):
+class NobodyListens:
     """Hears everything and shows nothing."""
+
+    def note(self, text: str) -> None:
+        """Hear a fact."""
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Hear of work before the training."""
+
+    def status(self, status: TrainingStatus) -> None:
+        """Hear of the training."""

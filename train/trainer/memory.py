@@ -70,7 +70,10 @@ def free_memory(device: torch.device) -> int:
 def require_memory(
     need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = ""
 ) -> None:
-    """Raise OutOfMemoryError unless `need` fits what is free; `advice` where no remedy is named."""
+    """Raise OutOfMemoryError with both numbers and a remedy unless `need` fits into what is free.
+
+    `advice` is for needs that name no remedies.
+    """
     free = free_memory(device) if free is None else free
     if need.total > free:
         where = f"on {device}" if device.type != "cpu" else "of RAM"

@@ -17,13 +17,21 @@ from torch import Tensor
 from specrun.bindings.atomic import atomic_path
 from specrun.train.trainer.run import TrainingReport
 
-_TOKEN_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json")
-_OTHER_FILES = ("merges.txt", "*.jinja", "chat_template.json", "generation_config.json")
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "*.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy what a Hugging Face folder says of its tokens, chat template and generation."""
-    for pattern in (*_TOKEN_FILES, *_OTHER_FILES):
+    for pattern in _TOKENIZER_FILES:
         for path in filter(Path.is_file, source.glob(pattern)):
             shutil.copyfile(path, folder / path.name)
 
@@ -75,5 +83,8 @@ def training_lines(report: TrainingReport, losses: str, settings: Mapping[str, A
 
 def table_lines(head: str, rows: Mapping[str, Any]) -> list[str]:
     """Return a Markdown table of names and values under the line `head`."""
-    lines = [f"| {name} | {value} |" for name, value in rows.items()]
-    return [head, "|---" * (head.count("|") - 1) + "|", *lines]
+    return [
+        head,
+        "|---" * (head.count("|") - 1) + "|",
+        *(f"| {name} | {value} |" for name, value in rows.items()),
+    ]

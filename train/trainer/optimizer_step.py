@@ -81,7 +81,10 @@ PartValues = dict[str, tuple[float, float]]
 
 
 class OptimizerStep:
-    """A learner's optimizers, AdamW and perhaps Muon; `kept` says what a failed step leaves."""
+    """A learner's optimizers, AdamW and perhaps Muon, and what leads to their steps.
+
+    `kept` says, where a step fails, what is kept of those before it.
+    """
 
     def __init__(
         self, learner: Learner, settings: TrainerSettings, kept: Callable[[], str]
@@ -105,7 +108,10 @@ class OptimizerStep:
             self._optimizers["muon"] = (muon, by_muon)
 
     def gradients(self, batch: TokenBatch, step: int) -> PartValues:
-        """Leave clipped gradients and return the parts' values; SpecrunError if not numbers."""
+        """Leave the clipped gradients at the parameters; return the parts' values.
+
+        Raises SpecrunError where a loss or the gradient is not a number.
+        """
         values = self._add_up(batch.to(self._learner.device), step)
         norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm))
         if not math.isfinite(norm):

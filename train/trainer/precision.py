@@ -116,9 +116,11 @@ def usable_device(wanted: str) -> torch.device:
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.zeros(1, device=torch.device(wanted)).device
+        device = torch.device(wanted)
+        torch.zeros(1, device=device)
     except Exception as error:  # torch names an unknown or absent device in several ways
         raise OptionError(f"torch cannot compute on {wanted!r}: use auto, cpu or cuda") from error
+    return device
 
 
 def device_name(device: torch.device) -> str:

@@ -98,7 +98,9 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; name a folder to write into")
     if folder.exists() and any(read.exists() and folder.samefile(read) for read in reads):
-        raise OptionError(f"{folder} is the folder of a model that is read; name another folder")
+        raise OptionError(
+            f"{folder} is the folder of a model that is read; name another folder to write"
+        )
     if run.resume or run.force:
         if run.resume:
             check_checkpoint(run.state_path, resume=True)
@@ -113,13 +115,16 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
 
 
 def open_output(run: TrainingRun, *, holds: str) -> None:
-    """Make the folder, without an overwritten run's checkpoint; SpecrunError where it cannot be."""
+    """Make the folder, without an earlier run's checkpoint where that is overwritten.
+
+    Raises as `check_output`, and SpecrunError where the folder cannot be made.
+    """
     check_output(run, holds=holds)
     try:
         run.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpecrunError(
-            f"{run.output} cannot be made ({error.strerror}): choose anew"
+            f"{run.output} cannot be made ({error.strerror}); choose another folder"
         ) from error
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)
@@ -127,7 +132,10 @@ def open_output(run: TrainingRun, *, holds: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """The folder, how it went, how much was trained on; `n_held_out` 0: too few to hold any out."""
+    """What was made: the folder, how the run went, and how much was trained on what.
+
+    `n_held_out` is 0 where there were too few texts to hold any out.
+    """
 
     output: Path
     result: TrainingResult
@@ -144,9 +152,10 @@ class TrainingReport:
 
 
 class StartedRun:
-    """A run whose folder may be written, with its device and precision, a resumed run's its own.
+    """A run whose folder may be written, with its device and precision.
 
-    `weights_name` is the file that a finished run leaves, `reads` the folders of models it reads.
+    `weights_name` is the file that a finished run leaves; `reads` are the folders of the models
+    that it reads. A resumed run goes on in the precision of its checkpoint.
     """
 
     def __init__(
@@ -199,8 +208,11 @@ class StartedRun:
         identity: dict[str, Any],
     ) -> TrainingReport:
         """Train the learner and return the report; the finished model is still to be written."""
-        given, tell = (learner, corpus, settings, self._run.state_path), self.listener.status
-        result = train_learner(*given, resume=self._run.resume, identity=identity, report=tell)
+        path, resume = self._run.state_path, self._run.resume
+        tell = self.listener.status
+        result = train_learner(
+            learner, corpus, settings, path, resume=resume, identity=identity, report=tell
+        )
         return TrainingReport(
             self._run.output,
             result,

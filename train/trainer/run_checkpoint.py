@@ -41,7 +41,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """The `identity` a resumed run must share, and its precision; empty and None if not told."""
+    """The `identity` that a resumed run must share, and the precision it last computed in.
+
+    Empty where nothing is resumed; `precision` is None where a checkpoint does not tell.
+    """
 
     identity: Mapping[str, Any] = field(default_factory=dict)
     precision: str | None = None
@@ -52,11 +55,15 @@ def check_checkpoint(path: Path, *, resume: bool) -> None:
     if resume and not path.exists():
         raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
     if not resume and path.exists():
-        raise OptionError(f"{path} holds an earlier run: go on with --resume, or in another folder")
+        ways = "go on with --resume, or choose another folder"
+        raise OptionError(f"{path} holds an earlier run: {ways}")
 
 
 def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
-    """Return what a checkpoint says of its run; MalformedFileError as `load_run`."""
+    """Return what the checkpoint says of its run where `resume` is given; no weights are read.
+
+    Raises MalformedFileError where it is damaged or of another version.
+    """
     if not resume:
         return EarlierRun()
     state = _checked(path, peek_state)
@@ -79,7 +86,10 @@ def save_run(
     *,
     precision: torch.dtype = torch.float32,
 ) -> None:
-    """Replace the checkpoint; a resumed run must share `identity`, and may choose its precision."""
+    """Replace the checkpoint; `identity` names what a resumed run must share with this one.
+
+    `precision` need not be the same, but a run that is left the choice goes on in it.
+    """
     state = {
         "format": _FORMAT,
         "identity": identity,
@@ -97,7 +107,8 @@ def load_run(
 ) -> tuple[Place, Curves]:
     """Load learner and optimizer from a checkpoint; return its place and the curves up to it.
 
-    Raises MalformedFileError if damaged or of another version, OptionError if `identity` differs.
+    Raises MalformedFileError where it is damaged or of another version, OptionError where
+    `identity` differs.
     """
     state = _checked(path, load_state)
     _check_same(state["identity"], identity, path)
@@ -105,8 +116,10 @@ def load_run(
     optimizer.load_state(state)
     stored = state["curves"]
     measures = [(int(step), _renamed(values)) for step, values in stored["measures"]]
-    parts = {name: list(values) for name, values in stored["parts"].items()}
-    return Place(**state["place"]), Curves(list(stored["losses"]), parts, measures)
+    curves = Curves(
+        list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures
+    )
+    return Place(**state["place"]), curves
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,9 +133,12 @@ def _checked(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, An
         if found and "identity" in state:
             state["identity"] = _renamed(state["identity"])
     except Exception as error:  # torch raises many kinds for a damaged file
-        raise MalformedFileError(f"{path} is not a checkpoint: begin without --resume") from error
+        raise MalformedFileError(
+            f"{path} is not a checkpoint of specrun: begin anew without --resume"
+        ) from error
     if not found:
-        raise MalformedFileError(f"{path} is a checkpoint of another version: begin anew")
+        other = "a checkpoint of another version of specrun"
+        raise MalformedFileError(f"{path} is {other}: begin anew")
     return state
 
 

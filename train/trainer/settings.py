@@ -55,7 +55,8 @@ class TrainerSettings:
         if self.steps < 1:
             raise OptionError(f"{self.steps} steps: give at least 1")
         if not 0 < self.learning_rate < 10:
-            raise OptionError(f"a learning rate of {self.learning_rate:g}: give above 0, as 1e-3")
+            rate = f"a learning rate of {self.learning_rate:g}"
+            raise OptionError(f"{rate}: give a number above 0, such as 1e-3")
         if self.tokens_per_batch < 1:
             raise OptionError(f"{self.tokens_per_batch} tokens in a batch: give at least 1")
         known = get_args(MatrixOptimizer)
@@ -63,7 +64,8 @@ class TrainerSettings:
             given = f"the matrices' optimizer is {self.matrix_optimizer!r}"
             raise OptionError(f"{given}: use one of {', '.join(known)}")
         if self.decay is not None and not 0 < self.decay <= 1:
-            raise OptionError(f"a decay over {self.decay:g} of the steps: give above 0, at most 1")
+            share = f"a decay over {self.decay:g} of the steps"
+            raise OptionError(f"{share}: give a share above 0, at most 1")
 
     def rate_factor(self, step: int) -> float:
         """Return what the peak learning rate is multiplied by at a step, counted from 0."""
