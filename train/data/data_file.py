@@ -155,8 +155,7 @@ def _read_file(path: Path, *, need_answers: bool) -> Iterator[Document]:
     except FileNotFoundError as error:
         raise FileMissingError(f"there is no file {path} to train on") from error
     except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
-        raise FileMissingError(f"{path} {reason}; check the path") from error
+        raise FileMissingError(f"{path} cannot be read ({error.strerror}); check it") from error
 
 
 def _documents(file: TextIO, name: str, *, need_answers: bool) -> Iterator[Document]:
@@ -252,9 +251,7 @@ def _chat(messages: object, key: str, where: str, *, need_answers: bool) -> Chat
         role = given.get("role", given.get("from"))
         content = given.get("content", given.get("value"))
         if not isinstance(role, str) or not isinstance(content, str):
-            raise MalformedFileError(
-                f"{key!r} in {where} has a message without a role and a content that are texts"
-            )
+            raise MalformedFileError(f"{key!r} in {where}: a message without a role and a content")
         role = _ROLES.get(role, role)
         # What answers nothing: many of ShareGPT's chats begin so, and many templates refuse them.
         if role != "assistant" or any(item["role"] != "system" for item in found):

@@ -75,7 +75,11 @@ def answer_prompts(
             store.open("a", encoding="utf-8") as file,
         ):
             for done, number in enumerate(missing, len(keys) - len(missing) + 1):
-                params = _params(settings, number)
+                # Plain sampling from the target's own law, every prompt with noise of its own.
+                noise = settings.seed + number
+                params = SamplingParams(
+                    temperature=settings.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=noise
+                )
                 result = runtime.generate(prompts[number], params, max_tokens=rooms[number])
                 known[keys[number]] = result.token_ids
                 record = {"key": keys[number], "answer": result.token_ids, "text": result.text}
@@ -83,10 +87,8 @@ def answer_prompts(
                 file.flush()
                 if progress is not None:
                     progress(done, len(keys))
-    return [
-        TokenSequence.of([*prompt, *known[key]], len(prompt))
-        for prompt, key in zip(prompts, keys, strict=True)
-    ]
+    pairs = zip(prompts, keys, strict=True)
+    return [TokenSequence.of([*prompt, *known[key]], len(prompt)) for prompt, key in pairs]
 
 
 @contextmanager
@@ -106,13 +108,6 @@ def runnable_target(
         path.unlink(missing_ok=True)
 
 
-def _params(settings: AnswerSettings, number: int) -> SamplingParams:
-    """Return plain sampling from the target's own law, every prompt with noise of its own."""
-    return SamplingParams(
-        temperature=settings.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=settings.seed + number
-    )
-
-
 def _read(store: Path) -> dict[str, list[int]]:
     """Return the answers that are known, by key; a last line that was cut off is cut away."""
     if not store.exists():
@@ -128,7 +123,5 @@ def _read(store: Path) -> dict[str, list[int]]:
             record = json.loads(line)
             found[str(record["key"])] = [int(token) for token in record["answer"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise MalformedFileError(
-                f"line {number} of {store} is no answer: remove the file"
-            ) from error
+            raise MalformedFileError(f"line {number} of {store} is no answer: remove it") from error
     return found

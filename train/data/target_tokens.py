@@ -38,10 +38,7 @@ class TokenSequence:
 def require_folder(folder: Path) -> Path:
     """Return `folder` if it looks like a Hugging Face model; raises FileMissingError otherwise."""
     if not folder.is_dir():
-        raise FileMissingError(
-            f"{folder} is not a folder: give a Hugging Face model's (config.json, weights, "
-            "tokenizer)"
-        )
+        raise FileMissingError(f"{folder} is not a folder: give a Hugging Face model's folder")
     if not (folder / "config.json").is_file():
         raise FileMissingError(f"{folder} has no config.json: give a Hugging Face model's folder")
     return folder
@@ -73,8 +70,7 @@ class TargetTokenizer:
     def encode(self, document: Document) -> TokenSequence:
         """Return the tokens of a document as the runtime would see them, uncut.
 
-        Raises TemplateError, naming the document's place in its file, where the chat template
-        refuses it.
+        Raises TemplateError, with the document's place in its file, where the template refuses it.
         """
         with _told_where(document):
             return self._encode(document)
@@ -132,18 +128,14 @@ class TargetTokenizer:
         spans = _answer_spans(template, messages, text)
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = list(found["input_ids"])
-        learnt = [
-            any(start <= at < end for start, end in spans) for at, _ in found["offset_mapping"]
-        ]
+        learnt = [any(low <= at < high for low, high in spans) for at, _ in found["offset_mapping"]]
         more = len(self._with_bos(ids)) - len(ids)
         marks = np.asarray([False] * more + learnt, np.bool_)
         return TokenSequence(np.asarray(self._with_bos(ids), np.int32), marks)
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
-            raise TemplateError(
-                f"{self.folder} has no chat template, and the data are chats: give texts or prompts"
-            )
+            raise TemplateError(f"{self.folder} has no chat template: give texts or prompts")
         return self.template
 
     def _plain(self, text: str) -> list[int]:
@@ -202,9 +194,7 @@ def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - transformers is unty
     except Exception as error:  # whatever its code for this one kind may raise
         raise ModelError(f"the tokens of {folder} cannot be read: {first_line(error)}") from error
     if not tokenizer.is_fast:
-        raise ModelError(
-            f"{folder} has no tokenizer.json: save it with transformers' fast tokenizer first"
-        )
+        raise ModelError(f"{folder} has no tokenizer.json: save it with a fast tokenizer first")
     return tokenizer
 
 

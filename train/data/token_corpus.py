@@ -122,8 +122,7 @@ def plan_batches(
 ) -> list[tuple[int, ...]]:
     """Return `lengths`' keys in batches of at most `tokens_per_batch` tokens with padding.
 
-    Sequences of nearly equal length share a batch; which ones, and the order of batches, `rng`
-    decides.
+    Sequences of nearly equal length share a batch; `rng` decides which, and the order of batches.
     """
     order = sorted(lengths, key=lambda number: (lengths[number] + rng.random() * 3, number))
     groups: list[list[int]] = [[]]
