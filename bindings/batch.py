@@ -13,6 +13,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.library import llama
 
 IntArray = npt.NDArray[np.int32]
+Ints = Sequence[int] | IntArray
 
 
 class Batch:
@@ -50,8 +51,7 @@ class Batch:
         self._struct = self._make_struct()
 
     def _make_struct(self) -> Any:  # noqa: ANN401 - a ctypes structure
-        native = llama()
-        struct = native.llama_batch()
+        struct = llama().llama_batch()
         fields = dict(struct._fields_)
         views: dict[str, npt.NDArray[Any]] = {"token": self.tokens, "pos": self.positions}
         views |= {"n_seq_id": self.id_counts, "seq_id": self._pointers, "logits": self.outputs}
@@ -67,10 +67,10 @@ class Batch:
 
     def fill(
         self,
-        tokens: Sequence[int] | IntArray,
-        positions: Sequence[int] | IntArray,
-        id_counts: Sequence[int] | IntArray | None,
-        ids: Sequence[int] | IntArray,
+        tokens: Ints,
+        positions: Ints,
+        id_counts: Ints | None,
+        ids: Ints,
         outputs: Sequence[int] | npt.NDArray[np.int8],
     ) -> None:
         """Write n tokens; `id_counts[n]` says how many of the flat `ids` belong to each in turn.
@@ -83,8 +83,7 @@ class Batch:
             raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
         counted = ids if id_counts is None else id_counts
         if not (len(positions) == len(outputs) == len(counted) == n):
-            problem = "tokens, positions, id counts and outputs of a batch differ in length"
-            raise OptionError(problem)
+            raise OptionError("a batch's tokens, positions, id counts and outputs differ in length")
         self.tokens[:n] = tokens
         self.positions[:n] = positions
         self.token_bounds = _bounds(tokens)
@@ -104,22 +103,19 @@ class Batch:
         if all(isinstance(array, np.ndarray) and not array.flags.writeable for array in given):
             self._filled = given
 
-    def _fill_single_ids(self, n: int, ids: Sequence[int] | IntArray) -> None:
+    def _fill_single_ids(self, n: int, ids: Ints) -> None:
         self.id_counts[:n] = 1
         self.ids[:n] = ids
         self.id_bounds = _bounds(ids)
         self._pointers[:n] = self._unit_pointers[:n]
 
-    def _fill_ids(
-        self, n: int, id_counts: Sequence[int] | IntArray, ids: Sequence[int] | IntArray
-    ) -> None:
+    def _fill_ids(self, n: int, id_counts: Ints, ids: Sequence[int] | IntArray) -> None:
         if len(ids) > self.max_ids:
             raise OptionError(f"{len(ids)} sequence ids in a batch for {self.max_ids}")
         counts = self.id_counts[:n]
         counts[:] = id_counts
         if counts.min() < 1 or int(counts.sum()) != len(ids):
-            rule = "every token of a batch needs at least one sequence id"
-            raise OptionError(f"{rule}, and no id may be left over")
+            raise OptionError("a token needs at least one sequence id, and none may be left over")
         self.ids[: len(ids)] = ids
         self.id_bounds = _bounds(ids)
         offsets = self._offsets[:n]
@@ -145,13 +141,7 @@ class Batch:
         self.n_tokens = self.n_outputs = 1
         self.id_bounds = (sequence, sequence)
 
-    def fill_chain(
-        self,
-        tokens: Sequence[int] | IntArray,
-        start: int,
-        ids: Sequence[int] | IntArray,
-        n_outputs: int,
-    ) -> None:
+    def fill_chain(self, tokens: Ints, start: int, ids: Ints, n_outputs: int) -> None:
         """Write tokens from position `start` on, all in `ids`; the last `n_outputs` give rows."""
         n = len(tokens)
         outputs = np.zeros(n, np.int8)
@@ -162,11 +152,11 @@ class Batch:
         self.fill(tokens, positions, counts, np.tile(np.asarray(ids, np.int32), n), outputs)
 
 
-def _lowest(values: Sequence[int] | IntArray) -> int:
+def _lowest(values: Ints) -> int:
     return int(np.minimum.reduce(values)) if isinstance(values, np.ndarray) else min(values)
 
 
-def _bounds(values: Sequence[int] | IntArray) -> tuple[int, int]:
+def _bounds(values: Ints) -> tuple[int, int]:
     """Return lowest and highest value; on a tree's few tokens Python is quicker than numpy."""
     if isinstance(values, np.ndarray):
         return int(values.min()), int(values.max())

@@ -1,33 +1,13 @@
 """The error tree of specrun: every message says what went wrong, with which value, and what to do.
 
-SpecrunError                    anything specrun raises on purpose (exit code 1)
-├── OptionError                 an option or argument is out of range or unknown (2)
-├── ModelError                  a model or another file cannot be used (3)
-│   ├── FileMissingError        there is no such file
-│   ├── MalformedFileError      not a GGUF file, truncated, or hostile
-│   ├── ModelLoadError          llama.cpp refused the file
-│   ├── UnsupportedModelError   the file is sound, but this cannot be done with its architecture
-│   └── TemplateError           the chat template cannot be rendered
-├── PairError                   a drafter that does not fit its target (4)
-├── OutOfMemoryError            memory for a model or a context could not be had (5)
-├── ContextFullError            a prompt larger than the context (5)
-├── DecodeError                 llama.cpp could not evaluate a batch (1)
-│   ├── NoCacheSlotError        no room for the batch in the KV cache (llama_decode = 1)
-│   ├── DecodeAbortedError      the abort callback stopped it (2)
-│   ├── InvalidBatchError       the batch was refused (-1)
-│   ├── DecodeMemoryError       an allocation failed while decoding (-2)
-│   └── DecodeFailedError       the backend failed (-3 and below)
-├── MissingPackageError         an optional package is not installed (1)
-├── StaleViewError              logits or features were read after the next evaluation
-├── ClosedError                 a closed object was used
-└── BusyError                   a second call while an answer is being streamed
+`exit_code` is what the command line ends with: 1 where a class and those above it say nothing else.
 """
 
 from __future__ import annotations
 
 
 class SpecrunError(Exception):
-    """Anything specrun raises on purpose; `exit_code` is what the command line ends with."""
+    """Anything specrun raises on purpose."""
 
     exit_code = 1
 

@@ -39,8 +39,7 @@ class ChatTemplate:
         try:
             self._template = self._environment.from_string(source)
         except Exception as error:  # Jinja's own, or what Python's compiler says of deep nesting
-            problem = f"the chat template is not valid Jinja: {error}"
-            raise TemplateError(f"{problem}. Use --chat-template-file") from error
+            raise TemplateError(f"bad chat template: {error}. Use --chat-template-file") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the conversation as text.
@@ -69,8 +68,7 @@ class ChatTemplate:
         for part in self._template.generate(**values):
             size += len(part)
             if size > _MAX_OUTPUT:
-                problem = f"the chat template wrote more than {_MAX_OUTPUT} characters"
-                raise TemplateError(f"{problem} and was stopped")
+                raise TemplateError(f"the chat template wrote over {_MAX_OUTPUT} characters")
             parts.append(part)
         return "".join(parts)
 
@@ -113,8 +111,9 @@ def _check(messages: Sequence[Message]) -> None:
         raise OptionError("a conversation needs at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            rule = "a message must be a mapping with a role and a content"
-            raise OptionError(f"{rule}, not {message!r}")
+            raise OptionError(
+                f"give a message as a mapping with a role and a content, not {message!r}"
+            )
         content = message.get("content")
         if not isinstance(content, str):
             raise OptionError(f"the content of a message must be text, not {content!r}")
@@ -160,8 +159,7 @@ def _within_time(work: Callable[[], str]) -> str:
 
     def trace(frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401 - sys.settrace's type
         if time.monotonic() > deadline:
-            problem = f"the chat template ran for more than {_MAX_SECONDS:.0f} seconds"
-            raise TemplateError(f"{problem} and was stopped")
+            raise TemplateError(f"the chat template ran for over {_MAX_SECONDS:.0f} seconds")
         return trace if frame.f_code.co_filename == "<template>" else None
 
     previous = sys.gettrace()

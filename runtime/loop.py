@@ -63,9 +63,7 @@ class Round:
 
 
 def decode_rounds(
-    target: Target,
-    conversation: Conversation,
-    settings: DecodeSettings,
+    target: Target, conversation: Conversation, settings: DecodeSettings
 ) -> Iterator[Round]:
     """Yield rounds until an end token, the token limit or the end of the context.
 
@@ -112,8 +110,7 @@ def _target_laws(
 
     def law_at(node: int) -> Law:
         above = [tree.tokens[i] for i in tree.path_to(node)] if params.has_penalties else ()
-        window = penalty_window(tokens, above, params)
-        return transformed_law(rows.logits(node + 1), params, window)
+        return transformed_law(rows.logits(node + 1), params, penalty_window(tokens, above, params))
 
     return law_at
 

@@ -23,28 +23,20 @@ class ScalarType(NamedTuple):
     dtype: np.dtype[np.generic]
 
 
-def _scalar(name: str, code: str, dtype: str) -> ScalarType:
-    return ScalarType(name, struct.Struct("<" + code), np.dtype(dtype))
-
-
 UINT32_CODE = 4
 STRING_CODE = 8
 ARRAY_CODE = 9
 
-# A bool is read as the byte it is: any value but 0 is true, as llama.cpp reads it.
+# By number: name, code of `struct`, type of numpy. A bool is read as the byte it is: any value but
+# 0 is true, as llama.cpp reads it.
+_SCALARS = """
+    0:uint8:B:u1 1:int8:b:i1 2:uint16:H:u2 3:int16:h:i2 4:uint32:I:u4 5:int32:i:i4 6:float32:f:f4
+    7:bool:B:u1 10:uint64:Q:u8 11:int64:q:i8 12:float64:d:f8
+"""
 SCALAR_TYPES: Mapping[int, ScalarType] = MappingProxyType(
     {
-        0: _scalar("uint8", "B", "<u1"),
-        1: _scalar("int8", "b", "<i1"),
-        2: _scalar("uint16", "H", "<u2"),
-        3: _scalar("int16", "h", "<i2"),
-        UINT32_CODE: _scalar("uint32", "I", "<u4"),
-        5: _scalar("int32", "i", "<i4"),
-        6: _scalar("float32", "f", "<f4"),
-        7: _scalar("bool", "B", "<u1"),
-        10: _scalar("uint64", "Q", "<u8"),
-        11: _scalar("int64", "q", "<i8"),
-        12: _scalar("float64", "d", "<f8"),
+        int(number): ScalarType(name, struct.Struct(f"<{code}"), np.dtype(f"<{dtype}"))
+        for number, name, code, dtype in (entry.split(":") for entry in _SCALARS.split())
     }
 )
 _DTYPES = {kind.name: kind.dtype for kind in SCALAR_TYPES.values()}
