@@ -52,10 +52,7 @@ the chunks that are done; --resume goes on behind them and ends with the same nu
 @_FILE.flag("--force", "Replace the file of -o.")
 @_FILE.flag("--process-output", "Include the output matrix.")
 @_FILE.option(
-    "-ofreq, --output-frequency N",
-    "Save every N chunks.",
-    click.IntRange(1, MAX_COUNT),
-    default=10,
+    "-ofreq, --output-frequency N", "Save every N chunks.", click.IntRange(1, MAX_COUNT), default=10
 )
 @_FILE.option(
     "--save-frequency N",

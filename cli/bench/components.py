@@ -112,10 +112,7 @@ that measures the bandwidth, and leaves no weights in the caches.
 @click.command(cls=SectionedCommand, epilog=_HEADS_EPILOG)
 @_sizes_option("--hidden", "Hidden sizes: a,b or repeated.", "512,4096")
 @_MEASUREMENT.option(
-    "--vocab",
-    "The size of the vocabulary, in tokens.",
-    click.IntRange(16, 10**6),
-    default=32_000,
+    "--vocab", "The size of the vocabulary, in tokens.", click.IntRange(16, 10**6), default=32_000
 )
 @_MEASUREMENT.option(
     "--type",
@@ -183,10 +180,7 @@ speed of llama.cpp's own call, within 1.2 of its memory.
     "-r, --repetitions", "How often everything is measured.", click.IntRange(1, 1000), default=3
 )
 @_MEASUREMENT.option(
-    "--only NAME",
-    "Measure only this; may be repeated.",
-    multiple=True,
-    show_default="everything",
+    "--only NAME", "Measure only this; may be repeated.", multiple=True, show_default="everything"
 )
 @_MEASUREMENT.option(
     "--folder",

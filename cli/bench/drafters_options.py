@@ -12,14 +12,7 @@ from specrun.cli.options.group import OUTPUT, SAMPLING, Section, option_group
 from specrun.cli.options.model import MODEL_DRAFT
 from specrun.cli.options.prompt import no_template_option, prompts_option
 from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
-from specrun.cli.options.types import (
-    FILE,
-    MAX_COUNT,
-    NEW_FILE,
-    PATH,
-    CountListType,
-    ParametersType,
-)
+from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, CountListType, ParametersType
 
 _DRAFTERS, _PROMPTS, _MEASURING = map(Section, ("Drafters", "Prompts", "Measurement"))
 
@@ -101,9 +94,7 @@ prompt_choice_options = option_group(
     prompts_option(_PROMPTS),
     _PROMPTS.option("-f, --file", "A file that is one prompt.", FILE),
     _PROMPTS.option(
-        "--prompts",
-        'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.',
-        FILE,
+        "--prompts", 'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.', FILE
     ),
     _PROMPTS.option(
         "--questions",
@@ -174,8 +165,6 @@ measuring_options = option_group(
         PATH,
     ),
     OUTPUT.option(
-        "--plot FILE",
-        "Draw speed-ups and acceptance by position: a .png, .svg or .pdf.",
-        NEW_FILE,
+        "--plot FILE", "Draw speed-ups and acceptance by position: a .png, .svg or .pdf.", NEW_FILE
     ),
 )

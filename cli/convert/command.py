@@ -226,8 +226,4 @@ def _job(
         raise OptionError("--verify compares the logits of whole models: leave it out for heads")
     facts = target_facts(drafts_for, pre=source.pre)
     settings |= {"outtype": target.outtype or HEAD_TYPE.lower(), "target": facts, "kind": kind}
-    return (
-        partial(plan_head, **settings),
-        partial(convert_head, **settings),
-        facts.summary(),
-    )
+    return (partial(plan_head, **settings), partial(convert_head, **settings), facts.summary())

@@ -100,9 +100,7 @@ terminal_options = option_group(
         default="auto",
     ),
     OUTPUT.option(
-        "-v, --verbose",
-        "Log to stderr; -vv logs llama.cpp too, and shows tracebacks.",
-        count=True,
+        "-v, --verbose", "Log to stderr; -vv logs llama.cpp too, and shows tracebacks.", count=True
     ),
     OUTPUT.flag("-q, --quiet", "Only answers, warnings and errors."),
     OUTPUT.option("--log-file FILE", "Append the log, llama.cpp's too, to a file.", NEW_FILE),

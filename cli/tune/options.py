@@ -96,9 +96,7 @@ tune_output_options = option_group(
     TuneOutput,
     json_option("Print everything that was measured as JSON."),
     OUTPUT.option(
-        "--plot FILE",
-        "Draw the cost curves and the plans' speeds: a .png, .svg or .pdf.",
-        NEW_FILE,
+        "--plot FILE", "Draw the cost curves and the plans' speeds: a .png, .svg or .pdf.", NEW_FILE
     ),
     OUTPUT.option(
         "--save/--no-save",
