@@ -251,7 +251,9 @@ def _chat(messages: object, key: str, where: str, *, need_answers: bool) -> Chat
         role = given.get("role", given.get("from"))
         content = given.get("content", given.get("value"))
         if not isinstance(role, str) or not isinstance(content, str):
-            raise MalformedFileError(f"{key!r} in {where}: a message without a role and a content")
+            raise MalformedFileError(
+                f"{key!r} in {where} has a message without a role and a content that are texts"
+            )
         role = _ROLES.get(role, role)
         # What answers nothing: many of ShareGPT's chats begin so, and many templates refuse them.
         if role != "assistant" or any(item["role"] != "system" for item in found):

@@ -38,7 +38,9 @@ class TokenSequence:
 def require_folder(folder: Path) -> Path:
     """Return `folder` if it looks like a Hugging Face model; raises FileMissingError otherwise."""
     if not folder.is_dir():
-        raise FileMissingError(f"{folder} is not a folder: give a Hugging Face model's folder")
+        raise FileMissingError(
+            f"{folder} is not a folder: give a Hugging Face model's (config.json, weights, tokenizer)"
+        )
     if not (folder / "config.json").is_file():
         raise FileMissingError(f"{folder} has no config.json: give a Hugging Face model's folder")
     return folder
@@ -135,7 +137,9 @@ class TargetTokenizer:
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
-            raise TemplateError(f"{self.folder} has no chat template: give texts or prompts")
+            raise TemplateError(
+                f"{self.folder} has no chat template, and the data are chats: give texts or prompts"
+            )
         return self.template
 
     def _plain(self, text: str) -> list[int]:
@@ -194,7 +198,9 @@ def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - transformers is unty
     except Exception as error:  # whatever its code for this one kind may raise
         raise ModelError(f"the tokens of {folder} cannot be read: {first_line(error)}") from error
     if not tokenizer.is_fast:
-        raise ModelError(f"{folder} has no tokenizer.json: save it with a fast tokenizer first")
+        raise ModelError(
+            f"{folder} has no tokenizer.json: save it with transformers' fast tokenizer"
+        )
     return tokenizer
 
 
