@@ -39,7 +39,7 @@ def require_folder(folder: Path) -> Path:
     """Return `folder` if it looks like a Hugging Face model; raises FileMissingError otherwise."""
     if not folder.is_dir():
         raise FileMissingError(
-            f"{folder} is not a folder: give a Hugging Face model's (config.json, weights, tokenizer)"
+            f"{folder} is not a folder: give a Hugging Face model's, with config.json and weights"
         )
     if not (folder / "config.json").is_file():
         raise FileMissingError(f"{folder} has no config.json: give a Hugging Face model's folder")
