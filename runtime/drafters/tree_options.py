@@ -53,10 +53,14 @@ class TreeOptions:
     @staticmethod
     def of(expression: Expression) -> TreeOptions:
         """Return those of a drafter expression."""
-        options, published = options_of(expression), find_method(expression.atom).published_trees
-        given, tree = options.optional_integer, options.optional("tree")
+        options = options_of(expression)
         return TreeOptions(
-            tree, given("depth"), given("topk"), given("nodes"), given("n"), published
+            tree=options.optional("tree"),
+            depth=options.optional_integer("depth"),
+            topk=options.optional_integer("topk"),
+            nodes=options.optional_integer("nodes"),
+            n=options.optional_integer("n"),
+            published=find_method(expression.atom).published_trees,
         )
 
     @property

@@ -32,6 +32,7 @@ from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, NoDrafter
 from specrun.runtime.drafters.build import Builder, build_drafter, load_builder
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, decode_rounds
@@ -106,6 +107,8 @@ def readers(module: types.ModuleType) -> Iterator[types.ModuleType]:
     """A module, and those that its functions for reading options come from."""
     yield module
     for value in vars(module).values():
+        if value is TreeOptions:
+            yield sys.modules[TreeOptions.__module__]
         home = inspect.getmodule(value) if inspect.isfunction(value) else None
         if (
             home is not None
