@@ -58,7 +58,10 @@ def _describe_common(config: JsonObject, metadata: Metadata, prefix: str, layers
         scalar = config.count("hidden_size") // config.count("num_attention_heads")
     stated = config.number("query_pre_attn_scalar", 256)
     if stated != scalar:
-        raise config.unsupported(f"has query_pre_attn_scalar {stated:g}; llama.cpp has {scalar:g}")
+        raise config.unsupported(
+            f"has query_pre_attn_scalar = {stated:g}: llama.cpp takes {scalar:g} "
+            "for a model of this shape"
+        )
 
 
 def _describe_window(

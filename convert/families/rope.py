@@ -150,6 +150,8 @@ def longrope_factors(config: JsonObject, dimensions: int) -> Iterator[TensorRule
     for name in ("long", "short"):
         factors = rope.items(f"{name}_factor")
         if len(factors) != dimensions // 2 or not all(map(is_positive, factors)):
-            raise rope.malformed(f"has a {name}_factor of not {dimensions // 2} positive numbers")
+            raise rope.malformed(
+                f"has a {name}_factor that is not {dimensions // 2} positive numbers"
+            )
         numbers = np.array(factors, dtype=np.float32)
         yield TensorRule(f"rope_factors_{name}.weight", (), numbers.shape, numbers.copy)

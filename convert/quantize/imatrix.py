@@ -107,8 +107,9 @@ def measure_importance(
         force = True
     else:
         check_target(target, force=force)
-        matrix = ImportanceMatrix(text_sha256=text_hash, next_chunk=options.first_chunk)
-        matrix.chunk_size = options.n_ctx
+        matrix = ImportanceMatrix(
+            text_sha256=text_hash, chunk_size=options.n_ctx, next_chunk=options.first_chunk
+        )
         for path in in_files:
             _add_matrix(matrix, read_importance(path), str(path))
     if dataset and dataset not in matrix.datasets:
@@ -137,7 +138,9 @@ def merge_importance(
     `measure_importance`.
     """
     if not in_files:
-        raise OptionError("there is no text and no matrix: give -f TEXT, or --in-file to add up")
+        raise OptionError(
+            "there is no text and no matrix: give -f TEXT, or --in-file to add matrices up"
+        )
     matrix = ImportanceMatrix(chunk_size=chunk_size)
     for path in in_files:
         _add_matrix(matrix, read_importance(path), str(path))
@@ -251,7 +254,10 @@ def _resumed(
 ) -> tuple[ImportanceMatrix, ImportanceOptions]:
     matrix = read_importance(target)
     if matrix.next_chunk is None:
-        raise OptionError(f"{target} was not made by specrun: add to it with --in-file and --chunk")
+        raise OptionError(
+            f"{target} does not say where it ends: it was not made by specrun; add to it with "
+            "--in-file and --chunk"
+        )
     what = ""
     if matrix.text_sha256 != text_hash:
         what = "text"
@@ -273,7 +279,10 @@ def _check_fits(model: Model, matrix: ImportanceMatrix) -> None:
     for name, entry in matrix.entries.items():
         tensor = tensors.get(name)
         if tensor is None or entry.sums.size != n_inputs(tensor):
-            raise PairError(f"the matrix is of another model: {name} does not fit {model.path}")
+            raise PairError(
+                f"the importance matrix to go on from is of another model: {name} does not fit "
+                f"{model.path}"
+            )
 
 
 def _add_matrix(matrix: ImportanceMatrix, other: ImportanceMatrix, shown: str) -> None:
@@ -311,5 +320,6 @@ def _report(
     target: Path, matrix: ImportanceMatrix, chunks: int, tokens: int, native_seconds: float
 ) -> ImportanceReport:
     partial = sum(bool((entry.counts == 0).any()) for entry in matrix.entries.values())
-    counts = matrix.chunk_count, tokens, len(matrix.entries), partial
-    return ImportanceReport(target, chunks, *counts, native_seconds)
+    return ImportanceReport(
+        target, chunks, matrix.chunk_count, tokens, len(matrix.entries), partial, native_seconds
+    )

@@ -119,13 +119,17 @@ def read_importance(path: str | os.PathLike[str]) -> ImportanceMatrix:
         with file.open("rb") as opened:
             is_gguf = opened.read(4) == b"GGUF"
     except OSError as error:
-        raise FileMissingError(f"the matrix {file} cannot be read ({error.strerror})") from error
+        raise FileMissingError(
+            f"the importance matrix {file} cannot be read ({error.strerror})"
+        ) from error
     matrix = _read_gguf(file) if is_gguf else _read_legacy(file)
     if not matrix.entries:
         raise MalformedFileError(f"{file} is no importance matrix: it has no entries")
     for name, entry in matrix.entries.items():
         if not np.isfinite(entry.sums).all() or (entry.sums < 0).any() or (entry.counts < 0).any():
-            raise MalformedFileError(f"{file} has sums for {name} that cannot be: it is damaged")
+            raise MalformedFileError(
+                f"{file} has sums of squares for {name} that cannot be: it is damaged"
+            )
     return matrix
 
 
@@ -133,7 +137,9 @@ def _read_gguf(path: Path) -> ImportanceMatrix:
     header = read_any_header(path)
     kind = header.metadata.get("general.type", "imatrix")
     if kind != "imatrix" or _CHUNKS not in header.metadata:
-        raise MalformedFileError(f"{path} is GGUF, but no importance matrix: see specrun imatrix")
+        raise MalformedFileError(
+            f"{path} is a GGUF file, but no importance matrix: make one with specrun imatrix"
+        )
     tensors = {tensor.name: tensor for tensor in header.tensors}
     weights = [name.removesuffix(_SUMS) for name in tensors if name.endswith(_SUMS)]
     entries = {name: _read_entry(path, name, tensors) for name in weights}
@@ -163,13 +169,16 @@ def _read_entry(path: Path, name: str, tensors: Mapping[str, TensorInfo]) -> Imp
     if counts is None:
         raise MalformedFileError(f"{path} has sums for {name} without counts: it is damaged")
     if sums.type_name != "F32" or counts.type_name != "F32" or sums.n_elements % counts.n_elements:
-        raise MalformedFileError(f"{path} has sums and counts for {name} that do not fit: damaged")
+        raise MalformedFileError(
+            f"{path} has sums and counts for {name} that do not fit together: it is damaged"
+        )
     shape = (counts.n_elements, sums.n_elements // counts.n_elements)
     read: npt.NDArray[Any] = read_array(path, np.float32, (counts.n_elements,), counts.offset)
     if not np.isfinite(read).all():
         raise MalformedFileError(f"{path} has counts for {name} that cannot be: it is damaged")
-    squares = read_array(path, np.float32, shape, sums.offset)
-    return ImportanceEntry(squares, np.rint(read).astype(np.int64))
+    return ImportanceEntry(
+        read_array(path, np.float32, shape, sums.offset), np.rint(read).astype(np.int64)
+    )
 
 
 def _read_legacy(path: Path) -> ImportanceMatrix:

@@ -50,7 +50,9 @@ def planned_types(header: GGUFHeader, log: Iterable[str]) -> list[PlannedType]:
             planned[match[1]] = PlannedType(tensors[match[1]], (match[3] or match[2]).upper())
     missing = next((name for name in tensors if name not in planned), None)
     if missing is not None:
-        raise SpecrunError(f"llama.cpp's plan has no tensor {missing}: a mistake in specrun")
+        raise SpecrunError(
+            f"llama.cpp's plan says nothing of the tensor {missing}: this is a mistake in specrun"
+        )
     return list(planned.values())
 
 
@@ -106,7 +108,9 @@ def n_inputs(tensor: TensorInfo) -> int:
 
 def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:
     if tensor is None:
-        raise PairError(f"the importance matrix is of another model: {model} lacks its {name}")
+        raise PairError(
+            f"the importance matrix is of another model: it has {name}, which {model} lacks"
+        )
     wanted = n_inputs(tensor)
     if size != wanted:
         raise PairError(

@@ -183,12 +183,17 @@ def _check_source(path: Path, header: GGUFHeader, options: QuantizeOptions) -> N
 def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -> None:
     """Refuse types of single tensors that llama.cpp would ignore or answer with an assertion."""
     if options.tensor_types and options.file_type in {*PLAIN, COPY}:
-        raise OptionError(f"types of single tensors have no effect with {options.file_type}")
+        raise OptionError(
+            f"types of single tensors have no effect with {options.file_type}: name a quantized "
+            "type"
+        )
     for pattern, _ in options.tensor_types:
         try:
             found = any(re.search(pattern, tensor.name) for tensor in header.tensors)
         except re.error as error:
-            raise OptionError(f"{pattern!r} is no regular expression ({error})") from error
+            raise OptionError(
+                f"{pattern!r} in a tensor type is no regular expression ({error})"
+            ) from error
         if not found:
             parts = [part for tensor in header.tensors for part in tensor.name.split(".")]
             hint = nearest(pattern, parts)
@@ -199,7 +204,10 @@ def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -
     ):
         row = next((tensor.shape[0] for tensor in header.tensors if tensor.name == name), 0)
         if kind is not None and row % BLOCK_SIZES[kind]:
-            raise OptionError(f"{path} has rows of {row} in {name}: {kind}'s blocks do not fit")
+            raise OptionError(
+                f"{path} has rows of {row} numbers in {name}, which do not divide into {kind}'s "
+                "blocks"
+            )
 
 
 def _with_importance(
@@ -229,15 +237,20 @@ def _write(
     except (ModelError, MalformedFileError) as error:
         # llama.cpp does not say why it could not write, and goes on after some writes that failed.
         if shutil.disk_usage(aside.parent).free < _HEADER_ROOM:
-            raise SpecrunError(f"the disk of {aside.parent} is full: free some space") from error
+            raise SpecrunError(
+                f"the disk of {aside.parent} is full: nothing was written; free some space"
+            ) from error
         if isinstance(error, MalformedFileError):
             raise SpecrunError(
-                f"llama.cpp could not write all of the file to {aside.parent}"
+                f"llama.cpp could not write all of the file into {aside.parent}: is there a "
+                "limit on its size?"
             ) from error
         raise
     promised = {planned.tensor.name: (planned.tensor.shape, planned.type_name) for planned in plan}
     if {tensor.name: (tensor.shape, tensor.type_name) for tensor in written.tensors} != promised:
-        raise SpecrunError(f"llama.cpp wrote not what it planned for {aside.name}: quantize again")
+        raise SpecrunError(
+            f"llama.cpp wrote other tensors than it planned for {aside.name}: quantize again"
+        )
     return written
 
 

@@ -74,7 +74,9 @@ def quantize_head(
     """
     name = known_file_type(ftype)
     if name != COPY and FILE_TYPES[name].needs_importance:
-        raise OptionError(f"{name} needs an importance matrix: heads have none, use IQ4_XS up")
+        raise OptionError(
+            f"{name} needs an importance matrix, and there are none for heads: use IQ4_XS or larger"
+        )
     target = Path(output)
     check_target(target, force=force)
     header = read_header(source)
@@ -120,7 +122,9 @@ def _plan(
             chosen = (kind for pattern, kind in overrides if pattern.search(tensor.name))
             kind = next(chosen, "") or fitting_type(FILE_TYPES[name].base_type, tensor.shape[0])
             if tensor.shape[0] % BLOCK_SIZES[kind]:
-                raise OptionError(f"{kind} cannot hold {tensor.name} of rows of {tensor.shape[0]}")
+                raise OptionError(
+                    f"{tensor.name} has rows of {tensor.shape[0]} numbers, which {kind} cannot hold"
+                )
             if tensor.type_name not in _PLAIN and kind != tensor.type_name and not allow_requantize:
                 raise OptionError(
                     f"{head.path} is quantized already ({tensor.type_name}): quantize the "

@@ -33,7 +33,9 @@ def synthetic_vocabulary(
         raise OptionError(f"a control token is there twice: {', '.join(controls)}")
     room = size - len(controls)
     if room < 1:
-        raise OptionError(f"a vocabulary of {size} has no room beside {len(controls)} controls")
+        raise OptionError(
+            f"a vocabulary of {size} tokens has no room beside {len(controls)} control tokens"
+        )
     end = room + list(controls).index(eos)
     tokens, merges = _with_all_bytes(room) if room >= 256 else (_few_bytes(room), [])
     return BytePairVocabulary(
