@@ -63,7 +63,9 @@ def open_checkpoint(
     """
     if not folder.is_dir():
         if folder.exists():
-            raise FileMissingError(f"{folder} is a file; name the checkpoint's folder")
+            raise FileMissingError(
+                f"{folder} is a file; name the checkpoint's folder, which has a config.json"
+            )
         raise FileMissingError(f"there is no folder {folder}; check the path")
     config = read_json_object(folder / "config.json")
     return Checkpoint(folder, config, _find_tensors(folder, also_named, allow_pickle=allow_pickle))

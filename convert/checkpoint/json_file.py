@@ -114,9 +114,13 @@ def named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileMissingError(f"no {path.name} in {path.parent}; is it complete?") from error
+        raise FileMissingError(
+            f"there is no {path.name} in {path.parent}; is the checkpoint complete?"
+        ) from error
     except OSError as error:
-        raise FileMissingError(f"{path} cannot be read ({error.strerror}); see its mode") from error
+        raise FileMissingError(
+            f"{path} cannot be read ({error.strerror}); check its permissions"
+        ) from error
 
 
 def parse_json_object(data: bytes, shown: str) -> JsonObject:
@@ -124,7 +128,9 @@ def parse_json_object(data: bytes, shown: str) -> JsonObject:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise MalformedFileError(f"{shown} is not JSON ({str(error)[:99]}): get it anew") from error
+        raise MalformedFileError(
+            f"{shown} is not JSON ({str(error)[:100]}); get it again"
+        ) from error
     if not isinstance(value, dict):
         raise MalformedFileError(f"{shown} is a JSON {type(value).__name__} instead of an object")
     return JsonObject(value, shown)

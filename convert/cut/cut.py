@@ -172,7 +172,9 @@ class LayeredModel:
         metadata = self._source.header.metadata
         require_whole(self.path, self._source.header)
         if reason := self._rules.refuse(self._facts):
-            raise self._source.unsupported(f"cannot be cut: {reason}")
+            raise self._source.unsupported(
+                f"is a {self._facts.architecture} and cannot be cut: {reason}"
+            )
         if "general.tensor_extra.name" in metadata:
             raise self._source.unsupported("has settings for single tensors: a cut would lose them")
         matches = map(_BLOCK.fullmatch, self._source.tensors)

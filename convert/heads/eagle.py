@@ -77,7 +77,10 @@ def _require_known(config: JsonObject) -> None:
 def _hidden_size(checkpoint: Checkpoint) -> int:
     hidden, joined = matrix_shape(checkpoint, _JOINS)
     if joined != 2 * hidden:
-        raise checkpoint.unsupported(f"has {_JOINS} of shape {(hidden, joined)}, not (n, 2 n)")
+        raise checkpoint.unsupported(
+            f"has {_JOINS} of shape {(hidden, joined)}: "
+            "EAGLE-1 and 2 join one embedding and one hidden state"
+        )
     return hidden
 
 

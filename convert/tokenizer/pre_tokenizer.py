@@ -76,7 +76,9 @@ def probe_hash(path: Path) -> str:
     try:
         tokens = Tokenizer.from_file(str(path)).encode(PROBE).ids
     except Exception as error:  # what the package raises has no class of its own
-        raise MalformedFileError(f"{path} is no tokenizer ({str(error)[:200]})") from error
+        raise MalformedFileError(
+            f"{path} is not a tokenizer ({str(error)[:200]}); get it again"
+        ) from error
     return sha256(str(tokens).encode()).hexdigest()
 
 

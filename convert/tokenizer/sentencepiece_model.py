@@ -54,7 +54,9 @@ def parse_sentencepiece(data: bytes, shown: str) -> SentencePieceModel:
     try:
         return _model(memoryview(data))
     except (ValueError, IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
-        raise MalformedFileError(f"{shown} is not a SentencePiece model ({error})") from error
+        raise MalformedFileError(
+            f"{shown} is not a SentencePiece model ({error}); get it again"
+        ) from error
 
 
 def _model(data: memoryview) -> SentencePieceModel:

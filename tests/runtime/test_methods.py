@@ -113,7 +113,7 @@ def readers(module: types.ModuleType) -> Iterator[types.ModuleType]:
         if (
             home is not None
             and home is not module
-            and "options" in inspect.signature(value).parameters
+            and {"options", "expression"} & inspect.signature(value).parameters.keys()
         ):
             yield home
 
