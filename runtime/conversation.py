@@ -37,7 +37,9 @@ class Conversation(CachedText):
         if self.drafter.reads_target and target.context.model.can_branch:
             shared = max(0, shared - 1)  # the state before the first new token is needed with it
         target.rewind(self, shared)
+        # A memory that cannot drop a part was cleared: nothing is shared then.
         shared = self.n_cached
+        # Before the prefill, of whose pieces the drafter learns.
         self.drafter.begin(prompt)
         self.tokens = list(prompt)
         target.prefill(self, len(prompt) - 1, self.drafter.learn_prompt)

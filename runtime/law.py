@@ -18,6 +18,7 @@ from specrun.bindings.errors import OptionError
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
 
+# Shared by all point masses, hence read-only.
 _CERTAIN = np.ones(1)
 _CERTAIN.flags.writeable = False
 
@@ -42,6 +43,7 @@ class Law:
     def normalised(weights: FloatArray, ids: IdArray | None = None) -> Law:
         """Return the law proportional to non-negative `weights`, which must have positive mass."""
         total = float(weights.sum())
+        # NaN is not greater than 0: asked this way, it is refused.
         if not total > 0.0 or not np.isfinite(total):
             raise OptionError(f"weights with total mass {total} are not a law")
         return Law(weights / total, ids)
@@ -49,6 +51,7 @@ class Law:
     def probability(self, token: int) -> float:
         """Return the probability of `token`, 0.0 outside the support."""
         if self.ids is None:
+            # A drafter's vocabulary may be shorter: tokens beyond it have no mass.
             return float(self.probs[token]) if token < len(self.probs) else 0.0
         if len(self.ids) == 1:  # greedy decoding asks nothing else
             return 1.0 if self.ids[0] == token else 0.0
@@ -64,6 +67,7 @@ class Law:
         cumulative = self.probs.cumsum()
         # Scaling by the last sum absorbs rounding; side "right" steps over entries of zero mass.
         index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
+        # The product may round up to the sum itself: the last token with mass is meant.
         if index >= len(cumulative):
             index = int(np.flatnonzero(self.probs)[-1])
         return index if self.ids is None else int(self.ids[index])
@@ -106,6 +110,7 @@ class Law:
         if other.ids is None:
             dense = np.zeros(len(other.probs))
             if self.ids is None:
+                # Vocabularies may differ by padding: a token that one lacks has no mass there.
                 n = min(len(dense), len(self.probs))
                 dense[:n] = self.probs[:n]
             else:
@@ -114,7 +119,9 @@ class Law:
             return dense
         if self.ids is None:
             inside = other.ids < len(self.probs)
+            # The inner 0 is only a valid index: its value is not used.
             return np.where(inside, self.probs[np.where(inside, other.ids, 0)], 0.0)
+        # One past the end is no index; the last slot then fails the comparison.
         slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
 
@@ -213,6 +220,7 @@ class RankedLaw(Law):
         try:
             return self._sorted
         except AttributeError:
+            # A law's ids ascend, whatever the ranking: see `Law`.
             order = np.argsort(self._tokens)
             weights = np.exp(self._log_probs[order], dtype=np.float64)
             law = Law.normalised(weights, self._tokens[order].astype(np.intp))

@@ -45,11 +45,13 @@ class RoundLimits:
         if self._left is not None and self._left <= 0:
             return None
         room = self._n_ctx - n_committed
+        # At 0 the last token still has its position: a round without drafts.
         if room < 0:
             self.context_full = True
             return None
         # A round produces at most depth + 1 tokens.
         depth = room if self._left is None else min(room, self._left - 1)
+        # Siblings share a position but not a cell: the whole tree has to fit.
         return Allowance(max_depth=depth, max_nodes=min(room, self._max_nodes))
 
     def spend(self, n_tokens: int) -> None:

@@ -25,9 +25,11 @@ Words = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+# Python's integers for single numbers: numpy's scalars warn when a product wraps around.
 _GOLDEN_INT, _MIX_1_INT, _MIX_2_INT = int(_GOLDEN), int(_MIX_1), int(_MIX_2)
 _WORD = 0xFFFFFFFFFFFFFFFF
 _SHORT = 128  # tokens of a law up to which Python lists are quicker than numpy
+# The last one is not SplitMix64's: it leaves the 53 bits that a float64 holds.
 _SHIFTS = tuple(np.uint64(bits) for bits in (30, 27, 31, 11))
 
 
@@ -74,9 +76,11 @@ class SeededNoise:
 
     def accept(self, probability: float) -> bool:
         """Return True with the given probability, by the next acceptance draw of this position."""
+        # Ratios come unclipped: this is the min(1, P/Q) of the papers.
         if probability >= 1.0:
             return True
         self._accepts += 1
+        # Tests take the odd numbers, choices the even ones: none decides twice.
         return (self._hash(2 * self._accepts + 1) >> 11) * 2.0**-53 < probability
 
     def choose(self, law: Law) -> int:
@@ -96,6 +100,8 @@ class SeededNoise:
             best = _first_to_arrive(uniforms.tolist(), law.probs.tolist())
             return best if law.ids is None else int(law.ids[best])
         best = int(law.probs.argmax())
+        # The likeliest token's time bounds the race: logarithms are taken of its rivals only.
+        # u is in [0, 1), so that log(1 - u) is finite where log(u) might not be.
         bound = -math.log1p(-float(uniforms[best])) / float(law.probs[best])
         # -log(1 - u) >= u, so only these few can arrive before the likeliest token.
         rivals = (uniforms < bound * law.probs).nonzero()[0]
@@ -119,6 +125,7 @@ class SeededNoise:
     def _hash(self, index: int) -> int:
         """Return 64 bits: number `index` of the position's own SplitMix64 sequence."""
         if self._key is None:
+            # blake2b once a position: its further numbers are SplitMix64's, which cost less.
             key = struct.pack("<Qqq", self.seed, self._stream, self._position)
             self._key = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         word = (self._key + index * _GOLDEN_INT) & _WORD
@@ -158,6 +165,7 @@ class DraftNoise(SeededNoise):
                 place = bisect_right(cumulative, self._next_uniform() * total)
             if place == len(weights):  # by rounding
                 place = max(index for index, weight in enumerate(weights) if weight > 0.0)
+            # The rest is not renormalised: the next number is scaled by the new total instead.
             weights[place] = 0.0
             places.append(place)
         return places if law.ids is None else law.ids[places].tolist()
@@ -184,6 +192,7 @@ def _first_to_arrive(uniforms: list[float], rates: list[float]) -> int:
     """Return the winner of `SeededNoise.choose`'s race over lists: quicker for a few tokens."""
     best, best_time = 0, math.inf
     for index, rate in enumerate(rates):
+        # A token without mass never arrives.
         if rate > 0.0:
             time = -math.log1p(-uniforms[index]) / rate
             if time < best_time:
@@ -193,6 +202,7 @@ def _first_to_arrive(uniforms: list[float], rates: list[float]) -> int:
 
 @functools.lru_cache(maxsize=4)
 def _counters(size: int) -> Words:
+    # Shared by all draws over a vocabulary of this size, hence read-only.
     counters: Words = np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN
     counters.flags.writeable = False
     return counters
@@ -200,6 +210,7 @@ def _counters(size: int) -> Words:
 
 def _uniforms(law: Law, key: int) -> npt.NDArray[np.float64]:
     """Return a number in [0, 1) for each token of the support: SplitMix64's output `token`."""
+    # By token id, not by place in the support: truncation then moves nobody else's number.
     if law.ids is None:
         words = _counters(len(law.probs)) + np.uint64(key)
     else:

@@ -60,6 +60,7 @@ class TokenEvent:
         logits = self._logits()
         copied = np.empty_like(logits) if room is None else room
         np.copyto(copied, logits)
+        # In place of the view, which raises once the next evaluation has begun.
         self._logits = lambda: copied
         return copied
 
@@ -85,6 +86,7 @@ class LogprobKeeper:
 
     def add(self, event: TokenEvent) -> None:
         """Watch an event of the current round."""
+        # Weak, or no event would ever be dropped and each would cost its softmax.
         self._current.append(weakref.ref(event))
 
     def before_evaluation(self) -> None:
@@ -178,10 +180,12 @@ class RoundCounter:
         self.drafted += n_candidates
         self.accepted += n_accepted
         self.non_candidates += n_others
+        # All by depth - 1 and of one length, so that the rates divide entry by entry.
         while len(self._drafted_at) < depth:
             self._drafted_at.append(0)
             self._accepted_at.append(0)
             self._tested_at.append(0)
+        # A chain tests one token more than it keeps, unless it is kept whole.
         for position in range(min(depth, n_accepted + 1) if n_tested is None else n_tested):
             self._tested_at[position] += 1
         for position in range(depth):
@@ -206,12 +210,14 @@ class RoundCounter:
     @property
     def acceptance_given_prefix(self) -> Sequence[float]:
         """The share of tests at each depth that kept a token, down to the last tested depth."""
+        # Depths that were never tested have no rate.
         pairs = zip(self._accepted_at, self.tested_by_position, strict=False)
         return tuple(accepted / tested for accepted, tested in pairs)
 
     @property
     def tested_by_position(self) -> Sequence[int]:
         """In how many rounds each depth was tested: all depths above had kept a token."""
+        # A depth is tested only after those above it: what is 0 stands at the end.
         return tuple(tested for tested in self._tested_at if tested)
 
 

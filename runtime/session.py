@@ -72,6 +72,7 @@ class Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
             context = Context(model, target_context_options(options, drafter))
+        # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
             drafter.close()
             raise
@@ -141,6 +142,7 @@ class Session:
         """Free the drafter, then the target's context; an answer under way cannot go on."""
         self.closed = True
         try:
+            # Drafters are freed before the models that they read.
             self.drafter.close()
         finally:  # a pool that cannot be saved must not keep native memory
             self.target.context.close()
@@ -243,6 +245,7 @@ class _Answer:
     def run(self) -> Generator[TokenEvent, None, None]:
         """Yield the events of the answer; whichever way it ends, the session is free afterwards."""
         session = self._session
+        # Outside the `try`: a busy session must not be released by who did not acquire it.
         session.acquire()
         try:
             self._clock = _Clock(time.perf_counter(), session.native_seconds())
@@ -260,6 +263,7 @@ class _Answer:
             # What waited for the rest of a character or a stop string was said.
             self._texts.append(self._assembler.finish())
         self._stats = self._statistics()
+        # A closed context's rows are gone: nothing of them can be saved.
         if not self._session.closed:
             self._keeper.before_evaluation()
 
@@ -277,6 +281,7 @@ class _Answer:
         rounds = decode_rounds(session.target, conversation, settings)
         for number, this_round in enumerate(rounds):
             ended = tokens[-1] in end_tokens
+            # Known before the events are made, because the last one carries the text held back.
             final = ended or limits.next_round(len(tokens)) is None
             yield from self._events_of(this_round, number, final, end_tokens)
             if self._assembler.stopped_by is not None:
@@ -285,6 +290,7 @@ class _Answer:
             if ended:
                 self._finish = "stop"
             self._keeper.before_evaluation()
+        # A full context counts as length, like the token limit.
         if self._finish != "stop":
             self._finish = "length"
 
@@ -310,6 +316,7 @@ class _Answer:
                 text += self._assembler.finish()
             self._token_ids.append(token)
             self._texts.append(text)
+            # Read when somebody asks: a softmax for every token would be most of the overhead.
             logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
             origin: Origin = "drafted" if index < n_accepted else "target"
             event = TokenEvent(text, token, origin, number, logits)
@@ -319,6 +326,7 @@ class _Answer:
             paused = time.perf_counter()
             yield event
             self._clock.elsewhere += time.perf_counter() - paused
+            # The consumer had control and may have closed the runtime.
             self._session.require_open()
             # Dropped here, so that only the consumer decides whether its logits are still needed.
             del event
@@ -333,6 +341,7 @@ class _Answer:
             times = zip(session.native_seconds(), clock.native_before, strict=True)
             target_s, drafter_s = (now - before for now, before in times)
         decoding, n_tokens = wall - clock.prompt_s, len(self._token_ids)
+        # The prompt's last token is the first round's root, not part of the prefill.
         evaluated = len(self._prompt) - self._cached - 1
         return SpecStats(
             drafter=session.drafter.name,

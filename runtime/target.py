@@ -77,6 +77,7 @@ def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
         while node != ROOT:
             below[node].append(sequence)
             node = parents[node]
+    # The root carries every id: all paths start from it.
     flat = [*range(n_sequences)]
     for ids in below:
         flat.extend(ids)
@@ -116,6 +117,7 @@ def moves_onto(
     layout = layout_tree(parents, n_sequences)
     moves: list[Move] = []
     for sequence in range(n_sequences):
+        # A sequence holds a path from the root: what it shares is the beginning of this one.
         shared = sum(sequence in layout.ids[node] for node in path)
         if shared < len(path):
             moves.append(Move(sequence, shared, layout.deepest[sequence] > shared))
@@ -169,6 +171,7 @@ class CachedText:
 
     def cut(self, length: int) -> None:
         """Drop the tokens from position `length` on."""
+        # The number before the tokens: an interrupt between them must not leave it too high.
         self.n_cached = min(self.n_cached, length)
         del self.tokens[length:]
 
@@ -221,7 +224,9 @@ class TargetModel:
         memory, was_cached = self.context.memory, text.n_cached
         text.cut(length)
         if self.context.model.can_branch:
+            # Even if nothing was cut: an interrupted round's nodes lie behind what is cached.
             memory.truncate(text.n_cached)
+        # A recurrent state cannot drop a part: it starts again from nothing.
         elif text.n_cached < was_cached or memory.last_position() >= text.n_cached:
             text.n_cached = 0
             memory.clear()
@@ -237,6 +242,7 @@ class TargetModel:
         has_states = hidden_states or options.nextn_states or bool(options.layer_inputs)
         chunk = min(_PREFILL_CHUNK, self.context.n_batch)
         if hidden_states:
+            # llama.cpp then makes an output row for every token of a batch.
             chunk = min(chunk, self.context.n_outputs)
         for start in range(text.n_cached, end, chunk):
             piece = self._fed(text.tokens[start : min(start + chunk, end)])
@@ -244,6 +250,7 @@ class TargetModel:
             rows = self.context.decode(self._batch)
             if has_states and learn is not None:
                 learn(start, rows, len(piece))
+            # Last, so that an interrupt anywhere above leaves a number that is true.
             text.n_cached = start + len(piece)
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
@@ -270,6 +277,7 @@ class TargetModel:
         if layout.n_leaves > self._n_sequences:
             there = f"the context's {self._n_sequences} sequences"
             raise OptionError(f"a draft tree with more leaves than {there}")
+        # Siblings share a position, which is their depth and not their place in the batch.
         fed, positions = self._fed([token, *tree.tokens]), layout.depths + root
         self._batch.fill(fed, positions, layout.id_counts, layout.flat_ids, layout.outputs)
         return self.context.decode(self._batch)
@@ -285,7 +293,9 @@ class TargetModel:
         if path:
             # Its last node's sequences hold the whole path: the others take over what they lack.
             source = layout.ids[path[-1]][0]
+            # Each call walks all cells of the context: sequences that hold the path need none.
             for sequence, shared, strays in moves:
+                # First, or the path would be attended to beside another branch's cells.
                 if strays:
                     memory.truncate(root + 1 + shared, end, sequence)
                 memory.branch(source, sequence, root + 1 + shared, end)
@@ -302,6 +312,7 @@ class TargetModel:
 
 def target_context_options(options: ContextOptions, drafter: DraftSize) -> ContextOptions:
     """Return the settings of a context that verifies this drafter's trees."""
+    # The widest tree and its root, no more: the graph reserves memory for every output row.
     rows = drafter.max_nodes + 1
     return dataclasses.replace(
         options,

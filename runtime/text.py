@@ -14,6 +14,7 @@ class TextAssembler:
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
+        # Models may say bytes that are no UTF-8: they are shown as replacements, not raised.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
         self._held = ""
@@ -26,6 +27,7 @@ class TextAssembler:
     def finish(self) -> str:
         """Return the text held back; an unfinished character becomes the replacement character."""
         text = self._release(self._decoder.decode(b"", final=True))
+        # What could have begun a stop string and did not is text.
         rest, self._held = self._held, ""
         return text if self.stopped_by is not None else text + rest
 
@@ -48,6 +50,7 @@ class TextAssembler:
 
     def _possible_stop(self, text: str) -> int:
         """Return the length of the longest end of `text` that begins a stop string."""
+        # A whole stop string would have been found: only a part of one can be at the end.
         longest = max((len(stop) for stop in self._stop), default=1) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if text.endswith(tuple(stop[:length] for stop in self._stop if len(stop) > length)):

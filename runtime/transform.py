@@ -30,6 +30,7 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
     if params.is_greedy:
         return Law.point(greedy_token(logits, params, window))
     logits = _adjusted(logits, params, window)
+    # llama.cpp's order has the temperature last: the cuts are made on the untempered law.
     if 0 < params.top_k < len(logits):
         ids = _not_below_highest(logits, params.top_k)
     elif params.top_p < 1.0:
@@ -42,6 +43,7 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
 def greedy_token(logits: Logits, params: SamplingParams, window: Sequence[int] = ()) -> int:
     """Return the token of which the law at temperature 0 is sure, without making the law."""
     logits = _adjusted(logits, params, window)
+    # Of equals the lowest id; a NaN, at which argmax stops, is seen below.
     token = int(logits.argmax())
     _require_finite(float(logits[token]))
     return token
@@ -59,6 +61,7 @@ def penalty_window(tokens: Sequence[int], path: Sequence[int], params: SamplingP
 
 def log_probability(logits: Logits, token: int) -> float:
     """Return log softmax(logits)[token] of one row, before any transformation, in nats."""
+    # The highest becomes 0, so that exp cannot overflow.
     shifted = logits - logits.max()
     value = float(shifted[token])
     np.exp(shifted, out=shifted)
@@ -82,6 +85,7 @@ def _adjusted(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
 
 def _add_bias(logits: Logits, params: SamplingParams) -> None:
     for token, bias in params.logit_bias.items():
+        # A drafter's vocabulary may be shorter than the target's.
         if token < len(logits):
             logits[token] += bias
 
@@ -97,6 +101,7 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
     times = np.fromiter(counts.values(), np.float32, len(counts))
     values = logits[ids]
     scale = np.float32(params.repeat_penalty)
+    # Dividing a negative logit would raise it: it is multiplied, as in llama.cpp.
     values = np.where(values <= 0, values * scale, values / scale)
     values -= times * np.float32(params.frequency_penalty)
     logits[ids] = values - np.float32(params.presence_penalty)
@@ -117,8 +122,11 @@ def _truncated(logits: Logits, ids: IdArray | None, params: SamplingParams) -> L
     ordered -= highest
     n_kept = min(params.top_k or len(ordered), len(ordered))
     if params.top_p < 1.0:
+        # Masses of the top k, the highest first: top-p is a share of their sum, and the token that
+        # reaches it stays.
         cumulative = np.exp(ordered[: -n_kept - 1 : -1]).cumsum()
         n_kept = bisect_left(cumulative, params.top_p * float(cumulative[-1])) + 1
+    # p(x) >= min_p max p, in logarithms with the highest at 0.
     if params.min_p > 0.0:
         n_kept = min(n_kept, len(ordered) - bisect_left(ordered, math.log(params.min_p)))
     kept = (values >= ordered[-n_kept]).nonzero()[0]
@@ -160,6 +168,7 @@ def _not_below_highest(logits: Logits, k: int) -> IdArray | None:
     groups: the k-th highest group maximum is a bound that k entries reach and every one of the k
     highest entries too, so only the entries that reach it, few more than k, are ever sorted.
     """
+    # What the groups leave at the end has no part in the bound, but is compared with it too.
     length = -(-len(logits) // _GROUPS)
     groups = len(logits) // length
     if groups < 2 * k or length < 2:

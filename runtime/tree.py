@@ -75,6 +75,7 @@ class DraftTree:
         n = len(other)
         if self is other:
             return True
+        # Rows depend on tokens and parents alone: draws do not change what is evaluated.
         return self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
 
     @staticmethod
@@ -89,9 +90,11 @@ class DraftTree:
         points = DraftTree.of_points(tokens, tuple(range(-1, n - 1)))
         if not laws:
             return points
+        # Node i hangs below i - 1, and ROOT is -1.
         return dataclasses.replace(points, draws={i - 1: (Draw(i, laws[i]),) for i in range(n)})
 
 
+# Rounds repeat a few shapes: each is worked out once and shared, hence read-only.
 @functools.lru_cache(maxsize=256)
 def _structure(
     parents: tuple[int, ...],
@@ -122,6 +125,7 @@ class TreeBuilder:
 
     def add(self, parent: int, token: int, law: Law | None = None) -> int:
         """Record a draw of `token` below `parent`; return its node, that of an equal sibling."""
+        # Equal siblings stand for one text: one row of the target decides below both.
         node = self._children.get((parent, token))
         if node is None:
             node = self._children[parent, token] = self._append(parent, token, True)
@@ -133,6 +137,7 @@ class TreeBuilder:
 
     def add_hidden(self, parent: int, token: int) -> int:
         """Add a node that is evaluated and reported back, but never accepted."""
+        # Not among the children: a drafted sibling with the same token needs a node of its own.
         return self._append(parent, token, False)
 
     def build(self) -> DraftTree:

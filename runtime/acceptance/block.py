@@ -62,11 +62,15 @@ class BlockRule:
         # All tests are keyed with the round's first position, which no later round visits. With
         # their own, the numbers that refused the tail would return next round, no longer uniform.
         noise.seek(position)
+        # h_L = p_L: the whole chain is kept with the mass that it may still claim.
         if share > 0.0 and noise.accept(share):
             return self._below(tree, chain, law_at, noise, position)
         kept = len(levels) - 1
+        # From the deepest up: h_i is the probability of i given that no more are kept. What passes
+        # no test keeps nothing.
         while kept > 0 and not noise.accept(levels[kept].keep_probability):
             kept -= 1
+        # The recovered token is drawn with the numbers of its own position.
         noise.seek(position + kept)
         path = tuple(draw.node for draw in chain[:kept])
         return Acceptance(path, noise.choose(levels[kept].residual()), rejected=True)
@@ -76,6 +80,7 @@ class BlockRule:
     ) -> Acceptance:
         """Return the fully accepted chain and what the exact rule makes of the tree below it."""
         last = chain[-1].node
+        # The chain's end takes the root's place, so that the exact rule sees an ordinary tree.
         below = replace(tree, draws={**tree.draws, ROOT: tree.draws.get(last, ())})
 
         def law_below(node: int) -> Law:
@@ -109,6 +114,7 @@ class _Level:
         """The paper's h_i: the probability of keeping exactly i tokens, given no more are kept."""
         total = float(self.weights.sum())
         rest = total + (1.0 - self.share)
+        # 0/0 only where p_i = 1 and S_i = 0 (the module's degenerate cases).
         return total / rest if rest > 0.0 else 1.0
 
     def residual(self) -> Law:
@@ -121,6 +127,7 @@ def _leading_chain(tree: DraftTree) -> list[Draw]:
     """Return the draws from the root down to the first node that has none or several."""
     chain: list[Draw] = []
     draws = tree.draws.get(ROOT, ())
+    # Draws are counted, not nodes: equal draws share a node, but each has to be tested.
     while len(draws) == 1:
         chain.append(draws[0])
         draws = tree.draws.get(draws[0].node, ())
@@ -133,11 +140,13 @@ def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Le
     share, node = 1.0, ROOT
     for draw in chain:
         token = tree.tokens[draw.node]
+        # A point mass is the law that is sure of its token: Q_i(x_i) = 1.
         draft = Law.point(token) if draw.law is None else draw.law
         draft_prob = draft.probability(token)
         if draft_prob <= 0.0:
             raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
         law = law_at(node)
+        # Before the share moves on: a level pairs p_i with the laws of token i + 1.
         levels.append(_Level(share, law, draft))
         share = min(1.0, share * law.probability(token) / draft_prob)
         if share <= 0.0:

@@ -39,6 +39,7 @@ def build_rule(text: str) -> AcceptanceRule:
 def _build_typical(expression: Expression) -> AcceptanceRule:
     """Build `typical(eps=0.09, delta=0.3)`."""
     options = ExpressionOptions(expression, ["eps", "delta"], 0)
+    # The defaults of Medusa's program: threshold 0.09, and 0.3 for what it calls alpha.
     return TypicalRule(options.number("eps", 0.09), options.number("delta", 0.3))
 
 

@@ -40,6 +40,7 @@ from specrun.runtime.law import FloatArray, Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree, Draw
 
+# Relative, and not far above float64's rounding (2e-16): a narrower interval says no more.
 _PRECISION = 1e-14
 
 
@@ -102,6 +103,7 @@ def _decide(
     n_tested = count_to_test(draws)
     for run in _runs(draws[:n_tested]):
         draft = run[0].law or Law.point(tree.tokens[run[0].node])
+        # rho is made of k before the first test: how many draws there are must not hang on them.
         plan = KSeq(remaining, draft, len(run))
         for draw in run:
             token = tree.tokens[draw.node]
@@ -112,6 +114,7 @@ def _decide(
             target_prob = remaining.probability(token)
             if target_prob > 0.0 and noise.accept(target_prob / (plan.scale * draft_prob)):
                 return draw.node, token
+        # What a run leaves of P is what the next run faces, as in recursive rejection.
         remaining = plan.residual()
     return settle_point_masses(tree, draws[n_tested:], remaining, noise)
 
@@ -120,6 +123,7 @@ def _runs(draws: tuple[Draw, ...]) -> Iterator[list[Draw]]:
     """Yield the draws in order: neighbours of one law together, point masses one by one."""
     run: list[Draw] = []
     for draw in draws:
+        # Siblings without replacement have a law each: runs of one, with rho = 1 the exact rule.
         if run and not _same_law(run[0].law, draw.law):
             yield run
             run = []
@@ -147,16 +151,19 @@ def _scale(target_probs: FloatArray, draft_probs: FloatArray, k: int) -> float:
     """Return the root rho of 1 - (1 - b)^k = rho b, never below it by more than rounding."""
     pass_probability = _pass_probability(target_probs, draft_probs, k)
     low, high = 1.0, float(k)
+    # Only b = 1 makes one try of k: P equals Q, and rho = 1 is the root.
     if _expected_tries(pass_probability(low), k) <= low:
         return low
     while high - low > _PRECISION * high:
         middle = 0.5 * (low + high)
+        # Neighbouring floats have no middle: the loop would not end.
         if not low < middle < high:
             break
         if _expected_tries(pass_probability(middle), k) > middle:
             low = middle
         else:
             high = middle
+    # Of the interval the end where the residual is not negative.
     return high
 
 
@@ -171,6 +178,7 @@ def _pass_probability(
     low = target_probs <= draft_probs
     high = ~low & (target_probs >= k * draft_probs)
     scaled, whole = float(target_probs[low].sum()), float(draft_probs[high].sum())
+    # A token with Q = 0 is in `low` or `high`: the division below is by positive numbers only.
     middle = ~(low | high)
     targets, drafts = target_probs[middle], draft_probs[middle]
     ratios = targets / drafts

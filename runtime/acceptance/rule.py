@@ -76,6 +76,8 @@ def walk(
 def count_to_test(draws: tuple[Draw, ...]) -> int:
     """Return how many draws must be tested in turn: all up to the last one that was sampled."""
     count = len(draws)
+    # Point masses at the end are settled by one draw. One before a sampled draw has to be tested,
+    # because the sampled one faces what its rejection left.
     while count and draws[count - 1].law is None:
         count -= 1
     return count

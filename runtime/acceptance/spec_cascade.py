@@ -53,15 +53,18 @@ def diff(draft: Law, target: Law, alpha: float) -> Law:
 
 def opt(draft: Law, target: Law, alpha: float) -> Law:
     """Return P where m(Q) < m(P) - alpha TV(P, Q), else Q."""
+    # P's support is enough: elsewhere P - Q is not positive.
     distance = float(np.maximum(0.0, target.probs - draft.aligned_to(target)).sum())  # TV(P, Q)
     return target if _largest(draft) < _largest(target) - alpha * distance else draft
 
 
 def token_specific(draft: Law, target: Law, alpha: float) -> Law:
     """Return Q on the tokens that P finds nearly best, plus P times the rest of Q's mass."""
+    # pi has mass wherever Q or P has: the support of one of them would lose some.
     ids = _joint_support(draft, target)
     support = Law(np.zeros(len(ids)), ids)
     q, p = draft.aligned_to(support), target.aligned_to(support)
+    # r(v) of the paper; the sum of Q over it is the mass that P replaces.
     deferred = p < (1.0 - alpha) * p.max()
     return Law.normalised(np.where(deferred, 0.0, q) + p * q[deferred].sum(), ids)
 
@@ -102,7 +105,9 @@ class SpecCascadeRule:
 
     def _law(self, tree: DraftTree, node: int, target: Law) -> Law:
         """Return pi below a node. Of several draws, the first is from Q itself."""
+        # Later siblings without replacement come from what the first left of Q.
         draft = next((draw.law for draw in tree.draws.get(node, ()) if draw.law is not None), None)
+        # A target that is sure of one token (temperature 0) stays: plain decoding's text.
         if draft is None or len(target.probs) == 1:
             return target
         return self._target_law(draft, target, self.alpha)

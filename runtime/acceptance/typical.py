@@ -57,6 +57,7 @@ class TypicalRule:
         reached = {ROOT: (0, 0.0)}  # depth and log-likelihood of the typical nodes
         level = [ROOT]
         while level:
+            # Only typical nodes are descended from: every token of a path has to be typical.
             below: list[int] = []
             for parent in level:
                 below += self._typical_children(tree, parent, law_at, laws, reached)
@@ -65,6 +66,7 @@ class TypicalRule:
         last = max(reached, key=lambda node: (*reached[node], -node))
         path = tuple(tree.path_to(last))
         noise.seek(position + len(path))
+        # Nothing was looked for below a leaf: its law is needed only if the path ends there.
         law = laws[last] if last in laws else law_at(last)
         return Acceptance(path, noise.choose(law), rejected=bool(tree.draws.get(last)))
 
@@ -96,8 +98,10 @@ class TypicalRule:
 
 def typical_threshold(law: Law, eps: float, delta: float) -> float:
     """Return min(eps, delta exp(-H)) of a law; entropy in nats."""
+    # exp(-H) = 1 for a law that is sure.
     if len(law.probs) == 1:
         return min(eps, delta)
+    # 0 log 0 counts as 0, where numpy would make NaN of it.
     probs = law.probs[law.probs > 0.0]
     entropy = -float(probs @ np.log(probs))
     return min(eps, delta * math.exp(-entropy))

@@ -121,6 +121,7 @@ def _verify_row(
         draft_prob = float(draft_probs[index, token])
         if draft_prob <= 0.0:
             raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
+        # Without target mass no number is asked for, as in `decide`: the same calls, the same text.
         if not (target_prob > 0.0 and noise.accept(target_prob / draft_prob)):
             residual = _law(target_probs[index]).residual(_law(draft_probs[index]))
             return [*output, noise.choose(residual)]
@@ -130,6 +131,7 @@ def _verify_row(
 
 
 def _law(probs: Probs) -> Law:
+    # In float64, because residuals subtract nearly equal numbers.
     return Law(probs.astype(np.float64, copy=False))
 
 
@@ -142,6 +144,7 @@ def _check(
     positions: TokenIds | None,
 ) -> None:
     """Raise `OptionError` for the first argument that is not what `verify_batch` says."""
+    # Types, then shapes, then values: each check reads only what those before it made sure of.
     _check_type("draft_token_ids", draft_token_ids, "iu", 2)
     _check_type("target_probs", target_probs, "f", 3)
     batch, k = draft_token_ids.shape
@@ -160,8 +163,10 @@ def _check(
             _check_shape(name, counts, (batch,))
             _check_range(name, counts, highest)
     lengths = np.full(batch, k) if num_draft_tokens is None else num_draft_tokens
+    # [batch, k]: what follows a row's draft is not read, so it may hold anything.
     is_drafted = np.arange(k) < lengths[:, None]
     _check_range("draft_token_ids", np.where(is_drafted, draft_token_ids, 0), vocab - 1)
+    # One row more than there are drafted tokens: the bonus token's.
     _check_laws("target_probs", target_probs, np.arange(k + 1) <= lengths[:, None])
     if draft_probs is not None:
         _check_laws("draft_probs", draft_probs, is_drafted)
@@ -210,6 +215,7 @@ def _check_support(
     draft_probs: Probs, token_ids: TokenIds, is_drafted: npt.NDArray[np.bool_]
 ) -> None:
     """Raise if a token was drafted from a law that excludes it."""
+    # What is not read may be no token id, such as PADDING: 0 is a safe index in its place.
     ids = np.where(is_drafted, token_ids, 0)
     chosen = np.take_along_axis(draft_probs, ids[:, :, None], axis=2)[:, :, 0]
     wrong = is_drafted & ~(chosen > 0.0)

@@ -39,6 +39,7 @@ class DynamicShape:
                 f"nodes={self.nodes} is less than depth={self.depth}: a tree has at least one node "
                 "for each depth; raise nodes or lower depth"
             )
+        # Each branch that the draft model evaluates takes a sequence id of llama.cpp's.
         asked = f"depth={self.depth} and topk={self.topk} in the draft model"
         check_leaves(asked, self.n_draft_sequences)
 
@@ -47,11 +48,13 @@ class DynamicShape:
         if max_depth >= self.depth and max_nodes >= self.nodes:
             return self
         nodes = min(self.nodes, max_nodes)
+        # Depth is cut to the nodes too, or the new shape would refuse itself.
         return DynamicShape(min(self.depth, max_depth, nodes), self.topk, nodes)
 
     @property
     def max_nodes(self) -> int:
         """The most nodes that a tree of this shape has."""
+        # topk children of the root, then topk of each of topk nodes at every further depth.
         return min(self.nodes, self.topk + (self.depth - 1) * self.topk**2)
 
     @property
@@ -97,8 +100,10 @@ class GrownTree:
 
     def best(self, nodes: int) -> DraftTree:
         """Return the tree of the `nodes` nodes of highest value (section 4.2: reranking)."""
+        # In the order in which they were made, which has parents before children.
         kept = sorted(_best(self.values, nodes))
         places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
+        # No parent is missing: it is worth no less than its child and comes first among equals.
         parents = tuple(places[self.parents[node]] for node in kept)
         return DraftTree.of_points([self.tokens[node] for node in kept], parents)
 
@@ -123,6 +128,7 @@ def expand_by_path_probability(
         first = len(grown.tokens)
         for parent, law in zip(expanded, level_laws, strict=True):
             _add_children(parent, law, topk, p_min, level, grown)
+        # Leaves need no laws: the last depth is not evaluated.
         if level == depth or first == len(grown.tokens):
             break
         # In the order in which they were made: siblings stay side by side.
@@ -141,6 +147,7 @@ def _add_children(
     children = most_likely(law, topk)
     if not children or children[0][1] < p_min:
         return
+    # The product of the draft probabilities on the path (section 3.1).
     value = 1.0 if parent == ROOT else grown.values[parent]
     grown.tokens += [token for token, _ in children]
     grown.values += [value * probability for _, probability in children]

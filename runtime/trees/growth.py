@@ -46,6 +46,7 @@ def propose_with_replacement(
     children: list[Child] = []
     for _ in range(count):
         token = noise.choose(law)
+        # Every draw is recorded, equal ones too: dropping one would bias the text.
         child = builder.add(parent, token, law), token
         if child not in children:
             children.append(child)
@@ -144,11 +145,13 @@ def grow_tree(
     # the number of level[0], `evaluated` how many there are.
     first, evaluated = ROOT, 0
     for depth in range(topology.max_depth):
+        # All draws of a depth are for one position, and follow each other there.
         noise.seek(start + depth)
         grown: list[tuple[int, int]] = []
         parents: list[int] = []
         tokens: list[int] = []
         for index, law in enumerate(level_laws):
+            # Read from the law before anything is drawn from it, so that exactness holds.
             if p_min > 0.0 and law.most_likely[1] < p_min:
                 continue
             place, node = level[index]
@@ -156,6 +159,7 @@ def grow_tree(
             made = propose(builder, node, law, len(places), noise)
             # Fewer children than places where draws coincide or the law is exhausted.
             for below, (child, token) in zip(places, made, strict=False):
+                # Leaves of the shape need no law: they are not evaluated.
                 if below in children:
                     grown.append((below, child))
                     parents.append(first + index)

@@ -24,11 +24,14 @@ from specrun.runtime.tree import ROOT
 MAX_NODES = 1024
 """More nodes than this are a mistake: no machine verifies them in the time of a few tokens."""
 
+# Bounded digits: no text makes an integer of any size.
 _WIDTHS = re.compile(r"[1-9]\d{0,8}(x\d{1,9})*")
 _HINT = (
     'give branching factors such as 4x2x2, a quoted list of nodes such as "0 1 00 01", or sequoia'
 )
+# One sign a rank, so that the length of a node's name is its depth.
 _RANKS = "0123456789abcdefghijklmnopqrstuv"
+# What may reach the JSON parser: digits, commas and brackets.
 _LISTS = re.compile(r"[\d\s,\[\]()]*")
 _MAX_TEXT = 1 << 16
 
@@ -116,6 +119,7 @@ class Topology:
     @functools.cached_property
     def n_inner_leaves(self) -> int:
         """How many paths the nodes with children form: the sequences that a drafter needs."""
+        # Renumbered as a tree of their own, whose leaves have nothing but leaves below them.
         inner = sorted(parent for parent in self.children if parent != ROOT)
         place = {node: index for index, node in enumerate([ROOT, *inner], ROOT)}
         return count_leaves(tuple(place[self.parents[node]] for node in inner))
@@ -136,6 +140,7 @@ class Topology:
 
 @functools.lru_cache(maxsize=256)
 def _limited(topology: Topology, max_depth: int, max_nodes: int) -> Topology:
+    # Nodes stand depth by depth: those kept are the first ones, and no parent is lost.
     kept = sum(depth <= max_depth for depth in topology.depths[:max_nodes])
     return Topology(topology.parents[:kept])
 
@@ -149,6 +154,7 @@ def parse_topology(text: str) -> Topology:
         return _from_widths(text)
     if text.lstrip().startswith(("[", "(")):
         return _from_paths(_names_of_lists(text))
+    # Ranks count up from 0, so no list of nodes is letters alone: it is a misspelt name.
     if text.isalpha():
         raise OptionError(f"tree={text[:40]} is not a tree: {_HINT}")
     return _from_paths(text)
@@ -161,6 +167,7 @@ def _from_widths(text: str) -> Topology:
     parents: list[int] = []
     level = [ROOT]
     for width in widths:
+        # Asked before the depth is made: a few signs may describe millions of nodes.
         if len(parents) + len(level) * width > MAX_NODES:
             advice = "use smaller or fewer branching factors"
             raise OptionError(f"tree={text} has more than {MAX_NODES} nodes: {advice}")
@@ -171,6 +178,7 @@ def _from_widths(text: str) -> Topology:
 
 
 def _from_paths(text: str) -> Topology:
+    # The shortest first: depth by depth and parents before children, in whatever order given.
     names = sorted(text.split(), key=lambda name: (len(name), name))
     if not names:
         raise OptionError(
@@ -190,6 +198,7 @@ def _names_of_lists(text: str) -> str:
     paths: object = None
     if len(text) <= _MAX_TEXT and _LISTS.fullmatch(text):
         squared = text.replace("(", "[").replace(")", "]")
+        # Lists nested too deep for the parser are wrong lists like any other.
         with contextlib.suppress(ValueError, RecursionError):
             paths = json.loads(re.sub(r",\s*\]", "]", squared))  # a tuple of one has a comma
     if not isinstance(paths, list) or not all(isinstance(path, list) and path for path in paths):
@@ -212,6 +221,7 @@ def _check_name(name: str, known: dict[str, int]) -> None:
         raise OptionError(f"tree lists node {name} twice: list every node once")
     if name[:-1] not in known:
         raise OptionError(f"tree lists node {name} without its parent {name[:-1]}: list both")
+    # Rank 0 has no sibling before it; the test below leaves it out.
     before = name[:-1] + _RANKS[_RANKS.index(name[-1]) - 1]
     if name[-1] != "0" and before not in known:
         raise OptionError(

@@ -55,6 +55,7 @@ class PathLaws:
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
         """Evaluate one depth of the tree."""
+        # Noted before the evaluation, which may ask for the paths.
         first = len(self._tokens)
         self._parents += parents
         self._tokens += tokens
@@ -66,10 +67,12 @@ class PathLaws:
 
     def _laws(self, said: EvaluatedDepth, paths: Paths) -> list[Law]:
         if isinstance(said, RankedTokens):
+            # Ranked on the head's device: there is no row left to transform.
             return list(RankedLaw.of_rows(said.tokens, said.log_probs))
         params = self._params
         if not params.has_penalties:  # nobody asks for the paths
             return [transformed_law(row, params) for row in said]
+        # The window that the target's law has at the node: penalties see its own path.
         windows = [penalty_window(self._request.tokens, path, params) for path in paths()]
         rows = zip(said, windows, strict=True)
         return [transformed_law(row, params, window) for row, window in rows]
@@ -110,6 +113,7 @@ def grow_draft(
             max_depth = min(max_depth, 1 + room // shape.topk)
         return grow_by_path_probability(shape.limited(max_depth, max_nodes), laws, p_min)
     topology = shape.limited(max_depth, max_nodes)
+    # A greedy law is sure of one token: draws from it would make no siblings.
     scheme = proposal_scheme("argmax" if request.params.is_greedy else sampling)
     return grow_tree(topology, laws, scheme, request.noise, len(request.tokens), p_min)
 
@@ -129,4 +133,5 @@ def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
     """
     if params.is_greedy:
         return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0)
+    # top_k = 0 is no cut.
     return params.replace(top_k=min(params.top_k or ranked, ranked))
