@@ -28,6 +28,7 @@ from specrun.runtime.drafter import Owned
 MOST_CHAIN_TOKENS = 64
 """The longest chain of one graph."""
 
+# ggml builds and plans a graph anew for every number of rows.
 _CHAIN_WIDTHS = (1, 2, 4, 8)  # few, because each is a graph of all depths
 MOST_CHAIN_ROWS = _CHAIN_WIDTHS[-1]
 """The most rows that a chain's graph catches up on before it drafts."""
@@ -174,9 +175,11 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
         token = builder.argmax(logits)
         if probabilities:
             value = builder.pick(logits, token, 1)
+            # value is the row's maximum, so log_sum_exp subtracts it and no exponential overflows.
             self._note(
                 builder, "log_probs", depth, builder.sub(value, builder.log_sum_exp(logits, value))
             )
+        # Draft vocabularies (EAGLE-3): what is fed on and returned is the target's token.
         if ids is not None:
             token = builder.get_rows(ids, token)
         self._note(builder, "tokens", depth, token)
@@ -184,6 +187,7 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
 
     def _note(self, builder: GraphBuilder, name: str, depth: int, value: Tensor) -> None:
         place = builder.columns(Tensor(self._table[name]), depth, 1)
+        # Without keep, nothing downstream reads the copy, and ggml would leave it out of the graph.
         builder.keep(builder.copy(value, place))
 
     def output(self, builder: GraphBuilder, n: int, *, probabilities: bool) -> None:

@@ -136,6 +136,8 @@ class TextRows(Generic[Said]):
 
         The row before its last token, from which the first draft follows, is to be shown again.
         """
+        # The state that the first draft comes from is of the token before the last, which must be
+        # new.
         self.cut(common_prefix(self._text, tokens))
         self._keep(len(tokens) - 1)
 
