@@ -51,8 +51,8 @@ def grow_likely(
     def expand(probability: float, place: int, level: int, state: State) -> None:
         nonlocal serial
         for token, share, below in children(state):
-            # A child is never more probable than its parent, so what is cut here cuts all below it
-            # too.
+            # A child is never more probable than its parent, so
+            # what is cut here cuts all below it too.
             if probability * share >= least:
                 heapq.heappush(queue, (-probability * share, serial, place, level, token, below))
                 serial += 1
@@ -61,13 +61,13 @@ def grow_likely(
         expand(1.0, ROOT, 1, root)
     while queue and len(taken) < nodes:
         value, _, parent, level, token, state = heapq.heappop(queue)
-        # One leaf is one llama.cpp sequence, of which an evaluation has few; nodes on a path are
-        # free.
+        # One leaf is one llama.cpp sequence, of which an
+        # evaluation has few; nodes on a path are free.
         if parent in has_child:  # a second child makes one leaf more, a first one none
             if n_leaves == leaves:
                 continue
-            # A node without room for a leaf is skipped, not the end: less likely first children may
-            # fit.
+            # A node without room for a leaf is skipped, not the
+            # end: less likely first children may fit.
             n_leaves += 1
         has_child.add(parent)
         taken.append(Guess(-value, parent, token))

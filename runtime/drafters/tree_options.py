@@ -86,8 +86,8 @@ class TreeOptions:
         else:
             shape = parse_topology(self.published.get(self.tree, self.tree))
         size = shape.max_nodes
-        # Each leaf needs a llama.cpp sequence, which is checked here and not in ggml, where it
-        # aborts.
+        # Each leaf needs a llama.cpp sequence, which is checked
+        # here and not in ggml, where it aborts.
         check_leaves(f"a tree of {size} nodes", shape.max_leaves, "lower nodes")
         if size + 1 > n_batch:
             raise OptionError(
@@ -166,8 +166,8 @@ def head_tree(
         topology = medusa_tree(accuracy, nodes)
     else:
         curve = env.curve
-        # The root is in the same batch and the same context, hence 1 less; Medusa's own trees have
-        # 63.
+        # The root is in the same batch and the same context,
+        # hence 1 less; Medusa's own trees have 63.
         most = max(1, min(63, env.context.n_batch - 1, env.n_ctx - 1))
         seconds = depth_cost * curve.seconds(1)
         topology = plan_medusa_tree(accuracy, curve, seconds, most=most).topology

@@ -118,8 +118,8 @@ class KeyValueCache:
         # heads over the query heads (grouped-query attention).
         scores = builder.mul_mat(builder.permute(keys, 0, 2, 1, 3), query)
         weights = builder.soft_max(scores, places.mask, 1.0 / math.sqrt(d))
-        # mul_mat contracts the fastest axis of both, so cells must be that axis of the values, and
-        # stored as such.
+        # mul_mat contracts the fastest axis of both, so cells must be
+        # that axis of the values, and stored as such.
         by_cell = builder.contiguous(builder.permute(values, 1, 2, 0, 3))
         mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
         return builder.reshape(builder.contiguous(mixed), sizes.size, n)

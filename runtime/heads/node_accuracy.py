@@ -172,8 +172,8 @@ class RankCounts:
         """Count one position: the tokens of each depth, and the tokens that came."""
         self.n_positions += 1
         on_path = True
-        # On the path, all tokens above were guessed: `below` is conditional on that, `alone` is
-        # not.
+        # On the path, all tokens above were guessed: `below` is
+        # conditional on that, `alone` is not.
         for depth, (tokens, token) in enumerate(zip(guesses, right, strict=False)):
             self._asked[depth] += 1
             self._reached[depth] += on_path

@@ -51,8 +51,8 @@ class Arm:
 
     def add(self, tokens: int, seconds: float, drafted: bool) -> None:
         """Count a round, its time cut where something else disturbed it."""
-        # Plain rounds and drafting ones of one arm differ in time, so each kind has a median of its
-        # own.
+        # Plain rounds and drafting ones of one arm differ in
+        # time, so each kind has a median of its own.
         recent = self.recent[drafted]
         recent.append(seconds)
         usual = sorted(recent)[(len(recent) - 1) // 2]
@@ -166,8 +166,8 @@ class ArmChooser:
         self._run.append((tokens, seconds, drafted))
         if len(self._run) == 1:
             self._behind = arm.behind
-        # The first round includes catching up with the text; it is counted when a second tells how
-        # much.
+        # The first round includes catching up with the text; it
+        # is counted when a second tells how much.
         else:
             if len(self._run) == 2:
                 self._count_first(arm, seconds)

@@ -48,8 +48,8 @@ class RelayDrafter(MembersDrafter):
         tree, tip = DraftTree(), ROOT
         tokens: Sequence[int] = request.tokens
         for index, (member, count) in enumerate(zip(self._members, self._counts, strict=True)):
-            # Every member draws from noise of its own: numbers used twice would couple its draws to
-            # others'.
+            # Every member draws from noise of its own: numbers used
+            # twice would couple its draws to others'.
             depth = 0 if tip == ROOT else tree.depths[tip]
             noise, room = MemberNoise(request.noise, index), request.max_nodes - len(tree)
             most = min(request.max_depth - depth, count or request.max_depth)
@@ -60,8 +60,8 @@ class RelayDrafter(MembersDrafter):
             tree, places = graft(tree, tip, own)
             self._trees.append(own)
             self._places.append(places)
-            # A member's noise and room were fixed before it drew; only what lies below may see its
-            # tokens.
+            # A member's noise and room were fixed before it drew;
+            # only what lies below may see its tokens.
             if path:
                 tip = places[path[-1]]
                 tokens = [*tokens, *(own.tokens[node] for node in path)]

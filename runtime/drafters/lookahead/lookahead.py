@@ -115,8 +115,8 @@ class LookaheadDrafter(Drafter):
         """Take the window's n-grams and the new text into the pool, and move the window on."""
         proposal, self._proposal = self._proposal, None
         if proposal is not None and outcome.tree.extends(proposal.tree):
-            # The counts of a guard need the pool as it was when the guesses were drafted: before
-            # learning.
+            # The counts of a guard need the pool as it was when the
+            # guesses were drafted: before learning.
             self._count(proposal, outcome)
             if self._window is not None:
                 self._advance(self._window, proposal, outcome)
@@ -168,8 +168,8 @@ class LookaheadDrafter(Drafter):
         self._guard.count(len(proposal.tree) - n_window, n_window, gained, outcome.n_new)
 
     def _gained(self, root: int, accepted: Sequence[int]) -> int:
-        # The longest prefix that another source knew is not the window's merit, only the rest is.
         """Return how many of the accepted tokens only the window's n-grams knew."""
+        # The longest prefix that another source knew is not the window's merit, only the rest is.
         path = tuple(accepted)
         for length in range(len(path), 0, -1):
             for rest in self._store.pool.guesses(root):
@@ -209,8 +209,7 @@ class JacobiDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the iterate as a chain."""
         while len(self._iterate) < self.max_nodes:
-            # Any guess is valid (Santilli et al. begin with padding): the text's own tokens are
-            # likelier.
+            # Any guess is valid; tokens of the text are likelier to be right than others.
             self._iterate.append(self._random.choice(request.tokens))
         count = min(self.max_nodes, request.max_depth, request.max_nodes)
         self._tree = DraftTree.chain(self._iterate[: max(count, 0)])

@@ -67,8 +67,7 @@ class LookaheadWindow:
     def fit(self, max_depth: int, max_nodes: int) -> bool:
         """Cut columns off at the right until the window fits; return whether any is left."""
         rows = len(self.rows)
-        # Row r of column c stands c + r deep, so the last of the columns reaches columns + rows -
-        # 2.
+        # Row r of column c stands c + r deep: the deepest node is at columns + rows - 2.
         columns = min(self.columns, max_depth - rows + 2, (max_nodes + 1) // rows)
         if columns < self.n - rows:  # each pass of the warm-up that is left drops one more
             return False
@@ -93,8 +92,8 @@ class LookaheadWindow:
         each column.
         """
         if not self.is_warm:
-            # The last row's answers become the next row. All drop column 0, whose place the root
-            # has taken.
+            # The last row's answers become the next row. All drop
+            # column 0, whose place the root has taken.
             self.rows = [*(row[1:] for row in self.rows), list(outputs[1:])]
             return []
         # Column 0 of row 0 is the root, so its n-gram is that of the text's last token.

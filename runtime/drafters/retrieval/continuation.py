@@ -150,8 +150,7 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
     if first.realigned and length < FOUND_AGAIN:
         return Standing(Evidence.REALIGNED, length)
     if any(continuation.tokens[depth] != first.tokens[depth] for continuation in best[1:]):
-        # Without a majority the longest matches contradict each other, and no rank is to be
-        # trusted.
+        # Without a majority every rank has only a share of the trust.
         majority = _has_majority(best, depth)
         return Standing(Evidence.MOST_PLACES if majority else Evidence.DISAGREEING, length)
     several = len(best) > 1 or first.weight > 1.0

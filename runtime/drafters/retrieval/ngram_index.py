@@ -153,8 +153,8 @@ class NgramIndex:
                 if end < size:
                     continue
                 key = hash(tuple(self.tokens[end - size : end]))
-                # Only the latest place of a hash is in the table; the ones before are reached by
-                # links.
+                # Only the latest place of a hash is in the table; the
+                # ones before are reached by links.
                 if latest.get(key) == end:
                     if before:
                         latest[key] = before

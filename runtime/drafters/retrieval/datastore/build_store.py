@@ -95,8 +95,8 @@ def _write_tokens(
     for path in files:
         for text, size in text_pieces(path):
             tokens = np.array(vocabulary.tokenize(text, add_special=False), "<i4")
-            # A text's pieces follow each other without a separator: matches may cross their
-            # boundary.
+            # A text's pieces follow each other without a
+            # separator: matches may cross their boundary.
             file.write(tokens.tobytes())
             n_tokens += len(tokens)
             done += size

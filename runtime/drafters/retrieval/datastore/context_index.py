@@ -82,8 +82,8 @@ def order_by_context(
     """
     done = 0
     for low, high in _buckets(tokens, vocab_size):
-        # Of equal first keys, which one bucket must hold, the last positions are kept to bound
-        # memory.
+        # Of equal first keys, which one bucket must hold, the
+        # last positions are kept to bound memory.
         positions = _positions(tokens, vocab_size, low, high)[-_LARGEST_BUCKET:]
         if len(positions):
             done += len(positions)
@@ -194,11 +194,11 @@ class ContextIndex:
         # A context shorter than DEPTH is read as the beginning of a text, where separators stand.
         query += [self.vocab_size] * (DEPTH - len(query))
         place = self._search(query)
-        # The longest matches are neighbours of where the query belongs: count on either side
-        # suffices.
+        # The longest matches are neighbours of where the query
+        # belongs: count on either side suffices.
         around = self._order[max(0, place - count) : place + count].astype(np.int64)
-        # clip: a damaged file may name positions outside; what it then finds does not match or is
-        # cut.
+        # clip: a damaged file may name positions outside; what
+        # it then finds does not match or is cut.
         before = np.take(self._tokens, around[:, None] - _BACK, mode="clip")
         equal = before == np.array(query, np.int32)
         # argmin: the first token that differs.
@@ -224,8 +224,8 @@ class ContextIndex:
         key = 0
         for token in query[: self._per_key]:
             key = key << self._bits | token
-        # Samples are every SAMPLE_EVERY-th first key; the place lies between the two around the
-        # key.
+        # Samples are every SAMPLE_EVERY-th first key; the place
+        # lies between the two around the key.
         first = int(np.searchsorted(self._samples, key, "left"))
         last = int(np.searchsorted(self._samples, key, "right"))
         low, high = max(0, first - 1) * SAMPLE_EVERY, min(last * SAMPLE_EVERY, len(self._order))
