@@ -64,10 +64,9 @@ def grow_likely(
         # One leaf is one llama.cpp sequence, of which an
         # evaluation has few; nodes on a path are free.
         if parent in has_child:  # a second child makes one leaf more, a first one none
+            # Skipped, and not the end: less likely first children may still fit.
             if n_leaves == leaves:
                 continue
-            # A node without room for a leaf is skipped, not the
-            # end: less likely first children may fit.
             n_leaves += 1
         has_child.add(parent)
         taken.append(Guess(-value, parent, token))

@@ -28,7 +28,6 @@ from specrun.runtime.drafter import Owned
 MOST_CHAIN_TOKENS = 64
 """The longest chain of one graph."""
 
-# ggml builds and plans a graph anew for every number of rows.
 _CHAIN_WIDTHS = (1, 2, 4, 8)  # few, because each is a graph of all depths
 MOST_CHAIN_ROWS = _CHAIN_WIDTHS[-1]
 """The most rows that a chain's graph catches up on before it drafts."""

@@ -60,7 +60,7 @@ class Arm:
         self.rounds = self.rounds * _MEMORY + 1.0
         self.tokens = self.tokens * _MEMORY + tokens
         self.seconds = self.seconds * _MEMORY + seconds
-        # The residual of a ratio estimate: its variance over seconds is that of the rate.
+        # Residuals of a ratio estimate: the standard error of the rate comes from them.
         self.squares = self.squares * _MEMORY + (tokens - self.rate * seconds) ** 2
         self.ever_drafted = self.ever_drafted or drafted
 
@@ -243,7 +243,6 @@ class ArmChooser:
         optimism = _EARLY_OPTIMISM if self._tokens < self._free_tokens else _OPTIMISM
         return arm.rate + optimism * math.hypot(arm.error, drift)
 
-    # A tie is worth nothing if the arm is more complicated, so it must win by more than that.
     def _hope(self, index: int) -> float:
         """Return the rate that an arm may have; a more complicated one must be better by a tie."""
         arm, best = self.arms[index], self.arms[self._best]

@@ -258,8 +258,8 @@ class DraftModelTarget(TargetModel):
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate what is missing of the text and `tree` below it in one llama_decode."""
         if len(text.tokens) - 1 - text.n_cached + len(tree) > self.max_nodes:
-            # Missing tokens become the chain above the tree: one evaluation reads the weights once.
             super().prefill(text, len(text.tokens) - 1)
+        # Missing tokens become the chain above the tree: one evaluation reads the weights once.
         joined, n_missing = _joined(text, tree)
         rows = self._evaluate_at(text.n_cached, text.tokens[text.n_cached], joined)
         return _Rows(rows, n_missing, self._shared_size)

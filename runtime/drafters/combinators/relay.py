@@ -48,9 +48,8 @@ class RelayDrafter(MembersDrafter):
         tree, tip = DraftTree(), ROOT
         tokens: Sequence[int] = request.tokens
         for index, (member, count) in enumerate(zip(self._members, self._counts, strict=True)):
-            # Every member draws from noise of its own: numbers used
-            # twice would couple its draws to others'.
             depth = 0 if tip == ROOT else tree.depths[tip]
+            # Noise of its own: numbers used twice would couple a member's draws to others'.
             noise, room = MemberNoise(request.noise, index), request.max_nodes - len(tree)
             most = min(request.max_depth - depth, count or request.max_depth)
             own = member.propose(

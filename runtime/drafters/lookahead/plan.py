@@ -48,7 +48,7 @@ def guessed_tokens(acceptance: float, n_draft: int, n_guesses: int) -> float:
     """
     if not 0.0 <= acceptance <= 1.0:
         raise OptionError(f"acceptance is {acceptance}: it must be between 0 and 1")
-    # fsum: for small a the terms are near 1 and their sum is subtracted from g + 1.
+    # For small a the terms are near 1, and their sum is subtracted from g + 1: hence fsum.
     missed = math.fsum((1.0 - acceptance**length) ** n_guesses for length in range(1, n_draft + 1))
     return n_draft + 1 - missed
 

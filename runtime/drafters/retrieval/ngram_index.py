@@ -185,7 +185,7 @@ class Realignment:
         tokens = index.tokens
         end = len(tokens)
         since = end - self.position
-        # since 0: nothing came after the copy, and the index's own match is better.
+        # With `since` 0 nothing came after the copy: the index's own match is the better one.
         if not self.copied or not 0 < since <= _PATIENCE:
             return None
         expected = self.place + since
