@@ -51,6 +51,8 @@ def grow_likely(
     def expand(probability: float, place: int, level: int, state: State) -> None:
         nonlocal serial
         for token, share, below in children(state):
+            # A child is never more probable than its parent, so
+            # what is cut here cuts all below it too.
             if probability * share >= least:
                 heapq.heappush(queue, (-probability * share, serial, place, level, token, below))
                 serial += 1
@@ -59,7 +61,10 @@ def grow_likely(
         expand(1.0, ROOT, 1, root)
     while queue and len(taken) < nodes:
         value, _, parent, level, token, state = heapq.heappop(queue)
+        # One leaf is one llama.cpp sequence, of which an
+        # evaluation has few; nodes on a path are free.
         if parent in has_child:  # a second child makes one leaf more, a first one none
+            # Skipped, and not the end: less likely first children may still fit.
             if n_leaves == leaves:
                 continue
             n_leaves += 1
@@ -78,7 +83,9 @@ def most_worthwhile(
     n of them yield 1 + sum of their probabilities in T(1 + n), with `beside` other nodes in
     T(1 + beside + n). None are drafted unless they gain `least_gain` over drafting none.
     """
+    # The root is evaluated in any case, and its token is the 1 that every round yields.
     best, rate, tokens = 0, least_gain / curve.seconds(1 + beside), 1.0
+    # All counts are tried, not up to the first loss: a cost curve has steps where kernels change.
     for count, guess in enumerate(guesses, 1):
         tokens += guess.probability
         achieved = tokens / curve.seconds(1 + beside + count)
@@ -102,11 +109,13 @@ class RecentOdds:
 
     def applied(self, probability: float) -> float:
         """Return an estimate shifted by what was seen lately; what is certain stays so."""
+        # A shift of 0 returns the very number, so that plans do not depend on rounding.
         if not self._shift or not 0.0 < probability < 1.0:
             return probability
         return 1.0 / (1.0 + (1.0 / probability - 1.0) * math.exp(-self._shift))
 
     def observe(self, expected: float, came: bool) -> None:
         """Learn whether what had the probability `expected` came."""
+        # Only surprise moves the shift: what came as often as expected lets it fade to 0.
         shift = _FADING * self._shift + _STEP * (came - expected)
         self._shift = max(-_FURTHEST, min(_FURTHEST, shift))

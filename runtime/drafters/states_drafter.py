@@ -50,6 +50,8 @@ class StatesDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take the states of the root and the accepted nodes."""
+        # Row 0 is the root's, the last committed token: its
+        # position is one before the round's first.
         self._learn(outcome.start - 1, outcome.rows, outcome.path_rows, outcome.tokens)
 
     def rewind(self, length: int) -> None:

@@ -90,6 +90,8 @@ class TreeOptions:
         else:
             shape = parse_topology(self.published.get(self.tree, self.tree))
         size = shape.max_nodes
+        # Each leaf needs a llama.cpp sequence, which is checked
+        # here and not in ggml, where it aborts.
         check_leaves(f"a tree of {size} nodes", shape.max_leaves, "lower nodes")
         if size + 1 > n_batch:
             raise OptionError(
@@ -117,6 +119,7 @@ class TreeOptions:
             raise OptionError(f"n={self.n} drafts a chain and {shape} a tree: give one of them")
         if self.tree is None:
             return
+        # Sequoia's planner takes nodes and depth; its branching is what it finds out.
         extra = {"topk": self.topk}
         if self.tree != "sequoia":
             extra |= {"nodes": self.nodes, "depth": self.depth}
@@ -167,6 +170,8 @@ def head_tree(
         topology = medusa_tree(accuracy, nodes)
     else:
         curve = env.curve
+        # The root is in the same batch and the same context,
+        # hence 1 less; Medusa's own trees have 63.
         most = max(1, min(63, env.context.n_batch - 1, env.n_ctx - 1))
         seconds = depth_cost * curve.seconds(1)
         topology = plan_medusa_tree(accuracy, curve, seconds, most=most).topology

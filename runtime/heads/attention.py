@@ -114,8 +114,12 @@ class KeyValueCache:
         keys = cached("keys", builder.reshape(rotated(key, sizes.n_kv_heads), sizes.kv_size, n))
         values = cached("values", value)
         query = builder.permute(rotated(query, sizes.n_heads), 0, 2, 1, 3)
+        # permute only changes strides: heads become the third axis, and ggml repeats the key-value
+        # heads over the query heads (grouped-query attention).
         scores = builder.mul_mat(builder.permute(keys, 0, 2, 1, 3), query)
         weights = builder.soft_max(scores, places.mask, 1.0 / math.sqrt(d))
+        # mul_mat contracts the fastest axis of both, so cells must be
+        # that axis of the values, and stored as such.
         by_cell = builder.contiguous(builder.permute(values, 1, 2, 0, 3))
         mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
         return builder.reshape(builder.contiguous(mixed), sizes.size, n)
@@ -164,9 +168,11 @@ def fill_places(
     Those write to the spare cell and see the first one. `sees` is [n, cells in use].
     """
     n, used = sees.shape
+    # Rows see nothing unless told: cells behind the text hold what other rounds wrote.
     mask = inputs["mask"]
     mask.fill(_MASKED)
     np.copyto(mask[:n, :used], 0.0, where=sees)
+    # A row that sees no cell would have a softmax over -inf alone, which is NaN.
     mask[n:, 0] = 0.0
     for name, values, other in (("positions", positions, 0), ("cells", cells, spare)):
         array = inputs[name].reshape(-1)
@@ -191,11 +197,13 @@ def fill_chain_places(
     np.add(steps, count, out=cells)
     end = count + n + below
     mask[:, :count] = 0.0
+    # Columns `count` to `end` are the chain's own cells, the only ones where rows differ.
     mask[:, count:end] = triangle
     mask[:, end:] = _MASKED
     if n + below < rows:
         filling = slice(n, rows - below)
         positions[filling], cells[filling] = 0, spare
+        # A row that only fills up has to see one cell, or its softmax is NaN; nothing reads it.
         mask[filling, :count], mask[filling, 0] = _MASKED, 0.0
 
 
@@ -233,12 +241,14 @@ def layer_attention(file: HeadFile) -> AttentionSizes:
     """
     hidden = file.size("embedding_length")
     heads, kv = file.size("attention.head_count"), file.size("attention.head_count_kv")
+    # The rotation takes pairs of a head, so heads of odd size have none.
     if hidden % heads or heads % kv or (hidden // heads) % 2:
         raise MalformedFileError(
             f"{file.path} has {heads} heads and {kv} key-value heads for hidden states of "
             f"{hidden}: convert it again"
         )
     base, factor = file.number("rope.freq_base", 10000.0), file.number("rope.scaling.factor", 1.0)
+    # freq_scale multiplies positions; linear scaling divides them by the factor.
     rope = Rope(hidden // heads, freq_base=base, freq_scale=1.0 / factor, neox=True)
     return AttentionSizes(heads, kv, hidden // heads, rope)
 

@@ -174,9 +174,11 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
         token = builder.argmax(logits)
         if probabilities:
             value = builder.pick(logits, token, 1)
+            # value is the row's maximum, so log_sum_exp subtracts it and no exponential overflows.
             self._note(
                 builder, "log_probs", depth, builder.sub(value, builder.log_sum_exp(logits, value))
             )
+        # Draft vocabularies (EAGLE-3): what is fed on and returned is the target's token.
         if ids is not None:
             token = builder.get_rows(ids, token)
         self._note(builder, "tokens", depth, token)
@@ -184,6 +186,7 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
 
     def _note(self, builder: GraphBuilder, name: str, depth: int, value: Tensor) -> None:
         place = builder.columns(Tensor(self._table[name]), depth, 1)
+        # Without keep, nothing downstream reads the copy, and ggml would leave it out of the graph.
         builder.keep(builder.copy(value, place))
 
     def output(self, builder: GraphBuilder, n: int, *, probabilities: bool) -> None:

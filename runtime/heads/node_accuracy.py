@@ -172,6 +172,8 @@ class RankCounts:
         """Count one position: the tokens of each depth, and the tokens that came."""
         self.n_positions += 1
         on_path = True
+        # On the path, all tokens above were guessed: `below` is
+        # conditional on that, `alone` is not.
         for depth, (tokens, token) in enumerate(zip(guesses, right, strict=False)):
             self._asked[depth] += 1
             self._reached[depth] += on_path
@@ -204,5 +206,6 @@ class RankCounts:
 
 
 def _shares(counts: Counts, totals: Counts) -> Accuracy:
+    # A depth that was never reached has no share: 0 and not 0 / 0.
     shares = counts / np.maximum(totals, 1)[:, None]
     return tuple(tuple(row) for row in shares.tolist())

@@ -42,6 +42,7 @@ class PendingRows:
 
     def first(self, n: int) -> FloatRows:
         """Return the first n rows, or all if there are fewer; there must be some."""
+        # Concatenated only when read: rows wait for many rounds where nothing is drafted.
         rows = self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
         return rows[:n]
 
@@ -136,6 +137,8 @@ class TextRows(Generic[Said]):
 
         The row before its last token, from which the first draft follows, is to be shown again.
         """
+        # The state that the first draft comes from is of the
+        # token before the last, which must be new.
         self.cut(common_prefix(self._text, tokens))
         self._keep(len(tokens) - 1)
 
@@ -147,6 +150,7 @@ class TextRows(Generic[Said]):
         """Keep the rows of positions before `end`."""
         held = self._held
         n = end - held.base
+        # Nothing to forget behind what is known.
         if end >= held.end:
             return
         if n <= 0:
@@ -154,6 +158,7 @@ class TextRows(Generic[Said]):
         elif n < held.count:
             self._held = _Held(held.base, n)
         else:
+            # What lies in cells stays; of the pending rows those that still hold.
             pending = held.pending.keep(n - held.count)
             self._held = dataclasses.replace(held, pending=pending, early=None)
 
@@ -169,12 +174,14 @@ class TextRows(Generic[Said]):
         if held.early is not None and start == held.end + 1:
             start, rows = held.end, np.concatenate([held.early, rows])
         if not held.base <= start <= held.end:
+            # A gap, or an earlier beginning: rows in cells are of consecutive positions.
             self._held = held = _Held(base=start)
             self._text = list(tokens[: max(0, start)])
         known = held.end
         ready = min(len(rows), len(tokens) - self._ahead - start)  # whose tokens are known
         end = max(known, min(start + ready, held.base + self._n_cells))
         last, early = held.last, held.early if end == known else None
+        # The row that has no token yet is kept, or the next round would begin behind a gap.
         if ready < len(rows) and end == start + ready:
             early = rows[ready : ready + 1]
         all_in_cells = end == known and held.count and not held.pending
@@ -183,6 +190,7 @@ class TextRows(Generic[Said]):
         self._text[max(0, known) :] = tokens[max(0, known) : end + self._ahead]
         pending = held.pending.add(rows[known - start : end - start])
         self._held = _Held(held.base, held.count, pending, last, held.said, early)
+        # Long prompts go into cells piece by piece: pending states are many numbers.
         while len(self._held.pending) > self._chunk:
             self._put(self._chunk)
 
@@ -192,6 +200,7 @@ class TextRows(Generic[Said]):
         """Return what the head says after the row before a text's last token; None if unknown."""
         if not self._is_known(tokens):
             return None
+        # What the head said was not kept: the last row is evaluated again.
         if self._held.said is None:
             self._return_last()
         while self._held.pending:
@@ -207,6 +216,7 @@ class TextRows(Generic[Said]):
         if not self._is_known(tokens):
             return None
         self._return_last()
+        # At least one row stays for the draft's own graph, which needs a row to go on from.
         while (waiting := len(self._held.pending)) > most:
             self._put(min(self._chunk, waiting - 1))
         return self._piece(waiting) if waiting else None
@@ -214,6 +224,7 @@ class TextRows(Generic[Said]):
     def settle(self, piece: RowPiece, said: Said | None = None) -> None:
         """Note that the first pending rows lie in their cells, and what the head said then."""
         held, n = self._held, len(piece)
+        # One assignment: an interrupt leaves either the old state or the new one.
         self._held = _Held(
             held.base, held.count + n, held.pending.drop(n), piece.rows[n - 1 :], said, held.early
         )
@@ -221,9 +232,11 @@ class TextRows(Generic[Said]):
     def _is_known(self, tokens: Sequence[int]) -> bool:
         """Return whether the last row is the one before a text's last token."""
         held = self._held
+        # No row of this text at all, or the state of the last but one token is missing.
         if held.end != len(tokens) - 1 or held.end == held.base:
             return False
         newest = held.end - 1 + self._ahead
+        # With `ahead` 1 the row depends on the text's last token, which may be another one now.
         return self._text[newest] == tokens[newest]
 
     def _return_last(self) -> None:

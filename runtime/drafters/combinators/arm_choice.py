@@ -51,6 +51,8 @@ class Arm:
 
     def add(self, tokens: int, seconds: float, drafted: bool) -> None:
         """Count a round, its time cut where something else disturbed it."""
+        # Plain rounds and drafting ones of one arm differ in
+        # time, so each kind has a median of its own.
         recent = self.recent[drafted]
         recent.append(seconds)
         usual = sorted(recent)[(len(recent) - 1) // 2]
@@ -58,6 +60,7 @@ class Arm:
         self.rounds = self.rounds * _MEMORY + 1.0
         self.tokens = self.tokens * _MEMORY + tokens
         self.seconds = self.seconds * _MEMORY + seconds
+        # Residuals of a ratio estimate: the standard error of the rate comes from them.
         self.squares = self.squares * _MEMORY + (tokens - self.rate * seconds) ** 2
         self.ever_drafted = self.ever_drafted or drafted
 
@@ -66,6 +69,7 @@ class Arm:
         """The standard error of the rate."""
         mean = self.tokens / self.rounds
         spread = _PRIOR_SPREAD if self.ever_drafted else _PLAIN_SPREAD
+        # The prior stands in for spread that was not seen yet: two equal rounds prove little.
         prior = _PRIOR_ROUNDS * (spread * max(mean, _PRIOR_TOKENS)) ** 2
         variance = (self.squares + prior) / (self.rounds + _PRIOR_ROUNDS) / self.rounds
         return math.sqrt(variance) / self.mean_seconds
@@ -155,11 +159,15 @@ class ArmChooser:
         self._tokens += tokens
         self._elapsed += seconds
         best = self.arms[self._best]
+        # Early tokens are free: nothing is counted against the budget until they are used up.
         if self._tokens > self._free_tokens and self._probing and best.rate:
+            # Loss is the time beyond what the best arm would have taken for the same tokens.
             self._lost = max(0.0, self._lost + seconds - tokens / best.rate)
         self._run.append((tokens, seconds, drafted))
         if len(self._run) == 1:
             self._behind = arm.behind
+        # The first round includes catching up with the text; it
+        # is counted when a second tells how much.
         else:
             if len(self._run) == 2:
                 self._count_first(arm, seconds)
@@ -230,6 +238,7 @@ class ArmChooser:
         if not arm.rounds:
             return math.inf
         unseen = (self._now - arm.last_seen) / (_DRIFT_ROUNDS * arm.patience)
+        # A rate left unseen is taken to wander: the variance of a random walk grows with its steps.
         drift = _DRIFT * self.arms[self._best].rate * math.sqrt(unseen)
         optimism = _EARLY_OPTIMISM if self._tokens < self._free_tokens else _OPTIMISM
         return arm.rate + optimism * math.hypot(arm.error, drift)
@@ -272,5 +281,6 @@ class ArmChooser:
         arm, best = self.arms[index], self.arms[self._best]
         if not arm.rounds:
             return _PROBE_ROUNDS * best.mean_seconds
+        # A round's seconds less those in which the best arm would yield its tokens.
         a_round = arm.mean_seconds - arm.tokens / arm.rounds / best.rate if best.rate else 0.0
         return max(0.0, _PROBE_ROUNDS * a_round) + (arm.catch_up or 0.0) * arm.behind

@@ -193,10 +193,13 @@ class AutoDrafter(MembersDrafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the asked member what became of its tree, and the others what the text is now."""
         for index, member in enumerate(self._members):
+            # Idle members get the same text without rows: their
+            # caches follow when they are asked again.
             member.observe(outcome if index == self._chosen else outcome_for_idle(outcome))
         self._known += outcome.tokens[len(self._known) :]
         if self._chosen is None:
             return
+        # Time is read after all members have learnt: what an idle one costs is part of the choice.
         seconds = self._clock() - self._started
         self._chooser.record(self._chosen, outcome.n_new, seconds, len(outcome.tree) > 0)
         self._log.add(self._chosen, outcome.n_new, seconds)

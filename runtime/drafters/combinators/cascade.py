@@ -104,6 +104,7 @@ class CascadeDrafter(Drafter):
         if count < 1:
             return DraftTree()
         text = self._text
+        # The last token is evaluated as the root of the inner loop's first tree, not cached before.
         self._model.rewind(text, start - 1)
         text.tokens += request.tokens[len(text.tokens) :]
         self._model.prefill(text, start - 1)
@@ -114,6 +115,8 @@ class CascadeDrafter(Drafter):
     def _draft(self, request: DraftRequest, count: int) -> list[Law]:
         """Let the model decode up to `count` tokens; return the laws of those that are drafted."""
         params = request.params
+        # At temperature 0 the inner loop verifies against the model's argmax: it emits that,
+        # whatever the inner drafter says.
         if self._sampling == "argmax":
             params = params.replace(temperature=0.0)
         rule, model = _RemembersLaws(), self._model
@@ -124,6 +127,8 @@ class CascadeDrafter(Drafter):
         for number, this_round in enumerate(decode_rounds(model, self._text, settings), 1):
             tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
             self._counter.count(tree.n_candidates, tree.candidate_depth, n_accepted, n_new)
+            # A law is stored for every emitted token, also the recovered and bonus ones: the law at
+            # the node before it, never the residual that it came from.
             for index in range(len(this_round.tokens)):
                 if self._is_unsure(this_round, index, rule.laws, request):
                     return laws
@@ -138,6 +143,8 @@ class CascadeDrafter(Drafter):
         """Whether the law of a round's token, read without looking at the token, ends the chain."""
         if self._p_min == 0.0:
             return False
+        # The law does not depend on the token drawn from it, so the stop may read it: a stop by the
+        # token's own probability would bias the text.
         law = laws[this_round.node_before(index)]
         if len(law.probs) == 1:  # a greedy law is always certain: what would it be otherwise?
             tokens = self._text.tokens[: len(self._text.tokens) - len(this_round.tokens) + index]
@@ -150,6 +157,7 @@ class CascadeDrafter(Drafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Take back what was rejected, from model and inner drafter; the rest stays evaluated."""
         start = outcome.start
+        # Rejected tokens are dropped from both caches at once, or the next draft would start wrong.
         self.rewind(start + common_prefix(self._text.tokens[start:], outcome.tokens[start:]))
 
     def rewind(self, length: int) -> None:
@@ -251,6 +259,7 @@ class DraftModelTarget(TargetModel):
         """Evaluate what is missing of the text and `tree` below it in one llama_decode."""
         if len(text.tokens) - 1 - text.n_cached + len(tree) > self.max_nodes:
             super().prefill(text, len(text.tokens) - 1)
+        # Missing tokens become the chain above the tree: one evaluation reads the weights once.
         joined, n_missing = _joined(text, tree)
         rows = self._evaluate_at(text.n_cached, text.tokens[text.n_cached], joined)
         return _Rows(rows, n_missing, self._shared_size)

@@ -62,8 +62,13 @@ def merge_trees(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[dict[int, i
     for tree in trees:
         places = {ROOT: ROOT}
         for parent in range(ROOT, len(tree)):
+            # Draws in the members' order: acceptance tests them one
+            # after another against the residual.
             for draw in tree.draws.get(parent, ()):
+                # builder.add shares the node of an equal token and keeps
+                # each draw: dropping one biases the text.
                 places[draw.node] = builder.add(places[parent], tree.tokens[draw.node], draw.law)
+        # Hidden nodes are no draws, and may not become candidates by the merge.
         for node, parent in enumerate(tree.parents):
             if not tree.is_candidate[node]:
                 places[node] = builder.add_hidden(places[parent], tree.tokens[node])

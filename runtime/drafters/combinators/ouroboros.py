@@ -45,6 +45,7 @@ def refined_phrases(tree: DraftTree, first: int, rows: EvaluatedRows) -> Iterato
     which the target answers O, P, Q becomes N O P Q.
     """
     inner = set(tree.parents)
+    # Row ROOT + 1 = 0 is the root's; leaves' answers are not used, so their rows are not read.
     answers = [_answer(rows, node) if node in inner else 0 for node in range(ROOT, len(tree))]
     for leaf in range(len(tree)):
         if leaf not in inner:
@@ -60,6 +61,7 @@ def matched_phrases(
     own answer. A tail drafted on a wrong token often fits the right one: the target only rejected
     what came before it.
     """
+    # Behind a rejection the target's answers follow the drafted tokens.
     answers = [_answer(rows, node) for node in nodes]
     start = 0
     for index, answer in enumerate(answers):
@@ -150,6 +152,7 @@ class OuroborosDrafter(Drafter):
         """Return the draft with phrases below its last token."""
         tree = self._draft.propose(request)
         chain = first_path(tree)
+        # Phrases go below the path of first draws: point masses there may depend on what was drawn.
         last = tree.tokens[chain[-1]] if chain else request.tokens[-1]
         depth = min(self._length, request.max_depth - len(chain))
         room = min(self._count * self._length, request.max_nodes - len(tree))
@@ -158,12 +161,14 @@ class OuroborosDrafter(Drafter):
         phrases = phrase_tree(self._store.pool, last, self._count, depth, room)
         whole, places = graft(tree, chain[-1] if chain else ROOT, phrases)
         self._proposal = _Proposal(whole, chain, phrases, places, last)
+        # Only phrases directly below the draft count; longer ones are one guess.
         self._n_phrases[0] += len(phrases.draws.get(ROOT, ()))
         return whole
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Put refined phrases, what was right behind a rejection, and the text into the pool."""
         proposal, self._proposal = self._proposal, None
+        # A combinator above may have verified another tree: its rows are not those of the phrases.
         drafted = () if proposal is None else proposal.tree.tokens
         if proposal is not None and outcome.tree.tokens[: len(drafted)] == drafted:
             self._learn(outcome, proposal)
@@ -173,12 +178,14 @@ class OuroborosDrafter(Drafter):
     def _learn(self, outcome: RoundOutcome, proposal: _Proposal) -> None:
         chain = proposal.chain
         kept = common_prefix(chain, outcome.path)
+        # The whole draft has to be accepted before a phrase is tested at all.
         self._n_phrases[1] += kept == len(chain) < len(outcome.path)
         if self._guard is not None:
             gained = len(outcome.path) - kept if kept == len(chain) else 0
             n_phrases = len(proposal.phrases)
             self._guard.count(len(proposal.tree) - n_phrases, n_phrases, gained, outcome.n_new)
         tail = [proposal.tree.tokens[node] for node in chain[kept:]]
+        # The chain's rejected tail is what follows a wrong token: often right at another place.
         for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
             self._store.add(phrase)
         if len(proposal.phrases):

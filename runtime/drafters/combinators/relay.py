@@ -49,6 +49,7 @@ class RelayDrafter(MembersDrafter):
         tokens: Sequence[int] = request.tokens
         for index, (member, count) in enumerate(zip(self._members, self._counts, strict=True)):
             depth = 0 if tip == ROOT else tree.depths[tip]
+            # Noise of its own: numbers used twice would couple a member's draws to others'.
             noise, room = MemberNoise(request.noise, index), request.max_nodes - len(tree)
             most = min(request.max_depth - depth, count or request.max_depth)
             own = member.propose(
@@ -58,6 +59,8 @@ class RelayDrafter(MembersDrafter):
             tree, places = graft(tree, tip, own)
             self._trees.append(own)
             self._places.append(places)
+            # A member's noise and room were fixed before it drew;
+            # only what lies below may see its tokens.
             if path:
                 tip = places[path[-1]]
                 tokens = [*tokens, *(own.tokens[node] for node in path)]
@@ -72,6 +75,7 @@ class RelayDrafter(MembersDrafter):
             own, places = self._trees[index], self._places[index]
             guessed = outcome.tree.path_to(places[ROOT])
             agreed = common_prefix(guessed, outcome.path)
+            # A tree below rejected guesses was not tested: its member learns the text alone.
             if agreed == len(guessed) and len(own):
                 member.observe(outcome_for(outcome, own, places))
             else:

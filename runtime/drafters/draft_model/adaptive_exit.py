@@ -68,12 +68,16 @@ class AdaptiveExit:
         AR <- b1 AR + (1 - b1) accepted / drafted; then the threshold moves by a share 1 - b2 of
         epsilon: up where AR is below alpha, else down, unless the draft was as long as it may be.
         """
+        # Rounds without a draft say nothing of acceptance.
         if drafted < 1 or self._threshold is None:
             return
         options, beta1 = self._options, self._options.beta1
+        # Section 3.4's smoothed rate; its beta1 weighs the past.
         self._acceptance = beta1 * self._acceptance + (1 - beta1) * accepted / drafted
         if self._acceptance < options.acceptance:
             wanted = self._threshold + options.step
+        # A draft that ran to its limit did not stop by the
+        # threshold: lowering it would change nothing.
         elif drafted < most:
             wanted = self._threshold - options.step
         else:

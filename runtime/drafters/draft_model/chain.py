@@ -56,6 +56,7 @@ class DraftModelDrafter(ModelDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter where the drafter's own context ends or `p_min` stops it."""
         start = len(request.tokens)
+        # The last drafted token is never fed back, so it needs no cell.
         room = self._context.n_ctx - start + 1
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
         if count < 1:
@@ -63,6 +64,7 @@ class DraftModelDrafter(ModelDrafter):
         state = self._state
         state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
         params, threshold = request.params, self._p_min
+        # The threshold is known before the draw, from earlier rounds alone: exactness needs that.
         # A greedy law is a point mass too: there is nothing to draw, and no law to store.
         points = self._sampling == "argmax" or params.is_greedy
         if self._exit is not None:
@@ -73,6 +75,8 @@ class DraftModelDrafter(ModelDrafter):
             return self._greedy_chain(request, count)
 
         def law_after(drafted: list[int]) -> Law:
+            # Only what is not cached: after a fully accepted
+            # draft that is two tokens, fed together.
             new = drafted[-1:] or request.tokens[len(state.cached) :]
             row = state.feed(new)
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
@@ -87,6 +91,7 @@ class DraftModelDrafter(ModelDrafter):
             always_first=self._exit is not None,
             end_tokens=request.end_tokens,
         )
+        # A draft cut by its end token was as long as it could be, and is no sign of doubt.
         ended = bool(tree.tokens) and tree.tokens[-1] in request.end_tokens
         self._drafted, self._most = tree.tokens, len(tree) if ended else count
         return tree

@@ -92,6 +92,7 @@ class DraftModelState:
 @functools.lru_cache(maxsize=64)
 def _last_of(n: int) -> npt.NDArray[np.int8]:
     """Return flags that ask for the last of n tokens' row only."""
+    # Made once for each size: batches are filled in every round.
     flags = np.zeros(n, np.int8)
     flags[-1] = 1
     return flags
@@ -143,21 +144,26 @@ class DraftTreeState(DraftModelState):
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         ids = [self._sequence_for(parent, base + depth - 1) for parent in parents]
         for parent, token, sequence in zip(parents, tokens, ids, strict=True):
+            # The first of equal children is kept: `keep` follows
+            # tokens, and either spells the path.
             self._places.setdefault((parent, token), len(self._parents))
             self._tips[sequence] = len(self._parents)
             self._parents.append(parent)
             self._depths.append(depth)
             self._ids.append(sequence)
         n, known = len(tokens), [self.known(token) for token in tokens]
+        # One position for the whole depth: siblings stand side by side in different sequences.
         self.batch.fill(known, [base + depth - 1] * n, None, ids, [1] * n)
         return self.context.decode(self.batch)
 
     def _sequence_for(self, parent: int, end: int) -> int:
         """Return the sequence of the next child of `parent`, which holds all before `end`."""
         source = self.main if parent == ROOT else self._ids[parent]
+        # The first child goes on in its parent's sequence, which costs no walk over the cells.
         if parent not in self._inherited:
             self._inherited.add(parent)
             return source
+        # Tips are this round's paths, whose cells a new path must not share.
         used = {self.main, *self._tips}
         free = [sequence for sequence in range(self._n_sequences) if sequence not in used]
         if not free:
@@ -165,11 +171,15 @@ class DraftTreeState(DraftModelState):
             raise OptionError(f"a draft tree with more paths than {limit}")
         sequence = free[0]
         self._tips[sequence] = parent
+        # The free sequence holds the text up to `_synced`;
+        # branch shares the rest up to `end` at once.
         self.context.memory.branch(source, sequence, self._synced[sequence], end)
         return sequence
 
     def keep(self, tokens: Sequence[int]) -> None:
         """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""
+        # Nodes are matched by token, not by number: another
+        # drafter may have drafted the accepted path.
         path: list[int] = []
         node = ROOT
         for token in tokens:
@@ -178,6 +188,7 @@ class DraftTreeState(DraftModelState):
                 break
             path.append(child)
             node = child
+        # No node was evaluated, so no sequence but main has to be cut.
         if not self._parents:
             return
         base = len(self.cached)
@@ -191,11 +202,14 @@ class DraftTreeState(DraftModelState):
                 own.append(tip)
                 tip = self._parents[tip]
             own.reverse()
+            # Up to where the sequence agrees with the path its
+            # cells are the text's own, and may stay.
             shared = common_prefix(own, path)
             if min(len(own), len(path)) > shared:
                 memory.truncate(base + shared, end, sequence)
             self._synced[sequence] = base + shared
         if path:
+            # The accepted path's own sequence becomes main: nothing is copied.
             self.main = self._ids[path[-1]]
             self._synced[self.main] = end
             self.cached.extend(tokens[: len(path)])

@@ -59,6 +59,7 @@ class DraftTreeDrafter(ModelDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller where a limit, the drafter's own context or `p_min` cuts it."""
         ranks = self._sampling == "argmax" or request.params.is_greedy
+        # At temperature 0 the order alone is asked for: every scheme takes the most likely tokens.
         laws = self.laws(request) if ranks else self._laws(request, request.params)
         room = self._context.n_ctx - len(request.tokens)
         return grow_draft(
@@ -75,6 +76,7 @@ class DraftTreeDrafter(ModelDrafter):
 
         def root() -> EvaluatedDepth:
             """Evaluate the committed tokens that are not cached, and at least the last one."""
+            # The last token's row is needed again, though its cell may still be there.
             state.rewind(min(len(state.cached), len(tokens) - 1))
             return [state.feed(tokens[len(state.cached) :])]
 
@@ -88,6 +90,7 @@ class DraftTreeDrafter(ModelDrafter):
         """Keep the accepted tokens' cache, whoever drafted them, and drop the rest."""
         self._state.keep(outcome.tokens[outcome.start :])
 
+    # One SamplingParams serves a whole answer: identity tells whether it is still the same.
     def _ranking_params(self, params: SamplingParams) -> SamplingParams:
         if self._ranking is None or self._ranking[0] is not params:
             self._ranking = params, ranking_params(params, self._ranked)

@@ -62,6 +62,7 @@ class EagleDrafter(StatesDrafter):
         """Return a tree; none where the hidden state before the last token is not known."""
         if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
+        # Ranked tokens come from the head's graph; laws to draw from need whole rows.
         ranks = self._sampling == "argmax" or request.params.is_greedy
         if ranks and self._is_whole_chain:
             most = min(self.max_nodes, request.max_depth, request.max_nodes)
@@ -83,6 +84,8 @@ class EagleDrafter(StatesDrafter):
         """Return a copy [n, features] of the tapped layers' inputs, or of the hidden states."""
         if not self._taps:
             return copied_rows([rows.hidden_state(row) for row in wanted])
+        # Features stand in the head's order of layers, which
+        # need not be ascending: fc is trained so.
         return np.stack(
             [np.concatenate([rows.layer_input(row, tap) for tap in self._taps]) for row in wanted]
         )

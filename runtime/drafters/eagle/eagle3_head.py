@@ -86,6 +86,7 @@ def _target_ids(weights: TensorStore, file: HeadFile, target: Model) -> npt.NDAr
             f"{file.path} cannot draft for {target.path}: its vocabulary map (d2t) names token "
             f"{outside[0]}, and the target has {target.vocabulary.size}"
         )
+    # A token named twice would keep only one of its logits in `target_rows`.
     tokens, counts = np.unique(ids, return_counts=True)
     if len(tokens) != len(ids):
         twice = tokens[counts > 1][0]
@@ -145,7 +146,9 @@ def _rope(file: HeadFile, head_size: int) -> Rope:
         raise MalformedFileError(
             f"{file.path} rotates {n_dims} of {head_size} numbers of a head: convert it again"
         )
+    # Other scalings change the rotation by frequency; run as linear they would be silently wrong.
     factor = file.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+    # Neighbouring pairs, as llama.cpp's converter has permuted the matrices: not neox.
     return Rope(n_dims, freq_base=file.number("rope.freq_base", 10000.0), freq_scale=1.0 / factor)
 
 
@@ -174,6 +177,7 @@ def _tensor_names(file: HeadFile, sizes: PairSizes, target: Model, n_taps: int) 
         shapes[ROPE_FACTORS] = (attention.rope.n_dims // 2,)
     if VOCABULARY_MAP in file:
         shapes[VOCABULARY_MAP] = (sizes.vocab_size,)
+    # Without a map the head's token ids must be the target's.
     elif sizes.vocab_size != target.vocabulary.size:
         raise MalformedFileError(
             f"{file.path} predicts {sizes.vocab_size} tokens of the target's "
@@ -242,12 +246,14 @@ class Eagle3Head(PairHead):
         factors = self._own(ROPE_FACTORS)
         z = self._layer(builder, builder.concat(tokens, normed), residual, places, factors)
         read = builder.rms_norm(z, Tensor(self._weights["output_norm.weight"]), eps)
+        # EAGLE-3.1 feeds the normed state back; the output matrix reads that in either case.
         return (read if self._norm_output else z), read
 
     def target_rows(self, logits: FloatRows) -> FloatRows:
         """Return logits over the target's tokens; those that the head does not know get -inf."""
         if self._target_ids is None:
             return logits
+        # Zero mass in the draft law: exact, the target itself says what the head cannot.
         rows = np.full((len(logits), self._target_vocab_size), -np.inf, np.float32)
         rows[:, self._target_ids] = logits
         return rows

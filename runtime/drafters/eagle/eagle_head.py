@@ -36,9 +36,11 @@ class EagleHead(PairHead):
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
         """Return the layer's output for fc [embedding; state] + b, twice: it is read as it is."""
+        # The embedding comes first, as in cnets.py: fc's columns are in that order.
         x = builder.mul_mat(self._weight("fc.weight"), builder.concat(tokens, states))
         if "eagle.fc.bias" in self._weights:
             x = builder.add(x, self._weight("fc.bias"))
+        # x is its own residual, without an input norm: the layer of EAGLE-1 has none.
         x = self._layer(builder, x, x, places)
         return x, x
 

@@ -50,6 +50,7 @@ class PairChains:
         backend computes the graph.
         """
         m = len(tokens)
+        # Of n tokens the last is not fed back: n - 1 draft pairs need cells and places.
         width, length = chain_width(m), self._cache.length(count + m + n - 1)
         graph = self._graphs.get(length, width, n, probabilities)
         inputs = graph.inputs

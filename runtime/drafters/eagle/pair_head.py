@@ -180,6 +180,7 @@ class PairHead(ABC):
         Graphs of chains feed them on. Raises UnsupportedModelError where one has no embedding.
         """
         ids = self._target_ids
+        # A chain's tokens go on unchecked, and one without an embedding would end the process.
         largest = self.output.shape[1] - 1 if ids is None else int(ids.max())
         if largest >= self.n_embeddings:
             raise UnsupportedModelError(f"token {largest} of an EAGLE head has no embedding")
@@ -292,6 +293,8 @@ class PairCells:
         graph = self._graph(filled_width(n), self._cache.length(used), real=real)
         inputs = graph.inputs
         fill_places(inputs, *places, self._cache.spare)
+        # Rows that fill up are token 0 with a zero state:
+        # finite numbers, written to the spare cell.
         inputs["tokens"][0, :n], inputs["tokens"][0, n:] = tokens, 0
         inputs["states"][:n], inputs["states"][n:] = states, 0.0
         with self._native:
@@ -301,6 +304,7 @@ class PairCells:
             _floats(graph.read("states"))[:n],
             head.target_tokens(best.tokens),
             best.log_probs,
+            # peek is a view: whole rows of a large vocabulary are too large to copy each depth.
             head.target_rows(_floats(graph.peek("logits"))[:n]) if head.whole_rows else None,
         )
 

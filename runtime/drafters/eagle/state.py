@@ -48,6 +48,7 @@ class EagleState(TextRows[EagleRows]):
 
         None where the last pair is not known, or the head has no graph for it.
         """
+        # The chain overwrites the cells behind the real pairs, and with them all nodes.
         self._nodes = self._root = None
         piece = self.due(tokens, MOST_CHAIN_ROWS)
         n = min(n, 1 + self.room)
@@ -55,6 +56,7 @@ class EagleState(TextRows[EagleRows]):
             return None
         drafted = self._cells.chain(piece.tokens, piece.rows, piece.position, piece.count, n)
         if drafted is not None:
+            # Only after the graph has run: an interrupt before leaves the pairs due again.
             self.settle(piece)
         return drafted
 
@@ -62,6 +64,7 @@ class EagleState(TextRows[EagleRows]):
         """Evaluate a depth of the tree: token i below node `parents[i]` (ROOT: the last token)."""
         assert self._root is not None
         if self._nodes is None:
+            # The root's predicted state is what the first depth is paired with.
             self._nodes = DraftNodes(self._root.states[0])
         nodes, count, n = self._nodes, self.count, len(tokens)
         first = count + len(nodes)
@@ -70,7 +73,9 @@ class EagleState(TextRows[EagleRows]):
         sees = np.empty((n, first + n), np.bool_)
         sees[:, :count] = True
         sees[:, count:] = above
+        # All nodes of a call are of one depth; a node sees one node for each depth down to itself.
         depth = int(above[0].sum())
+        # Siblings share a position, as llama.cpp's trees do; cells tell them apart.
         positions = np.full(n, self.base + count + depth - 1, np.int32)
         cells = np.arange(first, first + n, dtype=np.int64)
         rows = self._cells.evaluate(tokens, states, positions, cells, sees)
@@ -85,6 +90,7 @@ class EagleState(TextRows[EagleRows]):
         sees = np.tri(n, count + n, count, dtype=np.bool_)
         rows = self._cells.evaluate_features(piece.tokens, piece.rows, positions, cells, sees)
         last = slice(n - 1, n)
+        # A copy of one row, as the view dies while the draft is still drawn from it.
         logits = None if rows.logits is None else rows.logits[last].copy()
         return EagleRows(rows.states[last], rows.tokens[last], rows.log_probs[last], logits)
 
@@ -112,9 +118,11 @@ class DraftNodes:
             more = max(end, 2 * room) - room
             self._states = np.pad(self._states, ((0, more), (0, 0)))
             self._sees = np.pad(self._sees, ((0, more), (0, more)))
+        # Node i is row i + 1, so ROOT = -1 is row 0, which sees no node.
         rows = np.array(parents) + 1
         self._sees[first + 1 : end + 1] = self._sees[rows]
         own = np.arange(first, end)
+        # Each node sees what its parent sees, and itself: ancestors, never siblings.
         self._sees[own + 1, own] = True
         self._n = end
         return self._states[rows], self._sees[first + 1 : end + 1, :end]

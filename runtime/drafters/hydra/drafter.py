@@ -36,6 +36,7 @@ class HydraState(TextRows[FloatRows]):
     """
 
     def __init__(self, heads: HydraCells) -> None:
+        # Without a prefix layer nothing lies in cells, so nothing limits the text.
         n_cells = sys.maxsize if heads.prefix is None else heads.prefix.n_cells
         super().__init__(self._evaluate_states, n_cells, ahead=0)
         self._heads = heads
@@ -91,6 +92,7 @@ class HydraDrafter(StatesDrafter):
             return DraftTree()
         if isinstance(shape, DynamicShape):
             return grow_draft(shape, _laws(self._heads, state, request), request)
+        # Static trees need tokens alone, so the graph leaves out the probabilities.
         return _grow_by_rank(shape, self._heads, state, request.tokens[-1])
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
@@ -100,6 +102,7 @@ class HydraDrafter(StatesDrafter):
     def _learn(
         self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]
     ) -> None:
+        # Earlier states would be copied and never read.
         first = 0 if self._state.reads_all else len(wanted) - 1
         super()._learn(start + first, rows, wanted[first:], tokens)
 
@@ -109,11 +112,13 @@ def _grow_by_rank(topology: Topology, heads: HydraCells, state: FloatRows, last:
     children, tokens = topology.children, dict[int, int]()  # by their places in the topology
     level = [(ROOT, [last])]  # (place, path) of what is evaluated next
     while level:
+        # All paths of a depth in one evaluation: the heads' weights are read once for them.
         named = heads.best_tokens(state, [path for _, path in level]).tolist()
         below: list[tuple[int, list[int]]] = []
         for (place, path), best in zip(level, named, strict=True):
             for child, token in zip(children[place], best, strict=False):
                 tokens[child] = token
+                # Leaves are not evaluated further: nobody asks what follows them.
                 if child in children:
                     below.append((child, [*path, token]))
         level = below

@@ -47,10 +47,12 @@ class HydraChains:
             graph = self._graphs.get(0, 1, n, probabilities)
             graph.inputs["states"][0] = states[-1]
         else:
+            # Cells are counted by the prefix layer alone: drafts never enter it.
             length = self._prefix.length(count + m)
             graph = self._graphs.get(length, chain_width(m), n, probabilities)
             self._prefix.fill(graph.inputs, states, position, count)
             if "last" in graph.inputs:
+                # The heads read the last real row, not one that only fills the graph.
                 graph.inputs["last"][...] = m - 1
         if "token" in graph.inputs:
             graph.inputs["token"][...] = token

@@ -106,6 +106,7 @@ class HydraHead:
         self.n_blocks = max(len(head.blocks) for head in self._heads)
         prefix = plan_prefix(file) if file.flag("prefix_layer") else None
         names += [] if prefix is None else prefix.names
+        # A head without an output matrix reads the target's, which its cost has to include.
         shared = sum(head.output is None for head in self._heads)
         self.evaluated_params = self.n_params + shared * self.hidden * self._vocab_size
         self._ranks: tuple[int, ...] = ()
@@ -141,6 +142,7 @@ class HydraHead:
                 f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} "
                 "tokens deep"
             )
+        # Graphs name a fixed number of tokens, so other ranks need other graphs.
         self._close_graphs()
         self._ranks = tuple(min(rank, self._vocab_size) for rank in ranks)
 
@@ -152,6 +154,7 @@ class HydraHead:
         """
         n, graph = self._evaluate(state, paths, probabilities=False)
         tokens = tokens_by_rank(graph, n)
+        # Ungrounded heads said the same after every path: the one row is repeated.
         return tokens if n == len(paths) else tokens.repeat(len(paths), 0)
 
     def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedTokens:
@@ -211,6 +214,7 @@ class HydraHead:
         if graph is None:
             graph = self._graphs[key] = self._build(head, width, probabilities=probabilities)
         states = graph.inputs["state"]
+        # Rows that fill up are zeros and token 0: finite, and not read.
         states[:n], states[n:] = state, 0.0
         if self._grounded:
             known = self._vocab_size
@@ -245,6 +249,7 @@ class HydraHead:
         """Return a head's logits (vocab, n) for what it reads, (width, n)."""
         tensors = self._heads[head]
         for index, block in enumerate(tensors.blocks):
+            # Only the first block changes the width, so only there x itself cannot be the residual.
             skip = tensors.skip if index == 0 else None
             around = x if skip is None else self._linear(builder, *skip, x)
             x = builder.add(around, builder.silu(self._linear(builder, *block, x)))

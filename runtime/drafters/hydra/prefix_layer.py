@@ -113,6 +113,8 @@ class PrefixCells:
         plan, weights = self._layer.plan, self._layer.weights
         eps = plan.norm_eps
         x = builder.input("states", F32, plan.attention.size, n)
+        # The residual is the state itself, as in Llama's layers;
+        # only attention reads the normed one.
         normed = builder.rms_norm(x, weights["attn_norm.weight"], eps)
         factors = weights.get("rope_freqs.weight")
         places = self._cache.places(builder, n, length)
@@ -124,9 +126,11 @@ class PrefixCells:
     ) -> None:
         """Fill a graph's inputs with hidden states, as `evaluate`; its further rows do nothing."""
         n = len(states)
+        # The rows are a chain: each state sees the positions up to its own.
         fill_chain_places(inputs, position, count, n, self._cache.spare, 0)
         rows = inputs["states"]
         rows[:n] = states
+        # What an earlier round left there may be anything; zeros are finite.
         if n < len(rows):
             rows[n:] = 0.0
 

@@ -44,10 +44,12 @@ class MatchAcceptance:
     def probability(self, matched: int, rank: int) -> float:
         """Return the estimate for a continuation of this rank after 1 or more matched tokens."""
         row = min(matched, len(_BY_MATCH)) - 1
+        # The mean of a Beta law, whose prior is in the counts from the start.
         return self._lately.applied(self._hits[row][rank] / self._trials[row][rank])
 
     def count(self, continuations: Sequence[tuple[int, int]], token: int) -> None:
         """Count which of the continuations (token, matched length), by rank, the next token was."""
+        # One observation a token: the ranks are not independent, exactly one of them can come.
         if continuations:
             guess, matched = continuations[0]
             self._lately.observe(self.probability(matched, 0), guess == token)
@@ -73,6 +75,7 @@ def add_phrases(
     end_tokens: frozenset[int] = frozenset(),
 ) -> None:
     """Add phrases below the root as point masses; those that begin alike share their nodes."""
+    # Nodes of other branches in the builder are not counted, as room is for these alone.
     limit = len(builder) + max_nodes
     known: dict[tuple[int, int], int] = {}
     for phrase in phrases:
@@ -150,6 +153,7 @@ class PlannedGuesses:
         self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
     ) -> None:
         """Add the tree that should pay best, if any does."""
+        # n - 1 tokens are the longest beginning of an n-gram that leaves one token to guess.
         tail = tuple(request.tokens[1 - pool.n :])
 
         def below(path: tuple[int, ...]) -> Iterator[tuple[int, float, tuple[int, ...]]]:
@@ -175,6 +179,7 @@ class PlannedGuesses:
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
         """Count for every token from `start` on which of the pool's continuations it was."""
         for end in range(max(start, 1), len(tokens)):
+            # Drafted or not: a point mass would have been accepted exactly if it is the next token.
             tail = tokens[max(0, end - pool.n + 1) : end]
             self._acceptance.count(continuations(pool, tail, MatchAcceptance.ranks), tokens[end])
 
@@ -189,6 +194,7 @@ def continuations(pool: NgramPool, tail: Sequence[int], limit: int) -> list[tupl
     The longest match comes first, of equal ones the most recently used; a token is named once.
     """
     found: dict[int, int] = {}
+    # Longer matches first, so that setdefault keeps the best evidence of a token.
     for matched in range(min(len(tail), pool.n - 1), 0, -1):
         before = tuple(tail[len(tail) - matched + 1 :])
         for rest in pool.guesses(tail[-matched]):

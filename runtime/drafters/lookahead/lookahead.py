@@ -115,11 +115,14 @@ class LookaheadDrafter(Drafter):
         """Take the window's n-grams and the new text into the pool, and move the window on."""
         proposal, self._proposal = self._proposal, None
         if proposal is not None and outcome.tree.extends(proposal.tree):
+            # The counts of a guard need the pool as it was when the
+            # guesses were drafted: before learning.
             self._count(proposal, outcome)
             if self._window is not None:
                 self._advance(self._window, proposal, outcome)
         else:
             self._window = None
+        # Before the text goes into the pool, or every token would be found to be known.
         self._guesses.learn(self._store.pool, outcome.tokens, max(len(self._read), 1))
         self._learn(outcome.tokens)
 
@@ -148,6 +151,7 @@ class LookaheadDrafter(Drafter):
 
     def _advance(self, window: LookaheadWindow, proposal: _Proposal, outcome: RoundOutcome) -> None:
         # One argmax a column: rows need not lie side by side, and a copy of them would cost more.
+        # The target's argmax at any temperature, as in the paper: a guess need not be a draw.
         greedy = [int(outcome.rows.logits(node + 1).argmax()) for node in proposal.outputs]
         for ngram in window.advance(proposal.root, greedy):
             if self._guard is not None and ngram[1:] not in self._store.pool.guesses(ngram[0]):
@@ -165,6 +169,7 @@ class LookaheadDrafter(Drafter):
 
     def _gained(self, root: int, accepted: Sequence[int]) -> int:
         """Return how many of the accepted tokens only the window's n-grams knew."""
+        # The longest prefix that another source knew is not the window's merit, only the rest is.
         path = tuple(accepted)
         for length in range(len(path), 0, -1):
             for rest in self._store.pool.guesses(root):
@@ -204,6 +209,7 @@ class JacobiDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the iterate as a chain."""
         while len(self._iterate) < self.max_nodes:
+            # Any guess is valid; tokens of the text are likelier to be right than others.
             self._iterate.append(self._random.choice(request.tokens))
         count = min(self.max_nodes, request.max_depth, request.max_nodes)
         self._tree = DraftTree.chain(self._iterate[: max(count, 0)])
@@ -214,6 +220,7 @@ class JacobiDrafter(Drafter):
         tree, self._tree = self._tree, None
         self._iterate.clear()
         kept = len(outcome.path)
+        # Rows of another tree than the chain are no iterate of it.
         if tree is None or not outcome.tree.extends(tree):
             return  # a combinator verified something else
         if outcome.path != tuple(range(kept)) or kept > len(tree):

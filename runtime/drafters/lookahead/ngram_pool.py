@@ -56,12 +56,14 @@ class NgramPool:
         first, rest = ngram[0], tuple(ngram[1:])
         if not 1 <= len(rest) < self.n:
             raise OptionError(f"an n-gram of {len(ngram)} tokens in a pool for 2 to {self.n}")
+        # Taken out and put back: a dict keeps the order of insertion, which is then that of use.
         rests = self._rests.pop(first, None)
         if rests is None:
             rests = {}
             if len(self._rests) >= self.max_keys:
                 del self._rests[next(iter(self._rests))]
         self._rests[first] = rests
+        # An n-gram that is known moves to the end, and drops none.
         rests.pop(rest, None)
         if len(rests) >= self.per_key:
             del rests[next(iter(rests))]

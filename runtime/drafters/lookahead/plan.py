@@ -48,6 +48,7 @@ def guessed_tokens(acceptance: float, n_draft: int, n_guesses: int) -> float:
     """
     if not 0.0 <= acceptance <= 1.0:
         raise OptionError(f"acceptance is {acceptance}: it must be between 0 and 1")
+    # For small a the terms are near 1, and their sum is subtracted from g + 1: hence fsum.
     missed = math.fsum((1.0 - acceptance**length) ** n_guesses for length in range(1, n_draft + 1))
     return n_draft + 1 - missed
 
@@ -56,6 +57,7 @@ def step_compression(
     acceptance: float, n_draft: int, n_guesses: int, rounds_per_hit: float
 ) -> float:
     """Return S = (f - 1 + E) / f: tokens a round if one in f guesses well (equation 5)."""
+    # Written so that NaN is refused too.
     if not rounds_per_hit >= 1.0:
         raise OptionError(f"one good speculation in {rounds_per_hit} rounds: give at least 1")
     return (rounds_per_hit - 1.0 + guessed_tokens(acceptance, n_draft, n_guesses)) / rounds_per_hit
@@ -76,6 +78,7 @@ def plan_lookahead(
         n_tokens = 2 * width * (ngram - 1)
         yielded = step_compression(acceptance, ngram - 1, width, rounds_per_hit)
         speed_up = yielded * curve.seconds(1) / curve.seconds(n_tokens)
+        # Strictly more, so that of equal plans the narrowest is kept.
         if speed_up > max(best.speed_up, _WORTH):
             best = LookaheadPlan(width, width, speed_up)
     return best
@@ -106,4 +109,5 @@ class WindowGuard:
         # What was earned long ago does not pay for a window that earns no more.
         self.debt = max(self.debt + cost / curve.seconds(1) - gained, -_CREDIT)
         credit = _CREDIT + _SHARE * self._n_tokens
+        # Half the credit to open again: else the window would flap at the limit.
         self.is_open = self.debt <= (credit if self.is_open else credit / 2.0)

@@ -53,6 +53,7 @@ def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: SizedVo
         _MAGIC, _VERSION, pool.n, len(ngrams), len(tokens), vocabulary.size, vocabulary.fingerprint
     )
     content = header + lengths.tobytes() + tokens.tobytes()
+    # Written aside and renamed: a crash leaves the old pool or the new one.
     with atomic_path(path, force=True) as aside:
         aside.write_bytes(content + hashlib.sha256(content).digest())
 
@@ -83,6 +84,7 @@ def load_pool(
     _, version, longest, n_ngrams, n_tokens, size, fingerprint = _HEADER.unpack_from(content)
     if version != _VERSION:
         raise malformed(f"has format version {version}, this specrun reads {_VERSION}; delete it")
+    # Sizes are checked before anything is read by them: a damaged header may claim any number.
     expected = _HEADER.size + n_ngrams + 4 * n_tokens + _DIGEST
     if len(content) != expected:
         sizes = f"{len(content)} bytes instead of {expected}"
@@ -94,6 +96,7 @@ def load_pool(
             f"{place} was made with another vocabulary ({size} tokens, the target has "
             f"{vocabulary.size}); give each target a pool of its own"
         )
+    # Lengths are bytes: as int64 their sum cannot overflow.
     lengths = np.frombuffer(content, np.uint8, n_ngrams, _HEADER.size).astype(np.int64)
     tokens = np.frombuffer(content, "<i4", n_tokens, _HEADER.size + n_ngrams)
     if not _is_sound(lengths, tokens, longest, size):
@@ -102,6 +105,7 @@ def load_pool(
     stored: list[int] = tokens.tolist()
     ends: list[int] = np.cumsum(lengths).tolist()
     sized = zip(ends, lengths.tolist(), strict=True)
+    # Added in the order of use, so that a pool with smaller bounds drops the oldest.
     pool.update(stored[end - length : end] for end, length in sized)
     return pool
 

@@ -22,6 +22,7 @@ from specrun.runtime.tree import ROOT, TreeBuilder
 
 def window_nodes(width: int, n: int) -> int:
     """Return the most nodes of any pass: (N - 1) W - 1, or more while warming up."""
+    # While warming up, a pass has fewer rows but more columns, which may be more nodes in all.
     return max(rows * _columns(width, n, rows) - 1 for rows in range(1, n)) if width else 0
 
 
@@ -66,6 +67,7 @@ class LookaheadWindow:
     def fit(self, max_depth: int, max_nodes: int) -> bool:
         """Cut columns off at the right until the window fits; return whether any is left."""
         rows = len(self.rows)
+        # Row r of column c stands c + r deep: the deepest node is at columns + rows - 2.
         columns = min(self.columns, max_depth - rows + 2, (max_nodes + 1) // rows)
         if columns < self.n - rows:  # each pass of the warm-up that is left drops one more
             return False
@@ -76,6 +78,7 @@ class LookaheadWindow:
         """Add the window's nodes; return the last row's, by column (ROOT for the root itself)."""
         above = [ROOT]
         for token in self.rows[0]:
+            # Hidden nodes: evaluated in the same mask as the rest, and never accepted.
             above.append(builder.add_hidden(above[-1], token))
         for row in self.rows[1:]:
             places = zip(above, row, strict=True)
@@ -89,9 +92,13 @@ class LookaheadWindow:
         each column.
         """
         if not self.is_warm:
+            # The last row's answers become the next row. All drop
+            # column 0, whose place the root has taken.
             self.rows = [*(row[1:] for row in self.rows), list(outputs[1:])]
             return []
+        # Column 0 of row 0 is the root, so its n-gram is that of the text's last token.
         ngrams = list(zip([root, *self.rows[0]], *self.rows[1:], outputs, strict=True))
         below = [*self.rows[1:], list(outputs)]
+        # Only row 0 drops a column: its first place is the root's, which is not kept here.
         self.rows = [below[0][1:], *below[1:]]
         return ngrams

@@ -51,25 +51,31 @@ class MedusaDrafter(Drafter):
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Keep the hidden state before the prompt's last token."""
+        # The last token is the root of the first round, so the prompt ends one before it.
         if start + count == self._prompt_length - 1:
             self._keep(rows, count - 1, self._prompt_length)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the tree of the heads' tokens, cut where a limit asks for it."""
         topology = self._topology.limited(request.max_depth, request.max_nodes)
+        # A state of another length of text would draft for the wrong position.
         if self._features is None or len(request.tokens) != self._known or not len(topology):
             return DraftTree()
         with self._native:
             named = self._heads.best_tokens(self._features)
         places = zip(topology.depths, topology.ranks, strict=True)
+        # Medusa's tree is a Cartesian product cut to a shape: a
+        # token depends on depth and rank alone.
         tokens = [named[depth - 1][rank] for depth, rank in places]
         return DraftTree.of_points(tokens, topology.parents)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the hidden state that the target's own token came from."""
+        # Row 0 is the root's: the state before the target's own token is the last accepted node's.
         self._keep(outcome.rows, outcome.path[-1] + 1 if outcome.path else 0, len(outcome.tokens))
 
     def _keep(self, rows: EvaluatedRows, row: int, known: int) -> None:
+        # A copy: rows are views that die with the next evaluation.
         self._features = np.array(rows.hidden_state(row), np.float32)
         self._known = known
 

@@ -79,6 +79,7 @@ class MedusaHead:
 
     def prepare(self, ranks: Sequence[int]) -> None:
         """Build the graph for one hidden state and heads that name so many tokens each."""
+        # Built before the old one is closed: a refused shape leaves the heads as they were.
         graph = self._build(ranks, 1)
         if self._graph is not None:
             self._graph.close()
@@ -113,6 +114,8 @@ class MedusaHead:
             features = builder.input("features", F32, self._width, rows)
             for head, count in enumerate(ranks):
                 logits = self._logits(builder, head, features)
+                # Only the ranks leave the device: point masses need no
+                # probabilities, a row of logits is large.
                 builder.output(f"tokens{head}", builder.best(logits, count)[0])
             return builder.build()
 
@@ -142,6 +145,7 @@ class MedusaHead:
     def _logits(self, builder: GraphBuilder, head: int, features: Tensor) -> Tensor:
         assert self._weights is not None
         own = self._names[head]
+        # Blocks are pairs, so an odd number of names ends with an output matrix.
         *blocks, output = own if len(own) % 2 else (*own, None)
         state = features
         for weight, bias in zip(blocks[0::2], blocks[1::2], strict=True):

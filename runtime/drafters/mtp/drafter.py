@@ -68,6 +68,7 @@ class MtpDrafter(StatesDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; none without the state before the last token or at the context's end."""
         start = len(request.tokens)
+        # The last drafted token is not evaluated, hence one more than there are free cells.
         room = self._context.n_ctx - start + 1
         most = min(self.max_nodes, request.max_depth, request.max_nodes, room)
         root = self._state.root(request.tokens) if most > 0 else None
@@ -81,6 +82,8 @@ class MtpDrafter(StatesDrafter):
         elif params.is_greedy:
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
 
+        # Views die with the next evaluation, so each row
+        # becomes a law before the next is asked for.
         def law_after(drafted: list[int]) -> Law:
             row = self._state.after(drafted[-1]) if drafted else root
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
@@ -125,6 +128,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
             model.close()
         raise
     name, n_params = str(expression), model.n_params if owns_model else model.nextn.n_parameters
+    # After a draft accepted as a whole, its n pairs and the last token's are one evaluation.
     context = dataclasses.replace(env.context, n_sequences=1, n_outputs=n_tokens + 1)
 
     def start() -> MtpDrafter:
@@ -150,6 +154,7 @@ def reads_own_blocks(expression: Expression) -> bool:
 
     Bare `auto` does where the target has some.
     """
+    # Options are looked through too: an expression may stand inside another's value.
     if expression.atom in ("mtp", "auto") and not expression.arguments:
         return True
     inner = (*expression.arguments, *(value for _, value in expression.options))

@@ -64,6 +64,7 @@ class MtpState(TextRows[None]):
         self.context.select(0)
         pairs = list(zip(piece.tokens, piece.rows, strict=True))
         rows = self._decode(pairs, piece.position + 1, with_rows=True)
+        # With several blocks the others lack this pair, so it stays pending (see the class).
         if not several:
             self.settle(piece)
         self._chain, self._start = pairs[-1:], len(tokens) - 1
@@ -82,6 +83,7 @@ class MtpState(TextRows[None]):
         return self._keep_state(rows, len(self._chain) - 1)
 
     def _keep_state(self, rows: Rows, row: int) -> Logits:
+        # A copy: the next decode overwrites the view before it is read.
         self._next_state = np.array(rows.nextn_state(row))
         return rows.logits(row)
 
@@ -111,6 +113,7 @@ class MtpState(TextRows[None]):
         else:
             tokens = [token for token, _ in pairs]
             self._batch.fill(tokens, range(start, start + n), None, [0] * n, [int(with_rows)] * n)
+        # Into the batch's own array: llama.cpp reads states from there, beside the tokens.
         for row, (_, state) in enumerate(pairs):
             self._batch.states[row] = state
         return self.context.decode(self._batch)

@@ -69,6 +69,7 @@ def continuation_tree(
 ) -> DraftTree:
     """Return the best nodes as point masses; empty where no draft would pay."""
     taken = _likely(continuations, trust, limits)
+    # grow_likely orders by probability, so a prefix is a tree: parents come before their children.
     best = taken[: most_worthwhile(taken, costs, _LEAST_GAIN)[0]]
     parents = tuple(guess.parent for guess in best)
     return DraftTree.of_points([guess.token for guess in best], parents)
@@ -91,6 +92,7 @@ def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequ
             return
         ranked = _ranked(alive, depth)
         rank = next((rank for rank, (known, _) in enumerate(ranked) if known == token), None)
+        # Before the continuations that failed are dropped: the estimate was made with all of them.
         trust.learn(_standing(alive, depth), len(ranked), rank)
         if rank is None:
             return
@@ -138,6 +140,7 @@ def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequen
 
 def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
     """Return how long the best match is at `depth`, and what speaks for what follows it."""
+    # Only the longest matches are evidence; shorter ones are among the votes.
     best = alive
     if len(alive) > 1:
         longest = max(continuation.reach for continuation in alive)
@@ -147,6 +150,7 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
     if first.realigned and length < FOUND_AGAIN:
         return Standing(Evidence.REALIGNED, length)
     if any(continuation.tokens[depth] != first.tokens[depth] for continuation in best[1:]):
+        # Without a majority every rank has only a share of the trust.
         majority = _has_majority(best, depth)
         return Standing(Evidence.MOST_PLACES if majority else Evidence.DISAGREEING, length)
     several = len(best) > 1 or first.weight > 1.0
@@ -204,6 +208,7 @@ class ContinuationDrafter(Drafter):
 
     def forecast(self, request: DraftRequest) -> float:
         """Return what the continuations found now promise."""
+        # The same retrieval as `propose`, but nothing is kept: no draft follows that could teach.
         found = self.retrieve(request.tokens, self._depth)
         if not found:
             return 1.0
@@ -212,6 +217,7 @@ class ContinuationDrafter(Drafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how the retrieved continuations fared, those that were not drafted too."""
         if self._retrieved:
+            # All that came, also behind the draft: what was not drafted teaches at no cost.
             teach(self._trust, self._retrieved, outcome.tokens[self._retrieved_at :])
             self._retrieved = ()
 

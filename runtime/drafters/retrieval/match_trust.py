@@ -76,10 +76,12 @@ class MatchTrust:
 
     def learn(self, standing: Standing, n_known: int, rank: int | None) -> None:
         """Count one observation: of `n_known` continuations the one of this rank came, or none."""
+        # Only rank 0 moves the shared number: one observation a token, of the best-known guess.
         self._lately.observe(self.expected(standing), rank == 0)
         length = min(standing.length, LONGEST_MATCH)
         seen, right = self._seen[standing.evidence][length], self._right[standing.evidence][length]
         for number in range(min(n_known, RANKS)):
+            # Each rank has its own Beta law; counts are halved together, so the mean stays.
             seen[number] += 1.0
             right[number] += rank == number
             if seen[number] > _MEMORY:

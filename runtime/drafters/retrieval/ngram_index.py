@@ -91,6 +91,7 @@ class NgramIndex:
                 break
         if len(found) <= 1:
             return list(found.items())
+        # Only lengths and places decide the order: the same text leads to the same drafts.
         return sorted(found.items(), key=lambda pair: (-pair[1], -pair[0]))[:count]
 
     def match_before(self, place: int, limit: int) -> int:
@@ -110,6 +111,7 @@ class NgramIndex:
         tokens, end = self.tokens, len(self.tokens)
         for back in range(1, min(match, _FORKS_SOUGHT + 1)):
             levels = [level for level, size in enumerate(self.sizes) if size <= match - back]
+            # A shorter n-gram than the smallest indexed size says nothing about forks.
             if not levels:
                 break
             level = levels[-1]
@@ -134,6 +136,7 @@ class NgramIndex:
         tokens, start = self.tokens, len(self.tokens)
         tokens.extend(new)
         for size, latest, links in zip(self.sizes, self._latest, self._links, strict=True):
+            # A place is the position after the n-gram, so 0 can stand for none.
             for end in range(start + 1, len(tokens) + 1):
                 if end < size:
                     links.append(0)
@@ -144,11 +147,14 @@ class NgramIndex:
 
     def _rewind(self, length: int) -> None:
         for size, latest, links in zip(self.sizes, self._latest, self._links, strict=True):
+            # From the end back, or a link would be restored to a place that is gone too.
             for end in range(len(self.tokens), max(length, 0), -1):
                 before = links.pop()
                 if end < size:
                     continue
                 key = hash(tuple(self.tokens[end - size : end]))
+                # Only the latest place of a hash is in the table; the
+                # ones before are reached by links.
                 if latest.get(key) == end:
                     if before:
                         latest[key] = before
@@ -179,11 +185,13 @@ class Realignment:
         tokens = index.tokens
         end = len(tokens)
         since = end - self.position
+        # With `since` 0 nothing came after the copy: the index's own match is the better one.
         if not self.copied or not 0 < since <= _PATIENCE:
             return None
         expected = self.place + since
         last = tokens[-1]
         first, beyond = max(1, expected - _NEAR), min(end, expected + _NEAR + 1)
+        # Compared by one token first: match_before is Python's loop, and most places fail here.
         near = [place for place in range(first, beyond) if tokens[place - 1] == last]
         if near:
             matches = {place: index.match_before(place, FOUND_AGAIN) for place in near}

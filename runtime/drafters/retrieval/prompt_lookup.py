@@ -51,6 +51,7 @@ class PromptLookupDrafter(ContinuationDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Index the prompt; what it shares with the last one stays indexed."""
         known = self._index.tokens
+        # Another conversation: what was learnt about its matches need not hold here.
         if common_prefix(known, tokens) < len(known):
             self._index.clear()
             self._source.forget()
@@ -60,6 +61,7 @@ class PromptLookupDrafter(ContinuationDrafter):
     def rewind(self, length: int) -> None:
         """Take the tokens from position `length` on out of the index."""
         self._index.rewind(length)
+        # The place was found by tokens that are taken back.
         self._source.forget()
         super().rewind(length)
 

@@ -47,6 +47,7 @@ class RestDrafter(ContinuationDrafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep what earlier answers taught as long as the conversation goes on."""
+        # Another text than the last one: evidence of a conversation is its own.
         if common_prefix(self._prompt, tokens) < len(self._prompt):
             self.start_over()
         self._prompt = list(tokens)
@@ -54,5 +55,6 @@ class RestDrafter(ContinuationDrafter):
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
         """Return what followed the places whose last tokens match longest."""
         found = self._store.nearest(tokens[-DEPTH:], self._places, length, self._min_match)
+        # Equal continuations are one with more weight: a trie need not hold a thousand copies.
         alike = Counter((match, tuple(known)) for match, known in found)
         return [Continuation(known, match, count) for (match, known), count in alike.items()]

@@ -60,6 +60,7 @@ def build_store(
     if any(output.exists() and path.samefile(output) for path in files):
         raise OptionError(f"{output} is one of the texts: name another file to write")
     with atomic_path(output, force=force) as aside:
+        # An estimate before any work; the exact size is checked once the tokens are counted.
         require_free_space(output.parent, int(sum(sizes) / _USUAL_TOKEN_LENGTH * _BYTES_PER_TOKEN))
         with aside.open("r+b") as file:
             n_tokens = _write_tokens(file, files, sum(sizes), vocabulary, progress)
@@ -94,6 +95,8 @@ def _write_tokens(
     for path in files:
         for text, size in text_pieces(path):
             tokens = np.array(vocabulary.tokenize(text, add_special=False), "<i4")
+            # A text's pieces follow each other without a
+            # separator: matches may cross their boundary.
             file.write(tokens.tobytes())
             n_tokens += len(tokens)
             done += size
@@ -127,6 +130,7 @@ def _write_order(
     for part in ordered:
         order = part.astype("<u4")
         file.write(order.tobytes())
+        # Every SAMPLE_EVERY-th of all positions, counted across parts.
         sampled = order[-n_positions % SAMPLE_EVERY :: SAMPLE_EVERY]
         samples.append(sample_keys(tokens, sampled, header.n_words))
         n_positions += len(order)

@@ -34,6 +34,7 @@ Positions = npt.NDArray[np.int64]
 
 def key_width(vocab_size: int) -> tuple[int, int]:
     """Return the bits of a token, the separator included, and how many tokens fit into one key."""
+    # The separator is the token vocab_size; 63 bits, because keys are signed int64.
     bits = max(1, vocab_size.bit_length())
     return bits, max(1, 63 // bits)
 
@@ -42,6 +43,7 @@ def first_keys(tokens: TokenArray, start: int, stop: int, vocab_size: int) -> Ke
     """Return the first keys of the positions start..stop."""
     bits, per_key = key_width(vocab_size)
     keys = np.zeros(stop - start, np.int64)
+    # The token nearest to the position takes the highest bits: keys sort as contexts do.
     for back in range(1, min(per_key, DEPTH) + 1):
         keys <<= bits
         keys |= tokens[start - back : stop - back]
@@ -80,9 +82,12 @@ def order_by_context(
     """
     done = 0
     for low, high in _buckets(tokens, vocab_size):
+        # Of equal first keys, which one bucket must hold, the
+        # last positions are kept to bound memory.
         positions = _positions(tokens, vocab_size, low, high)[-_LARGEST_BUCKET:]
         if len(positions):
             done += len(positions)
+            # lexsort sorts by its last key first, so the nearest tokens go last.
             yield positions[np.lexsort(_keys(tokens, positions, vocab_size)[::-1])]
             progress(done)
 
@@ -95,8 +100,10 @@ def _buckets(tokens: TokenArray, vocab_size: int) -> list[tuple[int, int]]:
         first_keys(tokens, start, min(start + _CHUNK, n), vocab_size)[::stride].copy()
         for start in range(DEPTH, n, _CHUNK)
     ]
+    # Bounds are quantiles of a sample: exact ones would need all keys in memory.
     keys = np.sort(np.concatenate(sampled))
     count = -(-n // _BUCKET)
+    # unique: a frequent context would make equal bounds, and with them empty buckets.
     inner = np.unique(keys[[len(keys) * i // count for i in range(1, count)]]).tolist()
     bounds = [0, *inner, 2**63 - 1]
     return list(itertools.pairwise(bounds))
@@ -109,6 +116,7 @@ def _positions(tokens: TokenArray, vocab_size: int, low: int, high: int) -> Posi
         stop = min(start + _CHUNK, len(tokens))
         keys = first_keys(tokens, start, stop, vocab_size)
         wanted = (keys >= low) & (keys < high)
+        # A separator is nobody's continuation, and right behind one there is no context to find.
         wanted &= (tokens[start:stop] != vocab_size) & (tokens[start - 1 : stop - 1] != vocab_size)
         parts.append(np.flatnonzero(wanted) + start)
     return np.concatenate(parts)
@@ -183,14 +191,21 @@ class ContextIndex:
         if not len(self._order) or not context:
             return []
         query = [*reversed(context[-DEPTH:])]
+        # A context shorter than DEPTH is read as the beginning of a text, where separators stand.
         query += [self.vocab_size] * (DEPTH - len(query))
         place = self._search(query)
+        # The longest matches are neighbours of where the query
+        # belongs: count on either side suffices.
         around = self._order[max(0, place - count) : place + count].astype(np.int64)
+        # clip: a damaged file may name positions outside; what
+        # it then finds does not match or is cut.
         before = np.take(self._tokens, around[:, None] - _BACK, mode="clip")
         equal = before == np.array(query, np.int32)
         # argmin: the first token that differs.
         matched = np.where(equal.all(axis=1), DEPTH, equal.argmin(axis=1))
+        # Separators of a short query match those before a text, and are no tokens of the context.
         matched = np.minimum(matched, len(context))
+        # Stable: among equal matches the neighbours' order stays.
         best = np.argsort(-matched, kind="stable")[:count]
         best = best[matched[best] >= min_match]
         follows = around[best][:, None] + np.arange(length)
@@ -209,6 +224,8 @@ class ContextIndex:
         key = 0
         for token in query[: self._per_key]:
             key = key << self._bits | token
+        # Samples are every SAMPLE_EVERY-th first key; the place
+        # lies between the two around the key.
         first = int(np.searchsorted(self._samples, key, "left"))
         last = int(np.searchsorted(self._samples, key, "right"))
         low, high = max(0, first - 1) * SAMPLE_EVERY, min(last * SAMPLE_EVERY, len(self._order))
@@ -216,6 +233,7 @@ class ContextIndex:
         while low < high:
             middle = (low + high) // 2
             position = int(order[middle])
+            # Whole contexts are compared: first keys hold only the nearest tokens.
             if tokens[position - DEPTH : position][::-1].tolist() < query:
                 low = middle + 1
             else:

@@ -92,6 +92,7 @@ def read_store_header(path: Path) -> StoreHeader:
             "build it again"
         )
     header = _parsed(head[_PREFIX.size : _PREFIX.size + length], path)
+    # Before mapping: reading behind the end of a mapped file kills the process (SIGBUS).
     if size != header.offsets[-1]:
         raise MalformedFileError(
             f"the datastore {path} has {size:,} bytes where its header says "
@@ -153,10 +154,12 @@ def _parsed(text: bytes, path: Path) -> StoreHeader:
         raise malformed("has a header without its fields")
     for entry in fields:
         value = values[entry.name]
+        # bool is an int to isinstance, so types are compared.
         whole = type(value) is int and 0 <= value < _LARGEST**2
         if not (isinstance(value, str) if entry.type == "str" else whole):
             raise malformed(f"says {entry.name} is {str(value)[:40]!r}")
     header = StoreHeader(**values)
+    # DEPTH separators begin the tokens and one ends them; no position belongs to any of these.
     possible = 0 < header.n_positions <= header.n_tokens - DEPTH - 1 < _LARGEST
     if not possible or not 0 < header.n_words < 2**31 - 1:
         raise malformed(
