@@ -97,6 +97,7 @@ def write_importance(
                 writer.add_uint32(_NEXT_CHUNK, matrix.next_chunk)
                 writer.add_string(_TEXT_HASH, matrix.text_sha256)
             for name, entry in sorted(matrix.entries.items()):
+                # llama.cpp keeps counts as float32, too, one row for each expert.
                 counts = entry.counts.astype(np.float32)
                 sums = np.ascontiguousarray(entry.sums.reshape(len(counts), -1))
                 writer.add_tensor(name + _SUMS, sums)
@@ -169,6 +170,7 @@ def _read_entry(path: Path, name: str, tensors: Mapping[str, TensorInfo]) -> Imp
     if not np.isfinite(read).all():
         raise MalformedFileError(f"{path} has counts for {name} that cannot be: it is damaged")
     squares = read_array(path, np.float32, shape, sums.offset)
+    # Whole numbers that were stored as float32.
     return ImportanceEntry(squares, np.rint(read).astype(np.int64))
 
 
@@ -180,6 +182,7 @@ def _read_legacy(path: Path) -> ImportanceMatrix:
     data = path.read_bytes()
     try:
         (n_entries,) = struct.unpack_from("<i", data)
+        # Any file may be taken for the legacy format, which has no magic: limits tell most others.
         if not 0 < n_entries <= _MOST_ENTRIES:
             raise ValueError("its number of entries")
         position = 4

@@ -115,6 +115,7 @@ class Medusa2Learner(Learner):
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of model and heads together: they share the model's states."""
         joint = step >= self.first_joint_step
+        # While heads warm up the model's rate is 0: no activations are kept for it.
         with torch.set_grad_enabled(joint):
             states, _ = self._model.hidden_states(batch.ids)
         before = None if self._before is None else self._before.features(batch).final
@@ -131,6 +132,7 @@ class Medusa2Learner(Learner):
             yield LossPart("heads", weighed, heads.item())
             return
         marks = batch.learnt[:, 1:]
+        # The token right after t, so `ahead` is 0: L_LM, or the KL from the law before.
         own = lesson.loss(self._model.logits(rows_at(states, marks)), marks, 0)
         yield LossPart("model and heads", own + weighed, own.item())
 
