@@ -97,7 +97,7 @@ class Graph:
         self.inputs = {}
         if self._context is not None:
             if self._scheduler is not None:
-                # Before the context, whose tensors the scheduler's buffers belong to.
+                # Before the context: the scheduler still refers to its tensors.
                 call("ggml_backend_sched_free")(self._scheduler)
             call("ggml_free")(self._context)
             self._context = None

@@ -199,6 +199,7 @@ class _Measurement:
         return _report(self.target, self.matrix, done, tokens, self.context.native_seconds)
 
     def _sums_of(self, chunk: Sequence[int]) -> dict[str, InputSums]:
+        # Each chunk in a context of its own, as llama-imatrix reads them.
         self.context.memory.clear()
         # Of a chunk longer than a batch, later tokens see the earlier ones through the KV memory.
         for start in range(0, len(chunk), self.batch.capacity):

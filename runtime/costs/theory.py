@@ -274,7 +274,7 @@ def chain_theory(
 
 
 def _best(gain: Callable[[int], float], highest: int) -> int:
-    # Of equal gains the shortest: every drafted token is a guess about the machine, too.
+    # -count: of equal gains the shortest.
     return max(range(highest + 1), key=lambda count: (gain(count), -count))
 
 

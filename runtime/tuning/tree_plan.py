@@ -259,7 +259,7 @@ def _layout(acceptance: FloatArray, widths: Sequence[int], size: int) -> Topolog
     level = [0]
     for depth, width in enumerate(widths, 1):
         if depth > 1:
-            # Chosen by value, then put back in order: a topology lists parents in theirs.
+            # Chosen by value, then put back in the order in which they are numbered.
             level = sorted(sorted(level, key=lambda node: (-values[node], node))[:width])
             fixed |= set(level)
         first = len(values)

@@ -170,7 +170,7 @@ class _Bench:
     ) -> tuple[dict[str, tuple[float, ...]], list[Candidate]]:
         acceptance: dict[str, tuple[float, ...]] = {}
         candidates: list[Candidate] = []
-        # Greedy laws are point masses: all schemes propose the same then.
+        # Greedy laws are point masses, which leave nothing to draw: the schemes do not differ then.
         for sampling in _SCHEMES[:1] if params.is_greedy else _SCHEMES:
             vector = acceptance_by_rank(pairs, sampling, _RANKS).tolist()
             acceptance[sampling] = tuple(vector)

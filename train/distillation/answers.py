@@ -188,6 +188,7 @@ def answered_by_target(
     done = 0
     for batch in sorted(planned):
         texts = [corpus.sequences[number] for number in batch]
+        # A file a batch: an interrupt loses one batch of answers at most.
         path = store / f"{name}-{_digest(list(batch))}.json"
         answered = _read(path, len(batch))
         if answered is None:

@@ -89,6 +89,7 @@ class Eagle3Head(nn.Module):
         self.midlayer = _MiddleLayer(shape, scale)
         self.norm = RMSNorm(shape)
         self.lm_head = nn.Linear(shape.hidden, len(draft_tokens), bias=False)
+        # A start from the target's rows: in float32, as weights that are trained are.
         self.lm_head.weight.data.copy_(output.detach()[draft_tokens.to(output.device)].float())
         self.register_buffer("d2t", draft_tokens - torch.arange(len(draft_tokens)))
         marks = torch.zeros(output.shape[0], dtype=torch.bool)
@@ -210,6 +211,7 @@ def draft_vocabulary(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
     for number in corpus.training:
         sequence = corpus.sequences[number]
         said = torch.from_numpy(sequence.ids[sequence.learnt].astype("int64"))
+        # Only tokens that are learnt: a drafter need not say what prompts say.
         counts += torch.bincount(said, minlength=vocab_size)
     order = torch.argsort(counts, descending=True, stable=True)
     return order[:most].sort().values

@@ -226,6 +226,8 @@ class HydraLearner(HeadLearner):
             if not self.recipe.prefix:
                 yield LossPart(f"head {head + 1}", loss, float(loss.detach()))
                 continue
+            # Of Hydra++ one backward pass for all heads: each of its own would go through the
+            # prefix again.
             total = loss if total is None else total + loss
             reported += float(loss.detach())
         if total is not None:

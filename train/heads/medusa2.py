@@ -131,6 +131,7 @@ class Medusa2Learner(Learner):
         if not joint:
             yield LossPart("heads", weighed, heads.item())
             return
+        # Position t is learnt from where token t + 1 is.
         marks = batch.learnt[:, 1:]
         # The token right after t, so `ahead` is 0: L_LM, or the KL from the law before.
         own = lesson.loss(self._model.logits(rows_at(states, marks)), marks, 0)
@@ -236,6 +237,8 @@ def _tensors(target: Path, learner: Medusa2Learner, model: HFModel) -> dict[str,
 
 
 def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:
+    # Tied weights share memory; a file that holds them twice would come apart when it is trained
+    # on.
     pointer = named[name].data_ptr()
     return name == "lm_head.weight" and any(
         other != name and array.data_ptr() == pointer for other, array in named.items()
