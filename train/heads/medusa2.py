@@ -237,8 +237,7 @@ def _tensors(target: Path, learner: Medusa2Learner, model: HFModel) -> dict[str,
 
 
 def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:
-    # Tied weights share memory; a file that holds them twice would come apart when it is trained
-    # on.
+    # Tied weights share memory: they are stored once, as the embedding.
     pointer = named[name].data_ptr()
     return name == "lm_head.weight" and any(
         other != name and array.data_ptr() == pointer for other, array in named.items()

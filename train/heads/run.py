@@ -126,7 +126,7 @@ def _answered_corpus(
         documents,
         folder / "answers.jsonl",
         settings,
-        # Answers of another target or teacher are not to be gone on with.
+        # An interrupted run goes on with stored answers only if the same weights wrote them.
         identity=source_identity(run.source),
         max_length=run.max_length,
         n_threads=run.n_threads,

@@ -65,7 +65,7 @@ def train_head(
     corpus = read_corpus(started, need_of_answers)
     settings = settings_for(corpus)
     place = states_place(run, corpus, recipe.taps(shape), started.precision)
-    # Decided before memory is: cached states leave only the target's matrices in it.
+    # Before memory is estimated: with cached states only the target's matrices are in it.
     cached = wants_cache(started, settings, place)
     identity = {**head_identity(recipe.kind, recipe, run, corpus), CACHED: cached}
     started.check_same(settings, identity)
