@@ -8,6 +8,7 @@ from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import ClosedError, SpecrunError
 from specrun.bindings.ggml.functions import call
 
+# enum ggml_backend_dev_type.
 _CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2
 
 
@@ -35,6 +36,7 @@ class ComputeDevice:
             self.close()
             raise
         call("ggml_backend_cpu_set_n_threads")(cpu, n_threads or available_cores())
+        # Last: ggml's scheduler falls back to the last backend, and aborts where that is no CPU.
         self._backends.append(cpu)
 
     @property
@@ -54,6 +56,8 @@ class ComputeDevice:
         """Return a native scheduler for graphs of up to so many nodes; the caller frees it."""
         handles = (ctypes.c_void_p * len(self.backends))(*self.backends)
         make = call("ggml_backend_sched_new")
+        # None: every backend's default buffers. Then: no pipeline, which would copy inputs, and no
+        # offload of operations whose weights lie in the CPU's memory.
         scheduler: int | None = make(handles, None, len(handles), graph_size, False, False)
         if not scheduler:
             raise SpecrunError("ggml cannot make a scheduler for a graph")

@@ -60,6 +60,7 @@ _OPERATIONS = {
     "ggml_view_2d": "tllss",
     "ggml_view_3d": "tlllsss",
 }
+# What a function returns, then its arguments.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ggml_init": (_POINTER, InitParams),
     "ggml_free": (None, _POINTER),

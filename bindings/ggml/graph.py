@@ -16,6 +16,7 @@ from specrun.bindings.ggml.functions import F16, F32, I32, I64, InitParams, call
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.tensor import Tensor
 
+# GGML_ROPE_TYPE_NEOX, and GGML_SORT_ORDER_DESC of enum ggml_sort_order.
 _NEOX = 2
 _DESCENDING = 1
 _PARTS = 4  # tensors that one operation of the builder may need
@@ -45,6 +46,7 @@ class GraphBuilder:
         self._size = max_operations * _PARTS
         memory = self._size * call("ggml_tensor_overhead")()
         memory += call("ggml_graph_overhead_custom")(self._size, False)
+        # no_alloc: the context holds descriptions of tensors, the scheduler gives them memory.
         self._context: int | None = call("ggml_init")(InitParams(memory, None, True))
         self._graph: int = call("ggml_new_graph_custom")(self._context, self._size, False)
         self._inputs: dict[str, Tensor] = {}
@@ -65,6 +67,7 @@ class GraphBuilder:
     def output(self, name: str, tensor: Tensor) -> None:
         """Let `Graph.run` return a tensor by this name."""
         tensor = tensor if tensor.is_contiguous else self.contiguous(tensor)
+        # Without the mark the allocator would give an output's memory to later nodes.
         call("ggml_set_output")(tensor.handle)
         self._outputs[name] = tensor
         self.keep(tensor)
@@ -210,6 +213,7 @@ class GraphBuilder:
         fits = mask.shape[0] == a.shape[0] and mask.shape[1] >= a.shape[1]
         fits = fits and mask.type in (F32, F16) and mask.is_contiguous
         _require(fits, "soft_max", a, mask)
+        # The last is ALiBi's bias, which is off.
         return self._add("ggml_soft_max_ext", a, mask, scale, 0.0)
 
     def log_sum_exp(self, a: Tensor, largest: Tensor | None = None) -> Tensor:
@@ -239,6 +243,7 @@ class GraphBuilder:
         if k == 1:
             indices = self.reshape(self.argmax(a), 1, n)
             return indices, self.pick(a, indices, 1)
+        # Only the k values are sorted, not whole rows of a vocabulary.
         indices = self.top_k(a, k)
         values = self.pick(a, indices, k)
         order = self._add("ggml_argsort", values, _DESCENDING)
@@ -248,6 +253,7 @@ class GraphBuilder:
         """Return the elements of each row at k indices of its own: (v, n), I32 (k, n) -> (k, n)."""
         v, n = a.shape[:2]
         _require(indices.n_elements == k * n and a.shape[2:] == (1, 1), "pick", a, indices)
+        # ggml gathers rows only: seen as n tables of v rows of one number, rows are elements.
         rows = self.get_rows(self.reshape(a, 1, v, n), self.reshape(indices, k, n))
         return self.reshape(rows, k, n)
 
@@ -261,6 +267,7 @@ class GraphBuilder:
         self._left -= 1
         natives = (given.handle if isinstance(given, Tensor) else given for given in arguments)
         result = Tensor(call(name)(self._context, *natives))
+        # Asked at once: a node that no backend computes would end the process when the graph runs.
         if not self._device.supports(result.handle, writes_weights=writes_weights):
             problem = f"no backend of ggml here computes {name} for these tensor types"
             raise UnsupportedModelError(problem)

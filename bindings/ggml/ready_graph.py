@@ -47,6 +47,7 @@ class Graph:
                 raise OutOfMemoryError("there is no room for a head's graph on the compute device")
             ends = {name: _End(given) for name, given in inputs.items()}
             self.inputs = {name: end.array for name, end in ends.items()}
+            # Only what lies in a GPU's memory is copied: the other arrays are ggml's memory.
             self._copied_in = [end for end in ends.values() if not end.is_mapped]
             self._outputs = {name: _End(output) for name, output in outputs.items()}
         except BaseException:
@@ -92,9 +93,11 @@ class Graph:
 
     def close(self) -> None:
         """Free the graph and its memory."""
+        # Before the memory that these arrays may be a view of is freed.
         self.inputs = {}
         if self._context is not None:
             if self._scheduler is not None:
+                # Before the context: the scheduler still refers to its tensors.
                 call("ggml_backend_sched_free")(self._scheduler)
             call("ggml_free")(self._context)
             self._context = None

@@ -47,7 +47,9 @@ class TensorStore:
             self.close()
             problem = f"there is no room for {total:,.0f} MB of tensors on the compute device"
             raise OutOfMemoryError(problem)
+        # The scheduler then computes an operation where its weights lie, instead of copying them.
         call("ggml_backend_buffer_set_usage")(self._buffer, _WEIGHTS)
+        # A masked cell is multiplied by 0: what lay in the memory before could be NaN, and stay it.
         call("ggml_backend_buffer_clear")(self._buffer, 0)
 
     def __contains__(self, name: str) -> bool:
@@ -123,4 +125,5 @@ def _copy(store: TensorStore, info: TensorInfo, data: mmap.mmap) -> None:
             end = min(info.n_bytes, start + _PIECE)
             piece = np.frombuffer(view, np.uint8, end - start, info.offset + start)
             store.write(info.name, piece, start)
+            # A view that is still alive would keep the file's mapping from being closed.
             del piece

@@ -29,6 +29,7 @@ def rope_settings(config: JsonObject, layers: str | None = None) -> tuple[JsonOb
     if layers is not None and layers in rope:
         rope = rope.object(layers)
     kind = rope.text("rope_type", rope.text("type", "default"))
+    # "su" is what early configs of Phi-3 call LongRoPE.
     return rope, "longrope" if kind == "su" else kind
 
 
@@ -137,6 +138,7 @@ def describe_longrope(config: JsonObject, metadata: Metadata, prefix: str, dimen
     metadata.count(f"{prefix}.rope.scaling.original_context_length", trained)
     if kind == "longrope":
         factor = rope.number("factor", longest / trained)
+        # LongRoPE's magnitude: sqrt(1 + ln s / ln L), with L the trained length.
         usual = sqrt(1 + log(factor) / log(trained)) if factor > 1 and trained > 1 else 1.0
         scale = rope.number("attention_factor", usual)
         metadata.number(f"{prefix}.rope.scaling.attn_factor", scale)

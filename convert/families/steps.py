@@ -32,6 +32,7 @@ def head_width(config: JsonObject) -> int:
     if heads % kv_heads(config):
         raise config.malformed(f"has {heads} heads over {kv_heads(config)} key-value heads")
     wide = config.count("head_dim", max(1, width // heads))
+    # Rotary embeddings turn pairs of numbers.
     if wide % 2:
         raise config.malformed(f"has heads of width {wide}, which must be even")
     return wide
@@ -91,12 +92,14 @@ def interleave_halves(array: Array, heads: int) -> Array:
 
     Hugging Face rotates row i of a head with row i + half, llama.cpp row 2i with row 2i + 1.
     """
+    # Axes: head, half, place in the half. Swapped, the partners of a rotation lie side by side.
     split = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return split.swapaxes(1, 2).reshape(array.shape)
 
 
 def plus_one(array: Array) -> Array:
     """Return a norm's weights as factors, where the checkpoint stores what is added to 1."""
+    # In float32: beside 1, bfloat16 keeps few of a small weight's digits.
     return array.astype(np.float32, copy=False) + np.float32(1.0)
 
 
@@ -146,6 +149,7 @@ def embeddings(
     """Yield the rules of the embeddings, the output matrix and the last norm."""
     shape = config.count("vocab_size"), config.count("hidden_size")
     yield TensorRule("token_embd.weight", ("model.embed_tokens.weight",), shape)
+    # llama.cpp takes the embeddings where there is no output matrix.
     if not config.flag("tie_word_embeddings", tied):
         yield TensorRule("output.weight", ("lm_head.weight",), shape)
     yield TensorRule("output_norm.weight", ("model.norm.weight",), shape[1:], norm)
@@ -158,6 +162,7 @@ def _attention(
     heads, shared = config.count("num_attention_heads"), kv_heads(config)
     block, source = f"blk.{layer}.attn_", f"model.layers.{layer}.self_attn."
     for part, count, rotated in (("q", heads, True), ("k", shared, True), ("v", shared, False)):
+        # Values are not rotated: their rows stay.
         rope_heads = count if interleaved and rotated else 0
         shape = (count * wide, width)
         ours, theirs = f"{block}{part}", f"{source}{part}_proj"

@@ -114,6 +114,7 @@ def measure_importance(
             _add_matrix(matrix, read_importance(path), str(path))
     if dataset and dataset not in matrix.datasets:
         matrix.datasets = (*matrix.datasets, dataset)
+    # Before the model is loaded: hours of evaluation must not end at a folder without write access.
     require_writable(target)
     with Model(model, n_gpu_layers=options.n_gpu_layers) as loaded:
         _check_fits(loaded, matrix)
@@ -180,6 +181,7 @@ class _Measurement:
         done = 0
         try:
             for chunk in chunks:
+                # A chunk counts as a whole or not at all, so that `next_chunk` says where to go on.
                 self._commit(self._sums_of(chunk))
                 done += 1
                 last = done == len(chunks)
@@ -200,6 +202,7 @@ class _Measurement:
         return _report(self.target, self.matrix, done, tokens, self.context.native_seconds)
 
     def _sums_of(self, chunk: Sequence[int]) -> dict[str, InputSums]:
+        # Each chunk in a context of its own, as llama-imatrix reads them.
         self.context.memory.clear()
         # Of a chunk longer than a batch, later tokens see the earlier ones through the KV memory.
         for start in range(0, len(chunk), self.batch.capacity):
@@ -234,6 +237,7 @@ def _chunks(model: Model, text: str, options: ImportanceOptions) -> list[list[in
     for number in range(options.first_chunk, last):
         chunk = list(tokens[number * options.n_ctx : (number + 1) * options.n_ctx])
         if vocabulary.adds_bos and vocabulary.bos is not None:
+            # BOS replaces a token, as in llama-imatrix: chunks keep their size.
             chunk[0] = vocabulary.bos
         chunks.append(chunk)
     return chunks
@@ -296,6 +300,7 @@ def _add_matrix(matrix: ImportanceMatrix, other: ImportanceMatrix, shown: str) -
         _add(matrix, name, entry.sums * np.float32(scale), entry.counts * scale)
     known = matrix.datasets
     matrix.datasets += tuple(dataset for dataset in other.datasets if dataset not in known)
+    # An expert sees a part of the tokens: the largest count tells how many there were.
     tokens = max(int(entry.counts.max()) for entry in matrix.entries.values())
     matrix.chunk_count = max(matrix.chunk_count, tokens // matrix.chunk_size)
 

@@ -40,10 +40,14 @@ class CostCurve:
         times = self.rebuilt if rebuilt else self.reused
         if n in self.sizes:
             return times[self.sizes.index(n)]
+        # One point gives no slope: proportional is the cautious guess, and makes no tree look
+        # cheap.
         if len(self.sizes) == 1:
             return times[0] * n
+        # Beyond the largest size the last measured segment goes on.
         above = next((i for i, size in enumerate(self.sizes) if size > n), len(self.sizes) - 1)
         (a, b), (low, high) = self.sizes[above - 1 : above + 1], times[above - 1 : above + 1]
+        # Noise can make a segment fall: without the floor, times beyond it would go to 0 and below.
         return max(low + (high - low) * (n - a) / (b - a), min(times))
 
 
@@ -77,10 +81,13 @@ class RoundCosts:
     def verify_seconds(self, nodes: int) -> float:
         """Return what the target and the loop take for a tree of so many nodes."""
         python = self.per_round + self.per_tree + nodes * self.per_node
+        # The root, the token that was decided last, is evaluated with the tree.
         return self.target.seconds(nodes + 1) + python
 
     def round_seconds(self, topology: Topology) -> float:
         """Return what a round with this tree takes."""
         widths = topology.inner_widths
+        # Each depth with the width before it, which says whether the draft model's graph is
+        # rebuilt.
         drafting = sum(map(self.depth_seconds, widths, (None, *widths)))
         return self.verify_seconds(len(topology)) + drafting

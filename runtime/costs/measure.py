@@ -69,6 +69,7 @@ def measure_cost_curve(
             break
     progress(1.0)
     context.memory.clear()
+    # Medians: a pause of the machine lengthens single passes, and a mean would take it in.
     medians = (
         tuple(statistics.median(times[size]) for size in sizes) for times in (reused, rebuilt)
     )
@@ -82,6 +83,7 @@ def _worth_measuring(
     _timed(context, batch, depth, sizes[0])
     single = _timed(context, batch, depth, sizes[0])
     for index, size in enumerate(sizes):
+        # Index 8 is size 10 of MEASURED_SIZES: up to there the curve is measured at any price.
         if _timed(context, batch, depth, size) > _TOO_DEAR * single and index >= 8:
             return sizes[: index + 1]
     return sizes
@@ -92,6 +94,7 @@ def _fill(context: Context, batch: Batch, depth: int) -> None:
     context.memory.clear()
     for start in range(0, depth, context.n_batch):
         n = min(context.n_batch, depth - start)
+        # One output row is enough: nobody reads these logits.
         batch.fill_chain(_tokens(context, start, n), start, [0], min(n, 1))
         context.decode(batch)
 
@@ -99,6 +102,7 @@ def _fill(context: Context, batch: Batch, depth: int) -> None:
 def _timed(context: Context, batch: Batch, start: int, n: int) -> float:
     """Return the seconds of evaluating n tokens at position `start`, and drop them again."""
     batch.fill_chain(_tokens(context, start, n), start, [0], n)
+    # Time inside llama.cpp alone: Python's own is stated apart, in RoundCosts.
     before = context.native_seconds
     context.decode(batch)
     taken = context.native_seconds - before
@@ -109,6 +113,7 @@ def _timed(context: Context, batch: Batch, start: int, n: int) -> float:
 def _tokens(context: Context, start: int, n: int) -> list[int]:
     """Return n tokens of the vocabulary, different ones: experts of a mixture depend on them."""
     size = context.model.vocabulary.size
+    # Steps of a prime spread over the whole vocabulary, and do not repeat within it.
     tokens: list[int] = (np.arange(start, start + n) * 7919 % size).tolist()
     return tokens
 

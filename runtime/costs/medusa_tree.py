@@ -95,6 +95,8 @@ def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float
         depth = len(parent)
         if depth < len(rows) and rank < len(rows[depth]) and rows[depth][rank] > 0.0:
             path = (*parent, rank)
+            # Of equal values the shorter path first: a parent of accuracy 1 must come before its
+            # child.
             heapq.heappush(heap, (-values[parent] * rows[depth][rank], len(path), path))
 
     # A path's next sibling and first child are worth no more than it: they enter when it leaves.
@@ -115,6 +117,7 @@ def _levelled(row: Sequence[float]) -> list[float]:
     groups: list[tuple[float, int]] = []  # sum and length of runs of equal shares
     for share in row:
         total, length = share, 1
+        # Pool adjacent violators, the means compared as products: no division on the way.
         while groups and groups[-1][0] * length < total * groups[-1][1]:
             before = groups.pop()
             total, length = total + before[0], length + before[1]

@@ -74,16 +74,19 @@ class SequoiaProgramme:
         if not np.isfinite(self._acceptance).all():
             raise OptionError("acceptance by rank must be made of probabilities")
         self._nodes = nodes
+        # A tree of n nodes has at most n levels: deeper ones need not be solved.
         self._depth = max(0, min(depth, nodes, MAX_PLANNED_DEPTH))
         # Children from rank r on, of m nodes, by levels below them: [d][r, m]; taken: of rank r.
         self._forests: list[FloatArray] = []
         self._taken: list[np.ndarray[tuple[int, int], np.dtype[np.intp]]] = []
+        # V(n, 0): without levels below it a root is all there is.
         subtree = np.ones(nodes + 1)
         for _ in range(self._depth):
             forest, taken = _solve_level(self._acceptance, subtree)
             self._forests.append(forest)
             self._taken.append(taken)
             subtree = np.ones(nodes + 1)
+            # V(n, d) = 1 + G(0, n - 1, d - 1), the children's worth at the next depth.
             subtree[1:] += forest[0, :-1]
 
     def value(self, nodes: int, depth: int) -> float:
@@ -117,10 +120,13 @@ def _solve_level(
     ranks, size = len(acceptance), len(subtree)
     forest = np.zeros((ranks + 1, size))
     taken = np.zeros((ranks + 1, size), np.intp)
+    # Backwards: G(r, m) is made of G(r + 1, .).
     for rank in range(ranks - 1, -1, -1):
         first = acceptance[rank] * subtree
         for m in range(1, size):
+            # Entry a - 1: a nodes go to rank r's child, m - a to the ranks after it.
             totals = first[1 : m + 1] + forest[rank + 1, m - 1 :: -1][:m]
+            # The first of equals has the smallest a: nodes that add nothing are not taken.
             best = int(totals.argmax())
             if totals[best] > 0.0:
                 forest[rank, m] = totals[best]

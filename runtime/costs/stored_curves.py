@@ -65,17 +65,20 @@ def load_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> Cost
         content = read_json(cache_file("curves", target))
         if content is None:
             return None
+        # Through JSON and back, so that equal circumstances compare equal (tuples become lists).
         wanted = json.loads(json.dumps(_circumstances(target, context, n_gpu_layers)))
         if any(content.get(name) != value for name, value in wanted.items()):
             return None
         reused, rebuilt = (tuple(map(float, content[name])) for name in ("reused", "rebuilt"))
         return CostCurve(tuple(map(int, content["sizes"])), reused, rebuilt)
+    # A cache that is damaged or gone is no error: a typical curve serves.
     except (OSError, FileMissingError, OptionError, KeyError, TypeError, ValueError):
         return None
 
 
 def _circumstances(target: Path, context: ContextOptions, n_gpu_layers: int) -> dict[str, Any]:
     settings = describe_settings(context, n_gpu_layers, 0)
+    # A target's curve holds whatever drafts for it.
     del settings["GPU layers of the draft model"]
     return {
         "format": _FORMAT,

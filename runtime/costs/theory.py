@@ -162,6 +162,7 @@ def acceptance_by_draw(target_probs: FloatArray, draft_laws: Sequence[FloatArray
         reached *= 1.0 - passed
         left = np.maximum(remaining - draft_probs, 0.0)
         total = float(left.sum())
+        # Nothing is left only where R = Q: the draw was then accepted, and `reached` is 0.
         remaining = left / total if total > 0.0 else remaining
     return accepted
 
@@ -248,8 +249,10 @@ def chain_theory(
     """Return what the formulas say; `parameter_ratio` is draft parameters over target ones."""
 
     def target_seconds(n: int) -> float:
+        # T(1) is plain decoding, which pays for no tree and no drafted node.
         return costs.plain_seconds if n == 1 else costs.verify_seconds(n - 1)
 
+    # c counts Python's share on both sides: it is the ratio of what the machine really takes.
     step = costs.depth_seconds(1, None)
     ratio = step / costs.plain_seconds
     flat = best_draft_length(acceptance, ratio, max_length)
@@ -271,6 +274,7 @@ def chain_theory(
 
 
 def _best(gain: Callable[[int], float], highest: int) -> int:
+    # -count: of equal gains the shortest.
     return max(range(highest + 1), key=lambda count: (gain(count), -count))
 
 

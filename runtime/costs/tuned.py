@@ -82,6 +82,7 @@ def tuned_expression(
         return None
     if not plans:
         return None
+    # Acceptance moves with the temperature, and with it the best tree: the nearest plan stands in.
     return min(plans, key=lambda plan: abs(plan.temperature - params.temperature)).expression(draft)
 
 
@@ -163,6 +164,7 @@ def plan_file(target: Path, draft: Path) -> Path:
 
 def cache_file(folder: str, *paths: Path) -> Path:
     """Return where something about these files is kept; names and places of them all name it."""
+    # Resolved, so that a file has one name whatever way leads to it.
     places = "\n".join(str(path.expanduser().resolve()) for path in paths)
     key = hashlib.sha256(places.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return cache_folder() / folder / f"{'+'.join(path.stem[:40] for path in paths)}-{key}.json"
@@ -196,6 +198,7 @@ def describe_file(path: Path) -> dict[str, object]:
     if not path.is_file():
         raise FileMissingError(f"there is no file {path}")
     size = path.stat().st_size
+    # Ends and size: a hash over gigabytes of weights would delay every start.
     digest = hashlib.sha256()
     with path.open("rb") as file:
         digest.update(file.read(_HASHED))
@@ -208,6 +211,7 @@ def describe_settings(
     context: ContextOptions, n_gpu_layers: LayerCount, n_gpu_layers_draft: LayerCount
 ) -> dict[str, object]:
     """Return the settings that change what evaluations cost."""
+    # 0 is written as the number it stands for: both spellings cost the same and share a plan.
     threads = context.n_threads or available_cores()
     return {
         "threads": threads,
@@ -224,6 +228,7 @@ def _mismatch(
     content: Mapping[str, Any], target: Path, draft: Path, settings: Mapping[str, object]
 ) -> str:
     """Return why a plan does not apply, "" if it does."""
+    # First, because nothing else of another version's file can be relied on.
     if content.get("format") != _FORMAT:
         return "it was written by another version of specrun"
     if content.get("machine") != describe_machine():
@@ -251,9 +256,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a file of the cache, None if it is damaged; OSError if not there."""
     with path.open("rb") as file:
+        # One byte more than allowed tells a file that is too large without reading it all.
         data = file.read(_MAX_FILE + 1)
     try:
         content = json.loads(data.decode("utf-8")) if len(data) <= _MAX_FILE else None
+    # RecursionError: JSON nested deeper than the parser can follow.
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

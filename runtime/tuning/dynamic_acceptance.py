@@ -60,8 +60,12 @@ def kept_nodes(grown: GrownTree, text: Sequence[int], max_depth: int, max_nodes:
     kept = np.zeros((max_depth + 1, max_nodes + 1))
     for depth in range(1, max_depth + 1):
         shallow = order[depths[order] <= depth]
+        # Of the nodes of depth d at most, a shape keeps the n best: a node from n = its place + 1
+        # on.
         places = np.empty(len(depths), np.intp)
         places[shallow] = np.arange(len(shallow))
+        # Values fall along a path, so a shape keeps a beginning of it: kept nodes are accepted
+        # tokens.
         for node in path[:depth]:
             kept[depth, places[node] + 1 :] += 1.0
     return kept
@@ -107,11 +111,13 @@ def measure_dynamic_acceptance(
                 stride = max(1, math.ceil(positions * (time.perf_counter() - before) / seconds))
             start += stride
     context.memory.clear()
+    # By depth: positions near the end of a text tell of shallow trees alone.
     return DynamicAcceptance(topk, total / np.maximum(counts, 1.0)[:, None])
 
 
 def _path_along(grown: GrownTree, text: Sequence[int]) -> list[int]:
     """Return the nodes that spell the beginning of `text`."""
+    # Siblings have different tokens, so that a text follows one path at most.
     children = {key: node for node, key in enumerate(zip(grown.parents, grown.tokens, strict=True))}
     path: list[int] = []
     node = ROOT

@@ -118,12 +118,15 @@ def calibrate_heads(
             curve, is_measured = _curve(options, target, context, layers, progress)
             texts = _written(options, target, context, texts, progress)
             counts = _count(target, context, guesses, texts, options, progress)
+            # An evaluation of few tokens is bound by reading weights: a depth costs its share of
+            # them.
             depth_seconds = curve.seconds(1) * guesses.evaluated_params / target.n_params
         finally:
             guesses.close()
     if not counts.n_positions:
         raise OptionError("the text is too short: heads guess the third token at the earliest")
     accuracy = counts.accuracy
+    # Heads whose first guess is never right have no tree, but their counts are still worth showing.
     plan = plan_medusa_tree(accuracy, curve, depth_seconds) if any(accuracy[0]) else None
     progress("done", 1.0)
     behind = (counts.n_reached, counts.n_asked, counts.n_positions)
@@ -215,11 +218,13 @@ def _count(
         for text in texts:
             # The state at position t guesses t + 2 first: the last two have nothing to guess.
             begin = max(0, text.n_prompt - 2)
+            # Cut to the places still wanted: the target need not evaluate what is not counted.
             tokens = text.tokens[: begin + 2 + options.n_tokens - counts.n_positions]
             if len(tokens) < begin + 3:
                 continue
             features = features_along(wide, tokens[:-2], taps)
             for offset, named in enumerate(guesses.along(tokens, features, begin)):
+                # Depth k at position t guesses token t + 2 + k.
                 first = begin + offset + 2
                 counts.add(named, tokens[first : first + guesses.n_depths])
                 if counts.n_positions % 16 == 0:

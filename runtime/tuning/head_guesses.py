@@ -61,6 +61,7 @@ class MedusaGuesses:
 
     def __init__(self, head: MedusaHead, ranks: int) -> None:
         self.n_depths = head.n_heads
+        # A depth is one head: its share of them all.
         self.evaluated_params = head.evaluated_params / head.n_heads
         self._head = head
         self._ranks = ranks
@@ -68,6 +69,8 @@ class MedusaGuesses:
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield all heads' tokens; see `HeadGuesses`."""
         for offset, named in enumerate(self._head.tokens_along(features[begin:], self._ranks)):
+            # Depth k is cut where token t + 2 + k lies beyond the text: nothing tells whether it is
+            # right.
             yield named[: max(0, len(tokens) - (begin + offset) - 2)]
 
     def close(self) -> None:
@@ -91,6 +94,8 @@ class EagleGuesses:
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield the head's tokens after 0, 1, ... predicted states; see `HeadGuesses`."""
+        # The cells hold the target's own states up to the position, as after an accepted round;
+        # only below the root are states predicted.
         state = EagleState(self._cells)
         if begin:
             state.learn(0, features[:begin], tokens)
@@ -101,7 +106,11 @@ class EagleGuesses:
                 return
             guesses = [row.tokens[0].tolist()]
             for depth in range(1, min(self.n_depths, len(tokens) - position - 2)):
+                # Below the root the chain's nodes count from 0: the parent of depth d is node d -
+                # 2.
                 above = ROOT if depth == 1 else depth - 2
+                # The text's token whatever the head guessed, so that each depth is asked below
+                # right tokens.
                 row = state.below([above], [tokens[position + 1 + depth]])
                 guesses.append(row.tokens[0].tolist())
             yield guesses
@@ -134,9 +143,12 @@ class HydraGuesses:
             positions = range(first, min(first + _POSITIONS, len(states), len(tokens) - 2))
             guesses: list[Guesses] = [[] for _ in positions]
             for depth in range(self.n_depths):
+                # At the end of the text the last positions drop out first: the others stay aligned
+                # with `guesses`.
                 known = [position for position in positions if position + 2 + depth < len(tokens)]
                 if not known:
                     break
+                # Head k reads the k + 1 tokens before its guess.
                 paths = [tokens[position + 1 : position + 2 + depth] for position in known]
                 named = self._head.best_tokens(states[known[0] : known[-1] + 1], paths).tolist()
                 for own, best in zip(guesses, named, strict=False):
@@ -153,6 +165,7 @@ class HydraGuesses:
         if layer is None:
             return features
         features = features[: layer.n_cells]
+        # In order: the prefix layer is causal, each piece attends to the cells of those before it.
         starts = range(0, len(features), _PREFIX_ROWS)
         pieces = [layer.evaluate(features[i : i + _PREFIX_ROWS], i, i) for i in starts]
         return np.concatenate(pieces)
@@ -195,6 +208,7 @@ def _open_eagle(path: Path, target: Model, ranks: int, n: int, n_threads: int) -
     kind = read_header(path).architecture
     head_class = EagleHead if kind == "eagle" else Eagle3Head
     head = head_class(path, target, ranks=ranks, n_threads=n_threads)
+    # Beside the text's cells those of the predicted states below its last position.
     return EagleGuesses(head, n + _EAGLE_DEPTHS, _evaluated(HeadFile(path, kind), target))
 
 

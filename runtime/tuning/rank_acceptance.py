@@ -49,8 +49,12 @@ def acceptance_by_rank(
     total = np.zeros(ranks)
     count = 0
     for position, pair in enumerate(pairs):
+        # Draws hang on the position, not on how many were drawn before: schemes meet the same
+        # noise.
         noise.seek(position)
         count += 1
+        # Of point masses the chance to be reached and the residual's probability multiply to P(x_r)
+        # again: no draw is needed.
         if sampling == "argmax" or len(pair.draft.probs) == 1:
             for rank, (token, _) in enumerate(most_likely(pair.ranking, ranks)):
                 total[rank] += pair.target.probability(token)
@@ -78,10 +82,13 @@ def _accepted(pair: LawPair, sampling: TreeSampling, ranks: int, noise: SeededNo
             continue
         token = tree.tokens[draw.node]
         share = min(1.0, remaining.probability(token) / draw.law.probability(token))
+        # With replacement a token may be drawn twice: equal draws share a node, and their chances
+        # add up.
         accepted[draw.node] += reached * share
         reached *= 1.0 - share
         if reached <= 0.0:
             break
+        # norm((R - Q)+), what the exact rule tests the next sibling against.
         remaining = remaining.residual(draw.law)
     return accepted
 
@@ -107,6 +114,8 @@ def law_pairs(
     """
     ranking = ranking_params(params, _RANKED)
     shared = min(target.model.vocabulary.size, draft.model.vocabulary.size)
+    # The law after the prompt's last token decided the first written one; after the last token none
+    # did.
     begin, tokens = text.n_prompt - 1, text.tokens[:-1]
     pairs: list[LawPair] = []
     spent = 0.0
@@ -114,6 +123,7 @@ def law_pairs(
         before = time.perf_counter()
         law = transformed_law(ours, params)
         spent += time.perf_counter() - before
+        # A drafter never proposes ids that the target lacks.
         row = theirs[:shared]
         pairs.append(LawPair(law, transformed_law(row, params), transformed_law(row, ranking)))
     return pairs, spent / max(1, len(pairs))
@@ -131,10 +141,13 @@ def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logit
     """Yield the logits after each token from index `begin` on, valid until the next."""
     batch = Batch(context.n_batch, 1)
     size = context.model.vocabulary.size
+    # A token that this model lacks still takes its position; any id will do for it.
     known = [token if token < size else 0 for token in tokens]
     context.memory.clear()
     start = 0
     while start < len(known):
+        # The prompt goes in whole batches with one row, the answer in pieces of as many rows as
+        # there are.
         wanted = start >= begin
         most, end = (context.n_outputs, len(known)) if wanted else (context.n_batch, begin)
         n = min(most, end - start)

@@ -94,6 +94,7 @@ def plan_tree(
     With a `tolerance` the smallest tree is taken that is at most this share slower than the best.
     An `acceptance` that rises with rank is taken for noise and levelled.
     """
+    # Taking nodes by value is the best choice only where acceptance falls with rank.
     levelled = np.minimum.accumulate(np.clip(np.asarray(acceptance, np.float64), 0.0, 1.0))
     levelled = levelled[levelled > 0.0]
     if not len(levelled):
@@ -132,6 +133,7 @@ class _Beginning:
         values = np.outer(self.level, acceptance)
         is_first = np.zeros(values.shape, np.bool_)
         is_first[:, 0] = True
+        # Stable: of equal values the earlier parent and the lower rank, so that plans repeat.
         order = np.argsort(-values, axis=None, kind="stable")
         self.children, self.is_first = values.ravel()[order], is_first.ravel()[order]
 
@@ -143,6 +145,8 @@ class _Beginning:
 
     def longer(self, width: int, seconds: float, most: int) -> _Beginning:
         """Return the trees that evaluate the best `width` children too, of size `most` at most."""
+        # A node that is evaluated belongs to the tree and has a child there: without one its
+        # evaluation would be wasted.
         fixed = self.is_first.copy()
         fixed[:width] = True
         return _Beginning(
@@ -175,8 +179,12 @@ class _Search:
         programme = SequoiaProgramme(self.acceptance.tolist(), most, self.max_depth)
         self._verify = np.array([self.costs.verify_seconds(size) for size in self.sizes])
         depths = range(self.max_depth + 1)
+        # [depth, size]: more tokens than the programme's tree, for which widths cost nothing, has
+        # none.
         bound = [[programme.value(size, depth) for size in self.sizes] for depth in depths]
         self._bound = np.array(bound)
+        # At least this for any further depth, be its graph the first, reused or rebuilt (width +
+        # 1).
         self._cheapest = min(
             self.costs.depth_seconds(width, before)
             for width in self.widths
@@ -203,10 +211,12 @@ class _Search:
     def _longer(self, beginning: _Beginning) -> Iterator[_Beginning]:
         most = self.sizes[-1]
         for width in self.widths:
+            # Widths ascend: the wider ones do not fit either.
             if width > len(beginning.children):
                 return
             seconds = self.costs.depth_seconds(width, beginning.widths[-1])
             longer = beginning.longer(width, seconds, most)
+            # Evaluated nodes bring at least one first child on top.
             if longer.n_fixed + 1 > most:
                 return
             yield longer
@@ -214,6 +224,7 @@ class _Search:
     def _stop_here(self, beginning: _Beginning) -> None:
         """Note what trees of all sizes with these widths and no more yield."""
         fixed, n_fixed, free = beginning.stopped()
+        # Entry i: the worth of the i best free children.
         totals = np.concatenate([[0.0], np.cumsum(free)])
         places = [i for i, size in enumerate(self.sizes) if n_fixed <= size < n_fixed + len(totals)]
         if not places:
@@ -231,6 +242,7 @@ class _Search:
         """Whether no deeper tree can be faster than the best so far."""
         further = np.arange(1, self.max_depth - depth + 1)
         seconds = self._verify[None, :] + drafting + (further * self._cheapest)[:, None]
+        # The most tokens over the least time that deeper trees could have, [further depths, sizes].
         highest = float((self._bound[depth + 1 :] / seconds).max())
         return highest <= self.best_speed * (1.0 - self.tolerance)
 
@@ -241,11 +253,13 @@ class _Search:
 
 def _layout(acceptance: FloatArray, widths: Sequence[int], size: int) -> Topology:
     """Return the best tree of `size` nodes that evaluates `widths` nodes at its depths."""
+    # The search kept values alone; here its choices are made again, with nodes.
     values, parents, depths = [1.0], [ROOT], [0]  # entry 0 is the root
     fixed: set[int] = set()
     level = [0]
     for depth, width in enumerate(widths, 1):
         if depth > 1:
+            # Chosen by value, then put back in the order in which they are numbered.
             level = sorted(sorted(level, key=lambda node: (-values[node], node))[:width])
             fixed |= set(level)
         first = len(values)
@@ -307,6 +321,7 @@ def _plans(
 ) -> list[DynamicPlan]:
     plans: list[DynamicPlan] = []
     for depth in range(1, measured.max_depth + 1):
+        # The root has topk children; each further depth expands topk nodes into topk children each.
         most = measured.topk + (depth - 1) * measured.topk**2
         for nodes in sizes:
             if not depth <= nodes <= min(most, measured.max_nodes):

@@ -81,6 +81,8 @@ def tune(
             check_pair(target, draft)
             curves = bench.measure_costs(draft)
             planned = [bench.plan(draft, curves, params, prompts) for params in options.params]
+        # The draft model is closed by now: candidates load it themselves, and it would lie in
+        # memory twice.
         settings = tuple(
             bench.try_out(setting, prompts, number) for number, setting in enumerate(planned)
         )
@@ -145,6 +147,8 @@ class _Bench:
             for text in texts:
                 more, per_law = law_pairs(ours, theirs, text, params)
                 pairs += more
+        # Turning logits into a law is paid once a round for the target, and for each evaluated
+        # draft node.
         costs = RoundCosts(
             *curves,
             per_round=_PER_ROUND + per_law,
@@ -166,9 +170,11 @@ class _Bench:
     ) -> tuple[dict[str, tuple[float, ...]], list[Candidate]]:
         acceptance: dict[str, tuple[float, ...]] = {}
         candidates: list[Candidate] = []
+        # Greedy laws are point masses, which leave nothing to draw: the schemes do not differ then.
         for sampling in _SCHEMES[:1] if params.is_greedy else _SCHEMES:
             vector = acceptance_by_rank(pairs, sampling, _RANKS).tolist()
             acceptance[sampling] = tuple(vector)
+            # With a single rank the plan is a chain: the best one is tried beside the best tree.
             for ranks in (1, _RANKS):
                 plan = plan_tree(
                     vector[:ranks],
@@ -252,6 +258,7 @@ class _Bench:
             if result.token_ids
         ]
         tokens = sum(len(result.token_ids) for result in results)
+        # Tokens over seconds in all: a mean of speeds would give short answers too much weight.
         seconds = sum(
             len(result.token_ids) / result.stats.tokens_per_second
             for result in results

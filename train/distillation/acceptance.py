@@ -57,6 +57,8 @@ def acceptance_at(target_logits: Tensor, draft_logits: Tensor, temperature: floa
     n_shared = min(target_logits.shape[-1], draft_logits.shape[-1])
     if temperature == 0.0:
         return (target_logits.argmax(-1) == draft_logits.argmax(-1)).double()
+    # Cut after the softmax: what a model gives to ids the other lacks is lost, not spread over the
+    # rest. In float64, as sums of small differences are compared.
     target, draft = (
         torch.softmax(logits.double() / temperature, -1)[..., :n_shared]
         for logits in (target_logits, draft_logits)
@@ -84,6 +86,7 @@ def acceptance_gain(
         raise OptionError("acceptance before and after was measured on different texts")
     first, second = mean_acceptance(before), mean_acceptance(after)
     gain = second.rate - first.rate
+    # Residuals of the paired difference: what makes a text easy raises both rates, and cancels.
     differences = [
         new.accepted - old.accepted - gain * old.n_positions
         for old, new in zip(before, after, strict=True)
@@ -96,5 +99,6 @@ def _error(residuals: Sequence[float], n_positions: int) -> float:
     n_texts = len(residuals)
     if n_texts < 2:
         return math.inf
+    # n / (n - 1): residuals that sum to zero have one degree of freedom less.
     squares = math.fsum(residual * residual for residual in residuals)
     return math.sqrt(n_texts / (n_texts - 1) * squares) / n_positions

@@ -62,11 +62,13 @@ def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
     Of several answers one is chosen. A text that is learnt from its first token on is cut in its
     first half, and one of which nothing is to be learnt, a prompt, is continued at its end.
     """
+    # Framed by False, so that answers at either end have a beginning and an end.
     marks = np.concatenate(([False], np.asarray(learnt, np.bool_), [False]))
     starts = np.flatnonzero(~marks[:-1] & marks[1:])
     ends = np.flatnonzero(marks[:-1] & ~marks[1:])
     if not len(starts):
         return len(learnt)
+    # One number decides twice: its whole part the answer, its fraction, uniform again, the cut.
     scaled = uniform * len(starts)
     chosen = int(scaled)
     start = int(starts[chosen])
@@ -83,12 +85,14 @@ def with_room_for_answers(
     if on_policy == 0.0:
         return corpus
     anew = (_longest_anew(text, settings) for text in corpus.sequences)
+    # Texts as given need no room where none is learnt as given.
     given = (0 if on_policy == 1.0 else len(text) for text in corpus.sequences)
     return dataclasses.replace(corpus, widths=tuple(map(max, anew, given)))
 
 
 def _longest_anew(text: TokenSequence, settings: AnswerSettings) -> int:
     """Return how long a text can be after `answer_anew`."""
+    # The largest number below 1 chooses the last answer and the latest cut: the longest prompt.
     last = first_to_answer([bool(flag) for flag in text.learnt], math.nextafter(1.0, 0.0))
     if last < settings.max_length:
         return min(settings.max_length, last + settings.n_longest)
@@ -167,6 +171,7 @@ def answered_by_target(
     sequences = list(corpus.sequences)
     lengths = {number: len(sequences[number]) + settings.n_longest for number in numbers}
     planned = plan_batches(lengths, random.Random(seed), tokens_per_batch) if lengths else []
+    # Whatever changes an answer, or which texts share a file: another name for any other of them.
     stated = [
         corpus.digest,
         settings.temperature,
@@ -183,9 +188,11 @@ def answered_by_target(
     done = 0
     for batch in sorted(planned):
         texts = [corpus.sequences[number] for number in batch]
+        # A file a batch: an interrupt loses one batch of answers at most.
         path = store / f"{name}-{_digest(list(batch))}.json"
         answered = _read(path, len(batch))
         if answered is None:
+            # Noise by text, so that an answer is the same in whatever batch and after an interrupt.
             uniforms = uniform_numbers([(seed, number) for number in batch], 1 + settings.n_longest)
             answered = answer_anew(target, texts, uniforms, settings)
             _write(path, answered)

@@ -67,6 +67,7 @@ class ExistingDrafters(contextlib.ExitStack[None]):
             batch = Batch(_ROWS_AT_ONCE, 1)
             for start in range(0, len(text), _ROWS_AT_ONCE):
                 piece = list(text[start : start + _ROWS_AT_ONCE])
+                # Every token gives a row: positions are compared one by one.
                 batch.fill_chain(piece, start, [0], len(piece))
                 rows = context.decode(batch)
                 found[row, start : start + len(piece)] = [

@@ -53,6 +53,7 @@ def write_drafter_folder(draft: HFModel, source: Path, output: Path, card: str) 
             aside.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name in _WEIGHTS)
         )
         for path in written:
+            # By a rename each file is the old one or the new one, whole.
             path.replace(output / path.name)
     sync_folder(output)
 

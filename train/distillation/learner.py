@@ -54,6 +54,7 @@ def jensen_shannon(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
 
     Gradient in z: q (log(q / m) - KL(Q || M)) / 2.
     """
+    # log M from logarithms: M itself would underflow where both laws are small.
     middle = logaddexp(target_log_probs, draft_log_probs) - math.log(2.0)
     from_target = _mean_difference(target_log_probs, target_log_probs, middle)
     from_draft = _mean_difference(draft_log_probs, draft_log_probs, middle)
@@ -71,6 +72,8 @@ def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor
 
 def _mean_difference(weights: Tensor, part: Tensor, other: Tensor) -> Tensor:
     """Return the mean of `part` - `other` under the law exp(`weights`); 0 log 0 is 0."""
+    # Where a probability underflows, the difference may be infinite: 0 times infinity would be NaN,
+    # in the gradient too.
     probs = weights.exp()
     return (probs * (part - other).masked_fill(probs == 0.0, 0.0)).sum(-1)
 
@@ -160,6 +163,8 @@ class DistillationLearner(Learner):
             target_logits = _logits(self.target, batch, wanted)
         draft_logits = _logits(self.draft, batch, wanted)
         log_laws = (
+            # Cut before the softmax, unlike in `acceptance_at`: both laws must sum to 1 for a
+            # divergence.
             torch.log_softmax(logits[:, : self._n_shared].float() / self.loss.temperature, -1)
             for logits in (target_logits, draft_logits)
         )
@@ -179,6 +184,8 @@ class DistillationLearner(Learner):
         """Let the drafter write a share of the answers; also return which are now its own."""
         if self.loss.on_policy == 0.0:
             return batch, (False,) * len(batch.numbers)
+        # By column: whether the drafter answers, which answer, its tokens. Drawn for every row, so
+        # that a row's noise does not hang on the others' choice.
         shape = (len(batch.numbers), 2 + self._answers.n_longest)
         drawn = torch.rand(shape, generator=noise, device=noise.device, dtype=torch.float64).cpu()
         own = (drawn[:, 0] < self.loss.on_policy).nonzero()[:, 0].tolist()
@@ -259,6 +266,7 @@ class DistillationLearner(Learner):
                 measured = self._measured_at
                 accepted = torch.cat([acceptance_at(p, q, measured) for p, q in pieces])
                 counts = wanted.sum(1).tolist()
+                # Positions come text by text: errors are over texts, whose sums are kept apart.
                 for part, count in zip(torch.split(accepted, counts), counts, strict=True):
                     texts.append(TextAcceptance(float(part.sum()), count))
                 agrees = target.argmax(-1) == draft.argmax(-1)

@@ -72,6 +72,7 @@ class _Batch:
         for step in range(n_longest):
             if not self.rows:
                 break
+            # Padding on the left counts for no position: a prompt begins at 0 whatever its batch.
             positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
             output: Any = self.model.model(
                 input_ids=ids,
@@ -108,6 +109,7 @@ def _tokens_at(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
     """Return the token [rows] at each row's uniform number of the cumulative law [rows, vocab]."""
     if temperature == 0.0:
         return logits.argmax(-1)
+    # In float64: rounding of a float32 sum over a whole vocabulary would move its boundaries.
     cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
     # Scaled by the last sum, 1 but for rounding; "right" steps over tokens of probability 0.
     places = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)

@@ -62,6 +62,7 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     ) as drafters:
         started.open_output()
         target = load_hf_model(run.target, device, precision)
+        # Not in `precision`: small updates would be rounded away.
         draft = load_hf_model(run.draft, device)
         answers = AnswerSettings(
             temperature=run.loss.temperature,

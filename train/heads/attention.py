@@ -78,6 +78,7 @@ class Attention(nn.Module):
         """
         batch, length, _ = states.shape
         shape, depth = self.shape, len(earlier)
+        # All chains move on together: at step s chain p stands at position p + s.
         positions = torch.arange(depth, depth + length, device=states.device)
         cos, sin = rope_angles(positions, shape.head_size, shape.rope_theta)
 
@@ -101,11 +102,13 @@ class Attention(nn.Module):
 def _unrolled(query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
     """Attention of every position's chain to the text up to there, and to the chain's own steps."""
     length = query.shape[2]
+    # The mask of step 0 at every step: chain p sees the text up to p, not up to where it stands.
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     scores = (query @ text.keys.transpose(2, 3)).masked_fill(future, float("-inf"))
     # Of its own steps a chain sees one key each: a product of rows, not a matrix of scores.
     own = [(query * step.keys).sum(-1, keepdim=True) for step in chain]
     scaled = torch.cat([scores, *own], -1).mul(1 / math.sqrt(query.shape[-1]))
+    # One softmax over [text, own steps]: two would each sum to 1.
     weights = scaled.softmax(-1, dtype=torch.float32).to(query.dtype)
     mixed = weights[..., :length] @ text.values
     for place, step in enumerate(chain):
@@ -150,6 +153,7 @@ def added_at(places: Tensor | None, states: Tensor, part: Callable[[Tensor], Ten
     """Return `states` [B, T, h] plus `part` of them at `places` [B, T] (None: all)."""
     if places is None:
         return states + part(states)
+    # The feed-forward is most of a layer's work: places that nobody reads go without.
     more = torch.zeros_like(states)
     more[places] = part(states[places]).to(states.dtype)
     return states + more

@@ -66,6 +66,7 @@ class EagleHead(nn.Module):
         wanted: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """Return the next states and this step's keys, as of `ChainHead`."""
+        # Embeddings first: the order in which upstream's `fc` reads them.
         joined = self.fc(torch.cat((embeddings, states), -1))
         found: tuple[Tensor, KeysValues] = self.layers[0](joined, earlier, wanted)
         return found
@@ -123,6 +124,7 @@ class EagleLearner(ChainLearner):
         """Yield the loss of states and tokens, and where chains are trained, of all their steps."""
         states = self._source.features(batch).final
         uniform = 2 * torch.rand(states.shape, generator=noise, device=self.device) - 1
+        # Only what the head reads is shaken, not the states that it has to predict.
         shaken = states + self.recipe.noise * uniform
         # Only states that choose a token to be learnt are compared; chains know them by number.
         wanted = states[choosing(batch.learnt)]
@@ -136,6 +138,7 @@ class EagleLearner(ChainLearner):
             tokens = law_cross_entropy(self._target.logits(predicted), laws[numbers])
             return distance + self.recipe.token_weight * tokens
 
+        # The last state has no next token beside it.
         yield from self.chain_losses(batch, shaken[:, :-1], loss)
 
     def first_states(self, found: Features) -> Tensor:

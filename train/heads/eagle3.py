@@ -60,6 +60,7 @@ class _MiddleLayer(nn.Module):
         earlier: Sequence[KeysValues],
         wanted: Tensor | None,
     ) -> tuple[Tensor, KeysValues]:
+        # Embeddings first, each half under a norm of its own: upstream's order.
         pair = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(states)), -1)
         mixed, own = self.self_attn(pair, earlier)
 
@@ -88,6 +89,7 @@ class Eagle3Head(nn.Module):
         self.midlayer = _MiddleLayer(shape, scale)
         self.norm = RMSNorm(shape)
         self.lm_head = nn.Linear(shape.hidden, len(draft_tokens), bias=False)
+        # A start from the target's rows: in float32, as weights that are trained are.
         self.lm_head.weight.data.copy_(output.detach()[draft_tokens.to(output.device)].float())
         self.register_buffer("d2t", draft_tokens - torch.arange(len(draft_tokens)))
         marks = torch.zeros(output.shape[0], dtype=torch.bool)
@@ -119,6 +121,7 @@ class Eagle3Head(nn.Module):
         """Return upstream's tensors, from which it computes the same states without a scale."""
         tensors = self.state_dict()
         scale = tensors.pop("midlayer.scale")
+        # Both are linear without a bias: a factor of what they give is one of their weights.
         for name in ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
             tensors[name] = scale * tensors[name]
         return dict(tensors)
@@ -173,6 +176,7 @@ class Eagle3Recipe(ChainRecipe):
     ) -> Learner:
         """Return a head whose output matrix starts as the target's rows."""
         drafted = draft_vocabulary(corpus, target.output.shape[0], self.draft_tokens)
+        # Where memory is estimated there are no states to measure, and only shapes count.
         scale = 1.0 if target.output.is_meta else tap_scale(source, corpus, target.output.device)
         return Eagle3Learner(self, shape, target, source, drafted, scale)
 
@@ -207,6 +211,7 @@ def draft_vocabulary(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
     for number in corpus.training:
         sequence = corpus.sequences[number]
         said = torch.from_numpy(sequence.ids[sequence.learnt].astype("int64"))
+        # Only tokens that are learnt: a drafter need not say what prompts say.
         counts += torch.bincount(said, minlength=vocab_size)
     order = torch.argsort(counts, descending=True, stable=True)
     return order[:most].sort().values
@@ -261,8 +266,10 @@ class Eagle3Learner(ChainLearner):
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
             """The mean cross-entropy over rows [n, h], zero where the choice cannot be drafted."""
             counted = drafted[numbers]
+            # A sum times 0, as a number alone has no gradient.
             if not counted.any():
                 return 0.0 * predicted.sum()
+            # The mean is over all rows: those that do not count add 0 to it.
             share = float(counted.float().mean())
             shown = self.head.logits(predicted[counted])
             return share * law_cross_entropy(shown, laws[numbers[counted]])

@@ -41,6 +41,8 @@ class _GroundedBlock(nn.Module):
         width = hidden * (followers + 1)
         self.linear = nn.Linear(width, hidden)
         self.res_connection = nn.Linear(width, hidden)
+        # The state passes unchanged and embeddings count 0: an untrained head says what the
+        # target's output matrix makes of the state.
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         self.res_connection.weight.data[:, :hidden] = torch.eye(hidden)
@@ -224,6 +226,8 @@ class HydraLearner(HeadLearner):
             if not self.recipe.prefix:
                 yield LossPart(f"head {head + 1}", loss, float(loss.detach()))
                 continue
+            # Of Hydra++ one backward pass for all heads: each of its own would go through the
+            # prefix again.
             total = loss if total is None else total + loss
             reported += float(loss.detach())
         if total is not None:
@@ -235,6 +239,8 @@ class HydraLearner(HeadLearner):
         """The weighted sum of the two losses of a head."""
         loss = torch.zeros((), device=self.device)
         if self.recipe.teacher_weight:
+            # The law of token t + head + 2 is made of the state before it; the target's own, not
+            # the prefixed.
             law = self._target.law(rows_at(states, marks, head + 1))
             loss = loss + self.recipe.teacher_weight * law_cross_entropy(logits, law)
         if self.recipe.token_weight:
@@ -246,6 +252,7 @@ class HydraLearner(HeadLearner):
         """Return a head's logits at marks [B, length] given the tokens of the text."""
         followers = []
         for ahead in range(1, head + 2):
+            # Teacher forcing: the tokens of the text, whatever earlier heads would have guessed.
             tokens = shifted(ids, ahead, marks.shape[1])[marks]
             followers.append(self._target.embedding[tokens].to(read.dtype))
         return self.heads.logits(head, rows_at(read, marks), torch.cat(followers, -1))
@@ -260,6 +267,7 @@ class HydraLearner(HeadLearner):
 @contextmanager
 def _drawn_from(noise: torch.Generator, head: int) -> Iterator[None]:
     """Let dropout, which draws from torch's own source, draw what `noise` decides."""
+    # Torch's own source is put back afterwards; devices are named, as all would be by default.
     with torch.random.fork_rng(devices=[noise.device] if noise.device.type == "cuda" else []):
         torch.manual_seed(noise.initial_seed() + head)
         yield

@@ -54,6 +54,7 @@ class Lesson:
         """Return the mean loss of `logits` [P, vocab] at marks t for tokens at t + 1 + ahead."""
         if self.states is None or self.matrices is None:
             return token_cross_entropy(logits, rows_at(self.batch.ids, marks, 1 + ahead))
+        # A token's law is made of the state one before it: `ahead` here, 1 + `ahead` above.
         return divergence_from_law(logits, self.matrices.law(rows_at(self.states, marks, ahead)))
 
 
@@ -126,6 +127,7 @@ class Agreement:
             self._count[depth] += int(marks.sum())
             self._first[depth] += int((best[:, 0] & marks).sum())
             self._five[depth] += int((best.any(-1) & marks).sum())
+            # A chain ends at its first wrong token: what agrees after it would not be accepted.
             right = right & best[:, 0]
             self._accepted += int((right & whole).sum())
 

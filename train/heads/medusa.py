@@ -36,6 +36,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.linear = nn.Linear(hidden, hidden)
+        # SiLU(0) = 0: nothing is added at first.
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -58,6 +59,7 @@ class MedusaHeads(nn.ModuleList):
             blocks: list[nn.Module] = [ResidualBlock(hidden) for _ in range(layers)]
             if output is not None:
                 linear = nn.Linear(hidden, output.shape[0], bias=False)
+                # In float32 whatever the target's numbers: small updates would be rounded away.
                 linear.weight.data.copy_(output.detach().float())
                 blocks.append(linear)
             heads.append(nn.Sequential(*blocks))
@@ -134,7 +136,9 @@ class MedusaLearner(HeadLearner):
         """Yield each head's loss."""
         states = self._source.features(batch).final
         lesson = Lesson(batch, states if self.recipe.from_law else None, self._target)
+        # One part a head: its logits are gone before those of the next are made.
         for head, loss in self.head_losses(states, lesson):
+            # lambda^k of equation 1, with k = head + 1.
             weight = self.recipe.decay ** (head + 1)
             yield LossPart(f"head {head + 1}", weight * loss, float(loss.detach()))
 
@@ -142,6 +146,7 @@ class MedusaLearner(HeadLearner):
         """Yield the heads, from 0, that have something to learn after `states` [B, T, h]."""
         for head in range(self.recipe.heads):
             marks = draft_marks(lesson.batch.learnt, head)
+            # In a short text no token is that far ahead: a mean over nothing would be NaN.
             if marks.any():
                 logits = self.logits(head, rows_at(states, marks))
                 yield head, lesson.loss(logits, marks, head + 1)

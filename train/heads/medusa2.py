@@ -115,6 +115,7 @@ class Medusa2Learner(Learner):
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of model and heads together: they share the model's states."""
         joint = step >= self.first_joint_step
+        # While heads warm up the model's rate is 0: no activations are kept for it.
         with torch.set_grad_enabled(joint):
             states, _ = self._model.hidden_states(batch.ids)
         before = None if self._before is None else self._before.features(batch).final
@@ -130,7 +131,9 @@ class Medusa2Learner(Learner):
         if not joint:
             yield LossPart("heads", weighed, heads.item())
             return
+        # Position t is learnt from where token t + 1 is.
         marks = batch.learnt[:, 1:]
+        # The token right after t, so `ahead` is 0: L_LM, or the KL from the law before.
         own = lesson.loss(self._model.logits(rows_at(states, marks)), marks, 0)
         yield LossPart("model and heads", own + weighed, own.item())
 
@@ -234,6 +237,7 @@ def _tensors(target: Path, learner: Medusa2Learner, model: HFModel) -> dict[str,
 
 
 def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:
+    # Tied weights share memory: they are stored once, as the embedding.
     pointer = named[name].data_ptr()
     return name == "lm_head.weight" and any(
         other != name and array.data_ptr() == pointer for other, array in named.items()

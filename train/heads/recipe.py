@@ -85,5 +85,6 @@ def law_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
 
 def divergence_from_law(logits: Tensor, law: Tensor) -> Tensor:
     """Return the mean Kullback-Leibler divergence of q from p, sum p log(p / q); 0 log 0 is 0."""
+    # KL = H(p, q) - H(p): the gradient is the cross-entropy's, but the value is 0 where q = p.
     entropy: Tensor = torch.special.entr(law).sum(-1).mean()
     return law_cross_entropy(logits, law) - entropy

@@ -107,6 +107,7 @@ def read_corpus(started: StartedHeadRun, need: Callable[[TokenCorpus], MemoryNee
 
 def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
     """Return a corpus of as many texts as ask something, each as long as texts may be."""
+    # Plain texts ask nothing, so that the target answers none of them.
     asking = sum(not isinstance(document, PlainText) for document in documents)
     longest = TokenSequence(np.zeros(run.max_length, np.int32), np.ones(run.max_length, np.bool_))
     return corpus_of([longest] * max(1, asking), held_out=run.held_out, seed=run.seed)
@@ -125,6 +126,7 @@ def _answered_corpus(
         documents,
         folder / "answers.jsonl",
         settings,
+        # An interrupted run goes on with stored answers only if the same weights wrote them.
         identity=source_identity(run.source),
         max_length=run.max_length,
         n_threads=run.n_threads,

@@ -59,6 +59,7 @@ def room_for_states(place: CachePlace, shape: ModelShape) -> str:
     """Return how much is kept, as a text; raise SpecrunError unless what is missing has room."""
     size = cache_bytes(place.corpus, shape.hidden, len(place.taps))
     missing = place.missing_bytes(shape.hidden)
+    # Before hours of evaluation, not when the disk is full.
     check_cache_space(place.folder, missing)
     there = "" if missing == size else f", of which {(size - missing) / 2**20:,.1f} are there"
     return f"{size / 2**20:,.1f} MiB in {place.root}{there}"
@@ -80,6 +81,7 @@ def wants_cache(started: StartedHeadRun, settings: TrainerSettings, place: Cache
     A resumed run that is left the choice does as before, whatever the disk has room for now.
     """
     run, shape = started.run, started.shape
+    # States from disk are rounded to float16: a run that changed over would not go on exactly.
     before = started.earlier.identity.get(CACHED)
     must = _must_cache(run) or before is True
     may = must or (before is None and may_cache(run, settings, place.corpus))
@@ -117,6 +119,7 @@ def opened_states(
     run, device, precision = started.run, started.device, started.precision
     corpus, taps = place.corpus, place.taps
     if run.teacher is not None:
+        # States first, matrices after: the teacher's memory is free again when training begins.
         layers = resolve_gpu_layers("auto", run.teacher)
         with (
             Model(run.teacher, n_gpu_layers=layers) as model,

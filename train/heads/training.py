@@ -65,6 +65,7 @@ def train_head(
     corpus = read_corpus(started, need_of_answers)
     settings = settings_for(corpus)
     place = states_place(run, corpus, recipe.taps(shape), started.precision)
+    # Before memory is estimated: with cached states only the target's matrices are in it.
     cached = wants_cache(started, settings, place)
     identity = {**head_identity(recipe.kind, recipe, run, corpus), CACHED: cached}
     started.check_same(settings, identity)
@@ -89,6 +90,7 @@ def write_head(run: HeadRun, files: HeadFiles, weights_name: str, card: str) -> 
     base = run.target.resolve().name
     write_json(run.output / "config.json", {**files.config, "base_model_name_or_path": base})
     write_text(run.output / "README.md", card)
+    # Last, so that a folder with weights is a whole one.
     write_weights(run.output / weights_name, files.tensors)
 
 

@@ -62,6 +62,8 @@ class ChainRecipe(HeadRecipe):
         """
         attention = 3 * shape.n_heads * longest if self.steps > 1 else 0
         step = 4 * n_laws + 24 * shape.hidden + 6 * shape.feed_forward + attention
+        # Computed again, one step's insides are there at a time; of the others what goes in and
+        # out.
         return step + self.steps * 5 * shape.hidden if recompute else self.steps * step
 
 
@@ -168,12 +170,14 @@ def chain_loss(
     those `choosing` a token that counts, in reading order. With `recompute` its insides are
     computed again for gradients: laws of all depths would fill the memory.
     """
+    # The number of each position among those that choose a learnt token: its row in the laws.
     order = (choosing(learnt).flatten().long().cumsum(0) - 1).view(learnt.shape)
     total, first = torch.zeros((), device=learnt.device), 0.0
     for depth, predicted in enumerate(chains):
         marks = draft_marks(learnt, depth)
         if not marks.any():
             break
+        # Chain p's state at depth s lies at index p and stands for position p + s + 1.
         rows, numbers = rows_at(predicted, marks), rows_at(order, marks, depth + 1)
         if recompute:
             found = checkpoint(loss, rows, numbers, use_reentrant=False)

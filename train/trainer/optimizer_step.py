@@ -25,8 +25,11 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """Push the singular values of [N, rows, columns] matrices towards 1, by Newton-Schulz."""
     a, b, c = _COEFFICIENTS
+    # The Gram matrix of the shorter side is the smaller one.
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
+    # The Frobenius norm bounds the largest singular value: all start at 1 or below, where the
+    # iteration converges.
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
@@ -69,8 +72,10 @@ class Muon(torch.optim.Optimizer):
             if "momentum" not in state:
                 state["momentum"] = torch.zeros_like(parameter)
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
+            # Nesterov's momentum: the average as it will be, with this gradient counted once more.
             updates.append(parameter.grad.lerp(state["momentum"], momentum))
         stacked = orthogonalize(torch.stack(updates).to(self.dtype), group["steps"])
+        # An orthogonal update has entries of 1 / sqrt(longer side): scaled to 0.2, about AdamW's.
         scale = 0.2 * max(parameters[0].shape) ** 0.5
         for parameter, update in zip(parameters, stacked, strict=True):
             parameter.add_(update.to(parameter.dtype), alpha=-lr * scale)
@@ -144,11 +149,14 @@ class OptimizerStep:
     def _add_up(self, batch: TokenBatch, step: int) -> PartValues:
         device, precision = self._learner.device, self._settings.precision
         noise = torch.Generator(device=device)
+        # By the step: a resumed run draws what an uninterrupted one does.
         noise.manual_seed(self._settings.seed * 1_000_003 + step)
         self.drop_gradients()
         values: PartValues = {}
         parts = self._learner.losses(batch, noise, step)
         while True:
+            # The generator computes the loss within `next`; gradients are taken outside of
+            # autocast, as torch wants it.
             with torch.autocast(device.type, precision, enabled=precision != torch.float32):
                 part = next(parts, None)
             if part is None:
@@ -156,6 +164,8 @@ class OptimizerStep:
             value = float(part.value.detach())
             if not math.isfinite(value):
                 raise not_a_number("loss", step + 1, value, self._kept())
+            # Before the next part is computed, so that one part's activations are in memory at a
+            # time.
             part.value.backward()  # type: ignore[no-untyped-call]
             values[part.name] = (value, part.plain)
 
