@@ -187,7 +187,7 @@ def test_folders_of_the_runtime_import_in_no_circle():
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 22}) == []
     assert len(of("runtime")) <= 120
-    assert too_much(SOURCES, most_files=390, most_lines=49_500) == []
+    assert too_much(SOURCES, most_files=390, most_lines=49_700) == []
 
 
 @settled
