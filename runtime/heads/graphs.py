@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar, TypeVarTuple
+from typing import Generic, Protocol, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,22 +45,30 @@ def filled_width(n: int) -> int:
     return next((width for width in _WIDTHS if width >= n), n)
 
 
+class Timed(Protocol):
+    """A device, or heads on one."""
+
+    @property
+    def native_seconds(self) -> float:
+        """Seconds in native evaluation so far."""
+
+
 class NativeShare:
-    """Counts what passes of `total`, in seconds, inside its `with` blocks; they do not nest.
+    """Counts the native seconds of a device inside its `with` blocks; they do not nest.
 
     So each of the conversations that share a head knows the native time that it caused itself.
     """
 
-    def __init__(self, total: Callable[[], float]) -> None:
+    def __init__(self, device: Timed) -> None:
         self.seconds = 0.0
-        self._total = total
+        self._device = device
         self._before = 0.0
 
     def __enter__(self) -> None:
-        self._before = self._total()
+        self._before = self._device.native_seconds
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += self._total() - self._before
+        self.seconds += self._device.native_seconds - self._before
 
 
 # -- best tokens by rank ---------------------------------------------------------------------------

@@ -220,7 +220,7 @@ class PairCells:
 
     def __init__(self, head: PairHead, n_cells: int) -> None:
         self._head = head
-        self._native = NativeShare(lambda: head.native_seconds)
+        self._native = NativeShare(head.device)
         self._graphs: dict[tuple[bool, int, int], Graph] = {}
         self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
         self._chains = PossibleChains(lambda: PairChains(head, self._cache))

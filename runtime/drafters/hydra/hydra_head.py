@@ -277,7 +277,7 @@ class HydraCells:
 
     def __init__(self, head: HydraHead, n_cells: int) -> None:
         self._head = head
-        self._native = NativeShare(lambda: head.native_seconds)
+        self._native = NativeShare(head.device)
         self.prefix = None if head.prefix is None else head.prefix.cells(n_cells)
         self._chains = PossibleChains(lambda: head.new_chains(self.prefix))
 

@@ -38,7 +38,7 @@ class MedusaDrafter(Drafter):
         self.max_nodes = len(topology)
         self.max_leaves = topology.n_leaves
         self._heads = heads
-        self._native = NativeShare(lambda: heads.native_seconds)
+        self._native = NativeShare(heads)
         self._topology = topology
         self._features: npt.NDArray[np.float32] | None = None
         self._known = 0  # how many tokens were committed when the features were taken
