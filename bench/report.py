@@ -15,6 +15,8 @@ from specrun.bench.heads.measure import HeadResult
 from specrun.bench.lookup import LookupResult
 from specrun.bench.overhead.overhead import OverheadResult
 from specrun.bench.replay.replay import FIRST, ReplayResult
+from specrun.bench.soak.resources import Growth
+from specrun.bench.soak.soak import SoakResult
 from specrun.bench.table import Table
 from specrun.bench.timing import Ratio, Spread
 from specrun.runtime.language import Expression, parse_expression
@@ -40,7 +42,8 @@ def machine_facts() -> dict[str, Any]:
     """Return what figures depend on: the processor, cores, versions, devices."""
     from importlib.metadata import version
 
-    from specrun.bindings.devices import available_cores, devices
+    from specrun.bindings.devices import devices
+    from specrun.bindings.threads import available_cores
 
     return {
         "specrun": version("specrun"),
@@ -230,6 +233,41 @@ def replay_table(results: Sequence[ReplayResult]) -> Table:
         "speed-up: over plain decoding by the cost curve alone, nothing was timed; late: after the "
         f"first {FIRST} tokens of answers; worst: of the text on which the drafter did worst.",
     )
+
+
+def soak_table(results: Sequence[SoakResult]) -> Table:
+    """Return the table of `specrun bench soak`: what was done, and what the process held."""
+    rows = (
+        {
+            "minutes": f"{result.seconds / 60:.1f}",
+            "sessions": f"{result.sessions:,}",
+            "answers": f"{result.answers:,}",
+            "cut short": f"{result.cut:,}",
+            "tokens": f"{result.tokens:,}",
+            "failures": f"{len(result.failures):,}",
+            **{growth.name: _growth(growth) for growth in result.growth},
+        }
+        for result in results
+    )
+    notes = ["Every answer, as far as it got, was compared with that of a runtime without a past."]
+    for result in results:
+        notes.append(
+            "memory (MB), handles, threads: median of the second quarter of the sessions to that "
+            "of the last."
+            if result.growth
+            else "Too short to tell whether the process grows: that takes 100 sessions."
+        )
+        for what, counts in (("Faults", result.faults), ("Drafters", result.drafters)):
+            ordered = sorted(counts.items(), key=lambda item: -item[1])
+            notes.append(f"{what}: {', '.join(f'{name} {count:,}' for name, count in ordered)}.")
+        notes.append(f"Seed {result.seed}; {result.refused:,} setups cannot be combined.")
+    return Table.of(rows, *notes)
+
+
+def _growth(growth: Growth) -> str:
+    unit = 1e6 if growth.name == "memory" else 1.0
+    change = f"{growth.before / unit:,.0f} to {growth.after / unit:,.0f}"
+    return change if growth.is_flat else f"{change}: over"
 
 
 # -- heads, conversion ---------------------------------------------------------------------------

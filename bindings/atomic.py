@@ -2,7 +2,8 @@
 
 `atomic_path` writes aside under a hidden name and renames. `unnamed_path` uses files that have no
 name until they are whole (Linux: O_TMPFILE), so that even a killed process leaves nothing behind;
-elsewhere, and on file systems that cannot, it is `atomic_path`.
+elsewhere, and on file systems that cannot, it is `atomic_path`. What can be made again lies in
+`cache_folder`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,3 +196,17 @@ def _link(descriptor: int, name: Path) -> None:
         os.link(source, name.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
+
+
+def cache_folder() -> Path:
+    """Return specrun's folder in the user's cache directory."""
+    home = Path.home()
+    if sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    elif os.name == "nt":
+        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    else:
+        base = home / ".cache"
+    # The XDG specification ignores relative paths.
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else base) / "specrun"

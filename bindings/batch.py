@@ -133,13 +133,14 @@ class Batch:
         self.token_bounds = (token, token)
         if self._filled == (sequence,):  # as a chain goes on, the rest is in place already
             return
-        self._filled = (sequence,)
+        self._filled = ()  # filled is what is said to be so last: Ctrl-C may come on any line
         self.id_counts[0] = 1
         self.outputs[0] = 1
         self.ids[0] = sequence
         self._pointers[0] = self._ids_address
         self.n_tokens = self.n_outputs = 1
         self.id_bounds = (sequence, sequence)
+        self._filled = (sequence,)
 
     def fill_chain(self, tokens: Ints, start: int, ids: Ints, n_outputs: int) -> None:
         """Write tokens from position `start` on, all in `ids`; the last `n_outputs` give rows."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
-from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import (
     ClosedError,
     OptionError,
@@ -19,11 +18,12 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.input_observer import InputObserver
 from specrun.bindings.layer_inputs import check_layer_inputs
-from specrun.bindings.library import last_native_errors, llama
+from specrun.bindings.library import NativeHandle, last_native_errors, llama
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import show_nextn_states
 from specrun.bindings.rows import OutputBuffers, Rows
+from specrun.bindings.threads import available_cores, check_fork, note_work
 
 
 class Context:
@@ -42,22 +42,25 @@ class Context:
         *,
         observer: InputObserver | None = None,
     ) -> None:
+        check_fork()
         self._handle: Any = None
         self._native = llama()
         self.model = model
         self.options = options or ContextOptions()
-        self._observer = observer  # llama.cpp keeps its callback's pointer
+        self._observer = observer
         self._check_model()
         if self.options.layer_inputs:
             check_layer_inputs(model, self.options.layer_inputs)
         self._handle = self._create()
-        model.adopt()
+        model.adopt(self)
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))
+        threads = self._native.llama_n_threads, self._native.llama_n_threads_batch
+        self._has_threads = any(count(self._handle) > 1 for count in threads)
         self.n_batch = int(self._native.llama_n_batch(self._handle))
         self.n_outputs = max(self.options.n_outputs, self.options.n_sequences)
         self.memory = Memory(
             self._native,
-            self._native.llama_get_memory(self._handle),
+            NativeHandle(self._native.llama_get_memory(self._handle), None, self._handle),
             n_sequences=self.options.n_sequences,
             can_branch=self._can_branch,
             unified=True,
@@ -70,7 +73,8 @@ class Context:
             if self.options.nextn_states:
                 show_nextn_states(self._handle, only_rows=self._evaluates_nextn)
         except BaseException:
-            self._free()
+            self._handle = None
+            self.memory.close()
             raise
 
     def _check_model(self) -> None:
@@ -132,8 +136,18 @@ class Context:
 
     def _create(self) -> Any:  # noqa: ANN401 - a ctypes pointer
         params = self._parameters()
+        # llama.cpp keeps the tokens that may be taken back, and one, together in a part of a batch
+        # that must hold more; it asserts so when it evaluates.
+        part, least = min(params.n_ctx, params.n_ubatch), params.n_rs_seq + 2
+        if params.n_rs_seq and part < least:
+            problem = f"{params.n_rs_seq} tokens of {self.model.path} are to be taken back at once"
+            advice = (
+                f"raise what is computed at once (-ub, -b, -c), now {part}, to at least {least}"
+            )
+            raise OptionError(f"{problem}: {advice}")
         last_native_errors()
-        handle = self._native.llama_init_from_model(self.model.handle, params)
+        model = self.model.handle
+        handle = self._native.llama_init_from_model(model, params)
         if not handle:
             reason = last_native_errors() or "no memory"
             if "alloc" not in reason and "memory" not in reason.lower():
@@ -141,36 +155,36 @@ class Context:
                 raise OptionError(f"{problem}: {reason}")
             problem = f"no context of {params.n_ctx} tokens for {self.model.path}: {reason}"
             raise OutOfMemoryError(f"{problem}. Lower the context size (-c)")
-        return handle
+        # llama.cpp keeps the observer's callback.
+        return NativeHandle(handle, self._native.llama_free, model, self._observer)
 
     @property
     def handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
         """The native pointer; raises `ClosedError` after `close()`."""
-        if self._handle is None:
+        handle = self._handle  # read once: another thread may close it
+        if handle is None:
             raise ClosedError("the context is closed")
-        return self._handle
+        return handle
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._handle is not None
 
     def close(self) -> None:
-        """Free the native memory; calling it again does nothing. Views become stale."""
-        if self._handle is not None:
-            self._buffers.close()
-            self._free()
+        """Free the native memory, once no call is in it and no view refers to it.
 
-    def _free(self) -> None:
-        handle, self._handle = self._handle, None
+        Calling it again does nothing. Rows become stale.
+        """
+        self._handle = None
         self.memory.close()
-        self._native.llama_free(handle)
-        self.model.release()
+        self._buffers.close()
 
     def __enter__(self) -> Context:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
-            self.close()
 
     # -- evaluation --------------------------------------------------------------------------------
 
@@ -182,7 +196,11 @@ class Context:
         """
         handle = self.handle
         self._check_batch(batch)
-        self._buffers.generation += 1
+        check_fork()
+        if self._has_threads:
+            note_work()
+        self._buffers.renew()
+        self.memory.note_evaluation(1)  # until it succeeds there is nothing to take back
         started = time.perf_counter()
         code = self._native.llama_decode(handle, batch.struct)
         # On CUDA the call above only enqueues: the time belongs to the evaluation all the same.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,37 +15,76 @@ _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One ggml device; memory in bytes."""
+    """One ggml device; memory in bytes. `hardware` is its address on the bus, "" if unknown."""
 
     name: str
     description: str
     kind: DeviceKind
     memory_free: int
     memory_total: int
+    backend: str = ""
+    hardware: str = ""
 
 
-def _text(symbol: str, handle: int) -> str:
-    text: bytes = native_function(symbol, ctypes.c_char_p, ctypes.c_void_p)(handle)
-    return text.decode("utf-8", "replace")
+class _Properties(ctypes.Structure):
+    """ggml_backend_dev_props."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("capabilities", ctypes.c_bool * 16),  # room: there are four or five of them
+    )
 
 
 def devices() -> list[Device]:
     """Return every device, in ggml's order."""
-    pointer, sizes = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
+    pointer = ctypes.c_void_p
     count = native_function("ggml_backend_dev_count", ctypes.c_size_t)()
     get = native_function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
-    kind_of = native_function("ggml_backend_dev_type", ctypes.c_int, pointer)
-    memory_of = native_function("ggml_backend_dev_memory", None, pointer, sizes, sizes)
+    describe = native_function("ggml_backend_dev_get_props", None, pointer, pointer)
+    backend_of = native_function("ggml_backend_dev_backend_reg", pointer, pointer)
+    name_of = native_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)
     found = []
     for handle in map(get, range(count)):
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        memory_of(handle, ctypes.byref(free), ctypes.byref(total))
-        name = _text("ggml_backend_dev_name", handle)
-        description = _text("ggml_backend_dev_description", handle)
-        number = kind_of(handle)
-        kind: DeviceKind = _KINDS[number] if 0 <= number < len(_KINDS) else "accel"
-        found.append(Device(name, description, kind, free.value, total.value))
+        values = _Properties()
+        describe(handle, ctypes.byref(values))
+        texts = (values.name, values.description, name_of(backend_of(handle)), values.device_id)
+        name, description, backend, hardware = (
+            (text or b"").decode("utf-8", "replace") for text in texts
+        )
+        kind: DeviceKind = _KINDS[values.type] if 0 <= values.type < len(_KINDS) else "accel"
+        memory = values.memory_free, values.memory_total
+        found.append(Device(name, description, kind, *memory, backend, hardware))
     return found
+
+
+def offload_devices(found: Sequence[Device]) -> list[Device]:
+    """Return those of `devices()` that llama.cpp puts layers on (llama_prepare_model_devices).
+
+    Servers first, then every GPU once, though several backends may see it. Integrated GPUs share
+    the machine's memory: they serve where there is no other GPU, and those of one backend only.
+    """
+    servers = [item for item in found if item.kind == "gpu" and item.backend == "RPC"]
+    gpus: list[Device] = []
+    for item in found:
+        seen = {gpu.hardware for gpu in gpus if gpu.hardware}
+        if item.kind == "gpu" and item.backend != "RPC" and item.hardware not in seen:
+            gpus.append(item)
+    integrated = [item for item in found if item.kind == "igpu"]
+    shared = [item for item in integrated if item.backend == integrated[0].backend]
+    return servers + (gpus or shared)
+
+
+def layers_offloaded(n_gpu_layers: int) -> int:
+    """Return how many layers (-1: all) llama.cpp offloads of those asked for.
+
+    It ignores the wish where there is no GPU, so nobody else may take it for a GPU's presence.
+    """
+    return n_gpu_layers if n_gpu_layers != 0 and offload_devices(devices()) else 0
 
 
 def supports_gpu_offload() -> bool:
@@ -57,10 +96,3 @@ def system_info() -> str:
     """Return llama.cpp's line of compiled-in instruction sets and options."""
     text: bytes = llama().llama_print_system_info()
     return text.decode()
-
-
-def available_cores() -> int:
-    """Return how many processors this process may use: llama.cpp spins, so more threads hurt."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -116,6 +116,10 @@ class ClosedError(SpecrunError):
     """A closed object was used."""
 
 
+class ForkedError(SpecrunError):
+    """A forked process wants to evaluate with what only its parent has: threads, or a GPU."""
+
+
 class BusyError(SpecrunError):
     """A second call was made while an answer is being streamed."""
 

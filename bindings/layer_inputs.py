@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.library import exported_function
+from specrun.bindings.library import cpp_names, exported_function
 from specrun.bindings.model import Model
 
 _NAMES = """
@@ -25,17 +25,9 @@ LAYER_INPUT_ARCHITECTURES = frozenset(_NAMES.split())
 Recurrent and hybrid ones are left out where their state cannot take drafts back.
 """
 
-# As C, as C++ of gcc and clang, as C++ of Visual Studio.
-_SET = (
-    "llama_set_embeddings_layer_inp",
-    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
-    "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
-)
-_GET = (
-    "llama_get_embeddings_layer_inp",
-    "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
-    "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
-)
+_OF_LAYER = "llama_context *", "uint32_t"
+_SET = cpp_names("llama_set_embeddings_layer_inp", "void", *_OF_LAYER, "bool")
+_GET = cpp_names("llama_get_embeddings_layer_inp", "float *", *_OF_LAYER)
 
 
 def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:

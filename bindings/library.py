@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.threads import is_forked, note_work, yielding_threads
 
 logger = logging.getLogger("specrun.llama")
 # Without a handler somewhere, Python's last-resort handler would write llama.cpp's warnings to
@@ -21,6 +24,33 @@ _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERR
 _CONTINUE = 5
 _recent_errors: deque[str] = deque(maxlen=8)
 _keep_alive: list[object] = []  # llama.cpp keeps the callback's pointer for the life of the process
+
+
+class NativeHandle(int):
+    """A native pointer, which `free` is called with when nothing refers to it any more.
+
+    Whoever calls with it refers to it meanwhile, and so does an array over its memory: nothing is
+    freed under a call, whether the owner is closed in another thread or in a signal's handler.
+    `keeps` are what it needs itself, and freed after it.
+
+    In a forked process nothing is freed: what lies there belongs to threads or to a GPU of the
+    parent, so that freeing may wait for them or end the process. The system takes the memory back.
+    """
+
+    _free: Callable[[int], None] | None = None
+    _keeps: tuple[object, ...] = ()
+
+    def __new__(
+        cls, pointer: int, free: Callable[[int], None] | None = None, *keeps: object
+    ) -> NativeHandle:
+        """Take over a pointer; without `free` it is a part of what it keeps."""
+        handle = super().__new__(cls, pointer)
+        handle._free, handle._keeps = free, keeps
+        return handle
+
+    def __del__(self) -> None:
+        if self._free is not None and not is_forked():
+            self._free(int(self))
 
 
 class _LogRouter:
@@ -47,12 +77,15 @@ class _LogRouter:
 @functools.cache
 def llama() -> Any:  # noqa: ANN401 - the ctypes module is untyped by nature
     """Return the `llama_cpp` module, loaded, with backends initialised and the log routed."""
-    import llama_cpp.llama_cpp as native
+    with yielding_threads():
+        import llama_cpp.llama_cpp as native
 
     callback = native.llama_log_callback(_LogRouter())
     _keep_alive.append(callback)
     native.llama_log_set(callback, ctypes.c_void_p(0))
     native.llama_backend_init()
+    if native.llama_supports_gpu_offload():
+        note_work()  # a GPU's driver is started by looking for the GPU
     return native
 
 
@@ -65,10 +98,31 @@ def native_function(name: str, result: Any, *arguments: Any) -> Any:  # noqa: AN
     Subscripting that handle makes a new function object, so the prototypes of llama_cpp's own
     functions stay as they are.
     """
-    function = llama()._lib[name]
-    function.restype = result
-    function.argtypes = list(arguments)
-    return function
+    for library in _libraries():
+        try:
+            function = library[name]
+        except AttributeError:
+            continue
+        function.restype = result
+        function.argtypes = list(arguments)
+        return function
+    raise AttributeError(f"llama.cpp has no function {name}")
+
+
+@functools.cache
+def _libraries() -> list[Any]:
+    """Return llama_cpp's handle, which sees ggml's libraries on Unix, and on Windows those, too."""
+    handles = [llama()._lib]
+    if sys.platform == "win32":
+        # Each has its own names there. Opening a path that is loaded gives what is loaded.
+        files = Path(handles[0]._name).parent.glob("ggml*.dll")
+        handles += [ctypes.CDLL(str(file)) for file in files]
+    return handles
+
+
+def has_function(name: str) -> bool:
+    """Return whether the library, or one that it needs, has a function of this name."""
+    return any(hasattr(library, name) for library in _libraries())
 
 
 def exported_function(names: Sequence[str], result: Any, *arguments: Any) -> Any:  # noqa: ANN401 - ctypes types
@@ -84,6 +138,38 @@ def exported_function(names: Sequence[str], result: Any, *arguments: Any) -> Any
             continue
     problem = f"this build of llama.cpp does not export {names[0]}"
     raise UnsupportedModelError(f"{problem}: install the llama-cpp-python that specrun asks for")
+
+
+# A type of C++ as gcc and clang write it in names (Itanium's ABI), and as Visual C++ does, where
+# pointers are of 64 bits.
+_TYPES = {
+    "void": ("v", "X"),
+    "bool": ("b", "_N"),
+    "int32_t": ("i", "H"),
+    "uint32_t": ("j", "I"),
+    "float *": ("Pf", "PEAM"),
+    "llama_context *": ("P13llama_context", "PEAUllama_context@@"),
+}
+
+
+def cpp_names(name: str, result: str, *arguments: str) -> tuple[str, str, str]:
+    """Return a function's names: plain, by gcc and clang, by Visual C++; no struct comes twice.
+
+    Only arguments are in the second, `_Z`, the name with its length, their types. The third says
+    all: `?name@@`, Y for a function outside of classes, A for C's calling convention, the types of
+    result and arguments, `@Z`. An argument's type of more than a letter that comes again is written
+    as its number among the types of that kind.
+    """
+    plain = "".join(_TYPES[argument][0] for argument in arguments)
+    known: list[str] = []
+    codes = ""
+    for argument in arguments:
+        code = _TYPES[argument][1]
+        codes += str(known.index(code)) if code in known else code
+        if len(code) > 1 and code not in known:
+            known.append(code)
+    visual = f"?{name}@@YA{_TYPES[result][1]}{codes}@Z"
+    return name, f"_Z{len(name)}{name}{plain}", visual
 
 
 def last_native_errors() -> str:

@@ -40,12 +40,13 @@ class Memory:
 
     @property
     def _handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
-        if self._open_handle is None:
+        handle = self._open_handle  # read once: another thread may close it
+        if handle is None:
             raise ClosedError("the context of this memory is closed")
-        return self._open_handle
+        return handle
 
     def close(self) -> None:
-        """Forget the native memory, which the context is about to free."""
+        """Forget the native memory, which is the context's."""
         self._open_handle = None
 
     def note_evaluation(self, n_tokens: int) -> None:

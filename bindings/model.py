@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from specrun.bindings.devices import layers_offloaded
 from specrun.bindings.errors import (
     ClosedError,
     MalformedFileError,
@@ -16,22 +18,34 @@ from specrun.bindings.errors import (
     OutOfMemoryError,
     UnsupportedModelError,
 )
-from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
-from specrun.bindings.library import last_native_errors, llama
+from specrun.bindings.gguf import GGUFHeader, read_header
+from specrun.bindings.library import NativeHandle, last_native_errors, llama
+from specrun.bindings.model_checks import check_model
 from specrun.bindings.nextn import ROLLBACK_ARCHITECTURES, read_nextn
+from specrun.bindings.threads import check_fork
+from specrun.bindings.trial import require_tried
 from specrun.bindings.vocabulary import Vocabulary
 
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
 
 
+class Reader(Protocol):
+    """A context of a model."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+
+
 class Model:
     """A target or draft model. Owns native memory: use it as a context manager or call `close()`.
 
-    Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all); `use_mmap` maps the file
-    instead of reading it; `use_mlock` keeps it in RAM; `progress` is called with 0.0..1.0 and may
-    return False to stop loading; `vocab_only` loads the vocabulary alone, for what needs no
-    evaluation; `load_nextn` loads the NextN blocks too, if the file has any. Raises
+    Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all), ignored where there is
+    none; `use_mmap` maps the file instead of reading it; `use_mlock` keeps it in RAM; `progress` is
+    called with 0.0..1.0 and may return False to stop loading; `vocab_only` loads the vocabulary
+    alone, for what needs no evaluation; `load_nextn` loads the NextN blocks too, if the file has
+    any. A file that was not seen before is tried in another process first (`trial`). Raises
     `FileMissingError`, `MalformedFileError`, `ModelLoadError`, `OutOfMemoryError`.
     """
 
@@ -47,26 +61,35 @@ class Model:
         load_nextn: bool = False,
     ) -> None:
         self._handle: Any = None
-        self._children = 0
+        self._contexts: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._vocab_only = vocab_only
         if n_gpu_layers < -1:
             raise OptionError(f"n_gpu_layers is {n_gpu_layers}: give -1 (all) or a count of layers")
+        check_fork()
         self.path = Path(path)
         self.header: GGUFHeader = read_header(self.path)
-        _check_tokens(self.header, self.path)
+        check_model(self.path, self.header, vocab_only=vocab_only)
         self.nextn = read_nextn(self.path, self.header)
+        require_tried(self.path, self.header, vocab_only=vocab_only)
         self.has_loaded_nextn = load_nextn and self.nextn.count > 0
         self._native = llama()
         self._handle = self._load(n_gpu_layers, use_mmap, use_mlock, progress)
-        self.n_gpu_layers = n_gpu_layers
+        self.n_gpu_layers = layers_offloaded(n_gpu_layers)
+        """How many layers are on a GPU (-1: all): heads are computed where their target is."""
         # Read once: llama.cpp overwrites it when a context scales positions.
         self._n_ctx_train = int(self._native.llama_model_n_ctx_train(self._handle))
-        self.vocabulary = Vocabulary(self._native.llama_model_get_vocab(self._handle))
+        vocabulary = self._native.llama_model_get_vocab(self._handle)
+        self.vocabulary = Vocabulary(NativeHandle(vocabulary, None, self._handle))
         # Before any context exists, so that a context cannot be asked of a vocabulary-only file.
         if self.vocabulary.kind == "none" or self.vocabulary.size <= 0:
             self.close()
             problem = f"{self.path} has no vocabulary: it cannot read or write text"
             raise UnsupportedModelError(problem)
+        missing = self.vocabulary.missing_token
+        if missing:
+            self.close()
+            problem = f"{self.path} puts a token {missing} to every text, and has none"
+            raise MalformedFileError(f"{problem}: convert the model again")
 
     def _load(
         self,
@@ -88,7 +111,7 @@ class Model:
         last_native_errors()
         handle = self._native.llama_model_load_from_file(os.fsencode(self.path), params)
         if handle:
-            return handle
+            return NativeHandle(handle, self._native.llama_model_free)
         reason = last_native_errors() or "llama.cpp gave no reason"
         if "alloc" in reason or "out of memory" in reason.lower():
             advice = "Use a smaller quantization or fewer GPU layers (-ngl)"
@@ -98,32 +121,27 @@ class Model:
     @property
     def handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
         """The native pointer; raises `ClosedError` after `close()`."""
-        if self._handle is None:
+        handle = self._handle  # read once: another thread may close it
+        if handle is None:
             raise ClosedError(f"the model {self.path} is closed")
-        return self._handle
+        return handle
 
     def close(self) -> None:
-        """Free the native memory; calling it again does nothing. Contexts must be closed first."""
-        if self._handle is None:
-            return
-        if self._children:
-            raise ClosedError(
-                f"close the {self._children} contexts of {self.path} before the model"
-            )
-        handle, self._handle = self._handle, None
+        """Free the native memory, once no call is in it; calling it again does nothing.
+
+        Contexts must be closed first.
+        """
+        n_open = sum(context.is_open for context in self._contexts)
+        if n_open and self._handle is not None:
+            raise ClosedError(f"close the {n_open} contexts of {self.path} before the model")
+        self._handle = None
         self.vocabulary.close()
-        self._native.llama_model_free(handle)
 
     def __enter__(self) -> Model:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        # A context that still lives would read freed memory: better to leak than to crash.
-        if getattr(self, "_handle", None) is not None and not self._children:
-            self.close()
 
     # -- what the model is -------------------------------------------------------------------------
 
@@ -235,28 +253,6 @@ class Model:
             problem = f"only the vocabulary of {self.path} was loaded"
             raise OptionError(f"{problem}: it cannot evaluate anything")
 
-    # -- children ----------------------------------------------------------------------------------
-
-    def adopt(self) -> None:
-        """Count a context that reads this model, so that the model outlives it."""
-        self._children += 1
-
-    def release(self) -> None:
-        """Uncount a closed context."""
-        self._children -= 1
-
-
-def _check_tokens(header: GGUFHeader, path: Path) -> None:
-    """Refuse a vocabulary with a token twice, which llama.cpp answers with an assertion."""
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, ArrayValue) or tokens.element_type != "string":
-        return
-    first: dict[bytes, int] = {}
-    for token in range(len(tokens)):
-        # As llama.cpp reads them: cut at a zero byte, empty ones with names of their own.
-        text = tokens.bytes_at(token).split(b"\0", 1)[0] or b"[EMPTY_%d]" % token
-        if first.setdefault(text, token) != token:
-            shown = text.decode("utf-8", "replace")
-            places = f"as tokens {first[text]} and {token}: convert the model again"
-            problem = f"{path} has the token {shown!r} twice in its vocabulary, {places}"
-            raise MalformedFileError(problem)
+    def adopt(self, context: Reader) -> None:
+        """Know a context that reads this model, so that the model is closed after it."""
+        self._contexts.add(context)

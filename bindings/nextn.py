@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.gguf import GGUFHeader, read_any_header
-from specrun.bindings.library import exported_function
+from specrun.bindings.library import cpp_names, exported_function
 
 _WITH_GRAPHS = """
     bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe hy_v3 mimo2
@@ -71,17 +71,22 @@ def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
 
 
 def split_headers(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
-    """Return the header of a model's first file, and those of its other files that are there.
+    """Return the header of a model's first file, and those of its other files that are there."""
+    return [header, *(read_any_header(other) for other in split_paths(path, header)[1:])]
+
+
+def split_paths(path: Path, header: GGUFHeader) -> list[Path]:
+    """Return the files of a model that are there, the one with this header first.
 
     llama.cpp names them `base-00001-of-00003.gguf` and so on, and loads no incomplete model.
     """
     count = header.metadata.get("split.count")
     name = _SPLIT_NAME.fullmatch(path.name)
     if not isinstance(count, int) or not 1 < count < 10**5 or name is None:
-        return [header]
+        return [path]
     names = (f"{name['base']}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1))
     others = (path.with_name(other) for other in names if other != path.name)
-    return [header, *(read_any_header(other) for other in others if other.is_file())]
+    return [path, *(other for other in others if other.is_file())]
 
 
 def _declared(header: GGUFHeader) -> tuple[int, int]:
@@ -96,26 +101,22 @@ def _declared(header: GGUFHeader) -> tuple[int, int]:
 
 # -- llama.cpp's functions, which it has not declared stable yet -----------------------------------
 
+_SHOW = cpp_names("llama_set_embeddings_nextn", "void", "llama_context *", "bool", "bool")
+_ROWS = cpp_names("llama_get_embeddings_nextn", "float *", "llama_context *")
+_SELECT = cpp_names("llama_set_nextn_layer_offset", "void", "llama_context *", "int32_t")
+
 
 def show_nextn_states(context: Any, *, only_rows: bool = False) -> None:  # noqa: ANN401 - a ctypes pointer
     """Let a context give the states that NextN blocks read: every token's, or only rows'."""
-    names = _names("llama_set_embeddings_nextn", "P13llama_contextbb")
-    show = exported_function(names, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
+    show = exported_function(_SHOW, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
     show(context, True, only_rows)
 
 
 def nextn_rows() -> Any:  # noqa: ANN401 - a ctypes function
     """Return the function that tells where a context's states lie."""
-    names = _names("llama_get_embeddings_nextn", "P13llama_context")
-    return exported_function(names, ctypes.c_void_p, ctypes.c_void_p)
+    return exported_function(_ROWS, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def select_nextn_block(context: Any, block: int) -> None:  # noqa: ANN401 - a ctypes pointer
     """Let an MTP context evaluate another block: 0 is the first one behind the trunk."""
-    names = _names("llama_set_nextn_layer_offset", "P13llama_contexti")
-    exported_function(names, None, ctypes.c_void_p, ctypes.c_int32)(context, block)
-
-
-def _names(name: str, arguments: str) -> tuple[str, str]:
-    """Return a function's plain name and the one that C++ compilers on Unix give it."""
-    return name, f"_Z{len(name)}{name}{arguments}"
+    exported_function(_SELECT, None, ctypes.c_void_p, ctypes.c_int32)(context, block)

@@ -12,7 +12,7 @@ from specrun.bindings.batch import Batch
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, StaleViewError
 from specrun.bindings.layer_inputs import layer_input_rows, show_layer_inputs
-from specrun.bindings.library import native_function
+from specrun.bindings.library import NativeHandle, native_function
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import nextn_rows
 
@@ -26,13 +26,15 @@ class OutputBuffers:
     `generation` counts up with whatever may overwrite or move them.
     """
 
-    def __init__(self, handle: Any, model: Model, options: ContextOptions) -> None:  # noqa: ANN401 - a ctypes pointer
+    def __init__(self, handle: NativeHandle, model: Model, options: ContextOptions) -> None:
         self.generation = 0
-        self._handle = handle
+        self._handle: NativeHandle | None = handle
         self._options = options
         self._n_embd, self._n_embd_out = model.n_embd, model.n_embd_out
         self._n_vocab = model.vocabulary.size
-        self._views: dict[str | int, tuple[int, FloatRows]] = {}  # by function, or layer
+        # By function, or layer: arrays by their address, and those of the last evaluation.
+        self._views: dict[str | int, tuple[int, FloatRows]] = {}
+        self._fresh: dict[str | int, FloatRows] = {}
         pointer = ctypes.c_void_p
         self._addresses = {
             name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
@@ -65,11 +67,29 @@ class OutputBuffers:
         self._require("nextn_states", "NextN states")
         return self._view(_NEXTN, count, self._n_embd_out)
 
+    def renew(self) -> None:
+        """Make all rows stale: the next evaluation begins."""
+        self.generation += 1
+        self._fresh = {}
+
     def close(self) -> None:
         """Make all rows stale, for good."""
-        self.generation += 1
         self._handle = None
-        self._views.clear()
+        self.renew()
+        self._views = {}
+
+    def require_fresh(self, generation: int) -> None:
+        """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
+        if generation != self.generation:
+            self._open()
+            problem = "these rows were overwritten by a later evaluation: copy what must be kept"
+            raise StaleViewError(problem)
+
+    def _open(self) -> NativeHandle:
+        handle = self._handle  # read once: another thread may close it
+        if handle is None:
+            raise ClosedError("the context is closed")
+        return handle
 
     def _require(self, option: str, rows: str) -> None:
         if not getattr(self._options, option):
@@ -78,22 +98,26 @@ class OutputBuffers:
 
     def _view(self, source: str | int, count: int, width: int) -> FloatRows:
         """Return rows of the buffer that a function's name, or a layer's number, stands for."""
-        if self._handle is None:
-            raise ClosedError("the context is closed")
+        fresh = self._fresh.get(source)
+        if fresh is not None and len(fresh) >= count:
+            return fresh
+        handle = self._open()
         address: int | None
         if isinstance(source, int):
-            address = self._layer_address(self._handle, source)
+            address = self._layer_address(handle, source)
         else:
-            address = self._addresses[source](self._handle)
+            address = self._addresses[source](handle)
         if not address:
             problem = "this evaluation gave no rows: no token of the batch asked for output"
             raise OptionError(problem)
         known = self._views.get(source)
         # The buffer only moves when it grows, so the array over it is made once and reused.
         if known is None or known[0] != address or len(known[1]) < count:
-            flat = (ctypes.c_float * (count * width)).from_address(address)
+            flat: Any = (ctypes.c_float * (count * width)).from_address(address)
+            flat.keeps = handle  # as long as there is a view, its memory is not freed
             known = (address, np.ctypeslib.as_array(flat).reshape(count, width))
             self._views[source] = known
+        self._fresh[source] = known[1]
         return known[1]
 
 
@@ -107,7 +131,7 @@ class Rows:
     """
 
     __slots__ = (
-        *("_buffers", "_generation", "_indices", "_layers", "_logits"),
+        *("_buffers", "_generation", "_indices"),
         *("_n_states", "_n_tokens", "_native_count", "count"),
     )
 
@@ -120,9 +144,7 @@ class Rows:
         self._n_states = n_states
         self._native_count = self.count
         self._n_tokens = batch.n_tokens
-        self._layers: dict[int, FloatRows] = {}
         self._indices: npt.NDArray[np.intp] | None = None
-        self._logits: FloatRows | None = None
         if every_token and self.count < batch.n_tokens:
             self._native_count = batch.n_tokens
             self._indices = np.flatnonzero(batch.outputs[: batch.n_tokens])
@@ -130,9 +152,7 @@ class Rows:
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
         index = self._index_of(row)
-        if self._logits is None:
-            self._logits = self._buffers.logits(self._native_count)
-        return self._logits[index]  # type: ignore[no-any-return]
+        return self._buffers.logits(self._native_count)[index]  # type: ignore[no-any-return]
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
@@ -144,29 +164,21 @@ class Rows:
 
         Every token has one, whether it asked for output or not.
         """
-        self._require_fresh()
+        self._buffers.require_fresh(self._generation)
         if not 0 <= token < self._n_tokens:
             raise OptionError(f"token {token} of an evaluation of {self._n_tokens} tokens")
-        rows = self._layers.get(layer)
-        if rows is None:
-            rows = self._layers[layer] = self._buffers.layer_inputs(layer, self._n_tokens)
-        return rows[token]  # type: ignore[no-any-return]
+        return self._buffers.layer_inputs(layer, self._n_tokens)[token]  # type: ignore[no-any-return]
 
     def nextn_state(self, token: int) -> FloatRows:
         """Return what NextN blocks read of a token, row or not: a float32 view [n_embd_out]."""
-        self._require_fresh()
+        self._buffers.require_fresh(self._generation)
         if not 0 <= token < self._n_states:
             given = f"an evaluation that gave {self._n_states} states"
             raise OptionError(f"the state of token {token}, of {given}")
         return self._buffers.nextn_states(self._n_states)[token]  # type: ignore[no-any-return]
 
-    def _require_fresh(self) -> None:
-        if self._generation != self._buffers.generation:
-            problem = "these rows were overwritten by a later evaluation: copy what must be kept"
-            raise StaleViewError(problem)
-
     def _index_of(self, row: int) -> int:
-        self._require_fresh()
+        self._buffers.require_fresh(self._generation)
         if not 0 <= row < self.count:
             raise OptionError(f"row {row} of an evaluation that gave {self.count} rows")
         return row if self._indices is None else int(self._indices[row])

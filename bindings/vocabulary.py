@@ -30,12 +30,13 @@ class Vocabulary:
 
     @property
     def _handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
-        if self._open_handle is None:
+        handle = self._open_handle  # read once: another thread may close it
+        if handle is None:
             raise ClosedError("the model of this vocabulary is closed")
-        return self._open_handle
+        return handle
 
     def close(self) -> None:
-        """Forget the native vocabulary, which the model is about to free."""
+        """Forget the native vocabulary, which is the model's."""
         self._open_handle = None
 
     def _special(self, name: str) -> int | None:
@@ -51,6 +52,15 @@ class Vocabulary:
     def eos(self) -> int | None:
         """The end-of-sequence token, or None."""
         return self._special("eos")
+
+    @property
+    def missing_token(self) -> str:
+        """The name of a token that every text is to have and that is not there, or ""."""
+        if self.kind not in ("SPM", "BPE", "UGM"):
+            return ""
+        asked = {"bos": self.adds_bos, "eos": self.adds_eos}
+        # llama.cpp asserts that it is there when a text is read.
+        return next((name for name in asked if asked[name] and self._special(name) is None), "")
 
     @functools.cached_property
     def end_of_generation(self) -> frozenset[int]:

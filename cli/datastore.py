@@ -18,6 +18,7 @@ from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import MalformedFileError
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.options.group import MODEL, OUTPUT, SectionedCommand
+from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, PATH
 from specrun.cli.terminal.progress import screen_bar
@@ -64,6 +65,7 @@ stays below some 300 MB whatever the size. Ctrl-C leaves nothing behind.
 @MODEL.option("-m, --model", "The target: its vocabulary is used.", FILE, required=True)
 @OUTPUT.option("-o, --output STORE", "The datastore to write.", PATH, required=True)
 @OUTPUT.flag("--force", "Overwrite an existing file.")
+@trust_option
 @terminal_options
 def build(
     files: tuple[Path, ...], model: Path, output: Path, force: bool, terminal: Terminal
@@ -122,6 +124,7 @@ def _described(what: str, done: int, total: int) -> str:
 @click.argument("store", type=FILE, metavar="STORE")
 @MODEL.option("-m, --model", "Also say whether it fits this target.", FILE)
 @json_option()
+@trust_option
 @terminal_options
 def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> None:
     """Show what a datastore holds; reads all of it to check that it is undamaged."""

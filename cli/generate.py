@@ -87,7 +87,7 @@ def generate(
         full = context_full(answered, answer.max_tokens, runtime)
         trained = runtime.model.n_ctx_train
     if as_json:
-        terminal.answer(_as_json(answered, stream.seed) + "\n")
+        terminal.answer(_as_json(answered) + "\n")
     if display.show_timings:
         terminal.note(statistics_line(answered.result, trained))
     if full:
@@ -119,9 +119,8 @@ def _start(
     return runtime.stream_chat(messages, answer.params, max_tokens=answer.max_tokens)
 
 
-def _as_json(answered: Answer, seed: int) -> str:
+def _as_json(answered: Answer) -> str:
     values: dict[str, Any] = answered.result.to_dict()
     del values["usage"]["cached_tokens"]  # nothing is cached before the first prompt
-    values["seed"] = seed
     unicode_output = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     return json.dumps(values, ensure_ascii=not unicode_output, allow_nan=False)

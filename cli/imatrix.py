@@ -10,6 +10,7 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import EVALUATION, MODEL, Section, SectionedCommand
+from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, MAX_COUNT, PATH, LayerCountType
 from specrun.cli.terminal.paths import read_text
@@ -73,6 +74,7 @@ the chunks that are done; --resume goes on behind them and ends with the same nu
 @EVALUATION.option(
     "-ngl, --gpu-layers, --n-gpu-layers", "Layers on the GPU.", LayerCountType(), default=0
 )
+@trust_option
 @terminal_options
 @json_option()
 def imatrix(

@@ -30,6 +30,7 @@ _COMMANDS = (
     ),
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
     LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),
+    LazyCommand("specrun.cli.prove", "prove", "Check that a pair's text is the target's own."),
     LazyCommand(
         "specrun.cli.doctor.command", "doctor", "Check this installation and this machine."
     ),

@@ -20,6 +20,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ModelError, SpecrunError
 from specrun.bindings.model import Model
+from specrun.bindings.trial import trusting_files
 
 FIXED_TEXT = Path(__file__).with_name("fixed_text.txt").read_text(encoding="utf-8")
 LARGEST_ERRORS = {"F32": 1e-4, "F16": 2e-2, "BF16": 1e-1}
@@ -54,7 +55,8 @@ def check_logits(
     transformers is not installed, or cannot open the checkpoint, the result says so.
     """
     allowed = LARGEST_ERRORS[type_name]
-    with Model(path) as model:
+    # It was just written here, and may have no name yet that another process could open.
+    with trusting_files(), Model(path) as model:
         length = max(1, min(_MOST_TOKENS, model.n_ctx_train))
         tokens = model.vocabulary.tokenize(FIXED_TEXT)[:length]
         try:

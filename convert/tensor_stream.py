@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf import read_header
+from specrun.bindings.threads import available_cores
 from specrun.convert.checkpoint import (
     NUMBER_TYPES,
     PIECE_BYTES,

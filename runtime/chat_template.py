@@ -21,8 +21,10 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.template_sandbox import TemplateSandbox
 
 Message = Mapping[str, Any]
+_MAX_SOURCE = 256 * 1024  # many times the longest that any model is known to have
 _MAX_OUTPUT = 16 * 1024 * 1024
 _MAX_SECONDS = 5.0
+_MAX_MESSAGE = 1000  # characters of an error message, which may show whatever the template made
 # Private-use characters: one that occurs nowhere marks the places where texts are taken apart.
 _MARKERS = [chr(code) for code in range(0xE000, 0xE100)]
 
@@ -36,6 +38,8 @@ class ChatTemplate:
         self._environment = TemplateSandbox()
         helpers = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self._environment.globals.update(helpers)
+        if len(source) > _MAX_SOURCE:
+            raise TemplateError(f"bad chat template: it is longer than {_MAX_SOURCE} characters")
         try:
             self._template = self._environment.from_string(source)
         except Exception as error:  # Jinja's own, or what Python's compiler says of deep nesting
@@ -58,11 +62,13 @@ class ChatTemplate:
             advice = "It tries to do more than write text: do not trust this file"
             raise TemplateError(f"{problem}. {advice}") from error
         except Exception as error:  # a template may raise whatever Python can
-            problem = f"the chat template failed: {type(error).__name__}: {error}"
+            problem = (
+                f"the chat template failed: {type(error).__name__}: {str(error)[:_MAX_MESSAGE]}"
+            )
             raise TemplateError(problem) from error
 
     def _collect(self, values: dict[str, Any]) -> str:
-        self._environment.start()
+        self._environment.start(values)
         parts: list[str] = []
         size = 0
         for part in self._template.generate(**values):
@@ -173,10 +179,13 @@ def _within_time(work: Callable[[], str]) -> str:
 
 
 def _raise_exception(message: str) -> None:
-    raise TemplateError(f"the chat template refuses this conversation: {message}")
+    problem = "the chat template refuses this conversation"
+    raise TemplateError(f"{problem}: {str(message)[:_MAX_MESSAGE]}")
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > _MAX_MESSAGE:  # results may be hundreds of times as long
+        raise SecurityError("a date longer than any chat needs")
     return datetime.datetime.now().strftime(form)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from specrun.runtime.drafter import Drafter
 from specrun.runtime.noise import NoiseSource, SeededNoise
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import CachedText, TargetModel
 
 
@@ -33,10 +32,7 @@ class Conversation(CachedText):
 
         All but the last token are then cached: the first round, whose root it is, needs its row.
         """
-        shared = min(common_prefix(self.tokens, prompt), self.n_cached, len(prompt) - 1)
-        if self.drafter.reads_target and target.context.model.can_branch:
-            shared = max(0, shared - 1)  # the state before the first new token is needed with it
-        target.rewind(self, shared)
+        target.rewind(self, target.reusable(self, prompt, states=self.drafter.reads_target))
         # A memory that cannot drop a part was cleared: nothing is shared then.
         shared = self.n_cached
         # Before the prefill, of whose pieces the drafter learns.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specrun.runtime.acceptance import Acceptance, AcceptanceRule, LawAt
+from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
@@ -31,6 +31,15 @@ class DecodeSettings:
     params: SamplingParams
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
+
+    @property
+    def rule_in_force(self) -> AcceptanceRule:
+        """The rule; at temperature 0 an exact one, which keeps plain decoding's text.
+
+        A rule that trades the target's law for speed cannot see the temperature: to it a truncation
+        that leaves one token looks the same.
+        """
+        return ExactRule() if self.params.is_greedy and not self.rule.exact else self.rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ def decode_rounds(
     State is consistent at each yield: a consumer may stop there.
     """
     tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
-    rule, params, limits = settings.rule, settings.params, settings.limits
+    rule, params, limits = settings.rule_in_force, settings.params, settings.limits
     while (allowance := limits.next_round(len(tokens))) is not None:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.

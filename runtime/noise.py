@@ -1,8 +1,9 @@
-"""Random draws for acceptance and drafting, hashed from the seed and a token's position alone.
+"""Random draws for acceptance and drafting, hashed from an answer's key and a token's position.
 
-The token at position p is decided once, by draws keyed with (seed, p). Plain decoding and every
+The token at position p is decided once, by draws keyed with (key, p). Plain decoding and every
 drafter of point masses therefore make the same choice from the same law: their texts agree at any
-temperature.
+temperature. An answer's key is a hash of (seed, index, prompt): with the seed alone, a text that
+comes back in a prompt at other positions would meet the numbers that made it, and repeat itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import math
 import struct
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -53,26 +55,37 @@ class NoiseSource(Protocol):
 
 
 class SeededNoise:
-    """Counter-based noise: every draw is a hash of (seed, stream, position, index).
+    """Counter-based noise: every draw is a hash of (key, stream, position, number of the draw).
 
     blake2b keyed by a counter has no state to save, needs no order of draws, and costs about a
-    microsecond.
+    microsecond. Of `key`, any whole number, 64 bits count.
     """
 
-    def __init__(self, seed: int, stream: int = 0) -> None:
-        self.seed = seed & 0xFFFFFFFFFFFFFFFF
+    def __init__(self, key: int, stream: int = 0) -> None:
+        self._key = key & _WORD
         self._stream = stream
         self._position = 0
         self._accepts = 0
         self._choices = 0
-        self._key: int | None = None
+        self._word: int | None = None
+
+    @staticmethod
+    def for_answer(seed: int, prompt: Sequence[int], index: int = 0) -> SeededNoise:
+        """Return the noise of the answer number `index` to a prompt's tokens.
+
+        Another seed, index or prompt gives independent draws: the keys are hashes of 64 bits.
+        """
+        # As text, because a seed may have any number of digits; the blanks end seed and index.
+        digest = hashlib.blake2b(f"{seed} {index} ".encode(), digest_size=8)
+        digest.update(np.array(prompt, "<i8").tobytes())
+        return SeededNoise(int.from_bytes(digest.digest(), "little"))
 
     def seek(self, position: int) -> None:
         """Turn to the draws of `position`."""
         self._position = position
         self._accepts = 0
         self._choices = 0
-        self._key = None
+        self._word = None
 
     def accept(self, probability: float) -> bool:
         """Return True with the given probability, by the next acceptance draw of this position."""
@@ -120,15 +133,15 @@ class SeededNoise:
         """
         key = struct.pack("<qq", self._stream, round_start)
         digest = hashlib.blake2b(key, digest_size=8).digest()
-        return DraftNoise(self.seed, int.from_bytes(digest, "little", signed=True))
+        return DraftNoise(self._key, int.from_bytes(digest, "little", signed=True))
 
     def _hash(self, index: int) -> int:
         """Return 64 bits: number `index` of the position's own SplitMix64 sequence."""
-        if self._key is None:
+        if self._word is None:
             # blake2b once a position: its further numbers are SplitMix64's, which cost less.
-            key = struct.pack("<Qqq", self.seed, self._stream, self._position)
-            self._key = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-        word = (self._key + index * _GOLDEN_INT) & _WORD
+            key = struct.pack("<Qqq", self._key, self._stream, self._position)
+            self._word = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        word = (self._word + index * _GOLDEN_INT) & _WORD
         word = ((word ^ (word >> 30)) * _MIX_1_INT) & _WORD
         word = ((word ^ (word >> 27)) * _MIX_2_INT) & _WORD
         return word ^ (word >> 31)

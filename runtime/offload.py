@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from specrun.bindings.devices import devices, supports_gpu_offload
+from specrun.bindings.devices import devices, layers_offloaded, offload_devices
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 
@@ -29,18 +29,19 @@ def parse_layer_count(text: str) -> LayerCount:
 def resolve_gpu_layers(wanted: LayerCount, path: Path) -> int:
     """Return llama.cpp's n_gpu_layers (-1: all) for a file.
 
-    "auto" gives every layer if the weights fit into three quarters of the GPUs' free memory,
-    otherwise the share that fits; 0 without a GPU.
+    "auto" gives every layer if the weights fit into three quarters of the free memory of the GPUs
+    that llama.cpp would use, otherwise the share that fits. 0 without a GPU, whatever was asked
+    for.
     """
     if wanted == "all":
-        return -1
+        wanted = -1
     if wanted != "auto":
         if wanted < -1:
             raise OptionError(f"GPU layers is {wanted}: give -1 (all), 0 (none) or a count")
-        return wanted
-    if not supports_gpu_offload():
+        return layers_offloaded(wanted)
+    free = sum(device.memory_free for device in offload_devices(devices()))
+    if not free:
         return 0
-    free = sum(device.memory_free for device in devices() if device.kind in ("gpu", "igpu"))
     header = read_header(path)
     weights = sum(tensor.n_bytes for tensor in header.tensors)
     budget = int(free * _SHARE_FOR_WEIGHTS)

@@ -39,14 +39,17 @@ class TokenEvent:
         self.token_id = token_id
         self.origin: Origin = origin
         self.round = round_number
-        self._logits = logits
+        # None once the number is known: a row keeps its whole round in memory.
+        self._logits: Callable[[], Logits] | None = logits
         self._logprob: float | None = None
 
     @property
     def logprob(self) -> float:
         """The target's log-probability of the token: a softmax, computed when first asked."""
-        if self._logprob is None:
+        if self._logits is not None:
             self._logprob = log_probability(self._logits(), self.token_id)
+            self._logits = None
+        assert self._logprob is not None
         return self._logprob
 
     def keep_logits(self, room: Logits | None = None) -> Logits | None:
@@ -55,7 +58,7 @@ class TokenEvent:
         The copy goes into `room`, if given, and is returned; where the value is known already,
         `room` comes back.
         """
-        if self._logprob is not None:
+        if self._logits is None:
             return room
         logits = self._logits()
         copied = np.empty_like(logits) if room is None else room
@@ -105,6 +108,15 @@ class LogprobKeeper:
             self._copied = weakref.ref(last)
         self._current.clear()
 
+    def finish(self) -> None:
+        """Save what is still held as numbers: no reader of a copy is to come."""
+        for reference in (*self._current, self._copied):
+            event = reference() if reference is not None else None
+            if event is not None:
+                _ = event.logprob
+        self._current.clear()
+        self._copied = self._room = None
+
 
 @dataclass(frozen=True, slots=True)
 class SpecStats:
@@ -118,7 +130,8 @@ class SpecStats:
     evaluation. `tokens_per_second` leaves out the time until the first token's round began (the
     prompt). `drafting` is what the drafter itself reports: the choices of `auto`, the inner rounds
     of `cascade`, the parts of combinators. `non_candidates` are nodes that were evaluated beside
-    the drafted ones and could not be kept (lookahead's window).
+    the drafted ones and could not be kept (lookahead's window). `width` is how many tokens every
+    evaluation of the target had (`--shape`), None where that was free.
     """
 
     drafter: str
@@ -141,6 +154,7 @@ class SpecStats:
     non_candidates: int = 0
     acceptance_given_prefix: tuple[float, ...] = ()
     tested_by_position: tuple[int, ...] = ()
+    width: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as a mapping, ready for JSON."""
@@ -148,17 +162,14 @@ class SpecStats:
 
 
 class RoundCounter:
-    """Adds up rounds."""
+    """Adds up rounds: how often there was one of each kind is all that it keeps.
+
+    So a round is counted in one assignment, as a whole or not at all, wherever Ctrl-C may come.
+    """
 
     def __init__(self) -> None:
-        self.rounds = 0
-        self.tokens = 0
-        self.drafted = 0
-        self.accepted = 0
-        self.non_candidates = 0
-        self._drafted_at: list[int] = []
-        self._accepted_at: list[int] = []
-        self._tested_at: list[int] = []
+        # (candidates, depth, accepted, tokens, others, tested) -> how many rounds
+        self._kinds: dict[tuple[int, int, int, int, int, int], int] = {}
 
     def count(
         self,
@@ -175,22 +186,46 @@ class RoundCounter:
         many depths there were drafts to accept below what was kept: those that were, and one more
         where all were rejected; as for a chain where it is left out.
         """
-        self.rounds += 1
-        self.tokens += n_tokens
-        self.drafted += n_candidates
-        self.accepted += n_accepted
-        self.non_candidates += n_others
-        # All by depth - 1 and of one length, so that the rates divide entry by entry.
-        while len(self._drafted_at) < depth:
-            self._drafted_at.append(0)
-            self._accepted_at.append(0)
-            self._tested_at.append(0)
         # A chain tests one token more than it keeps, unless it is kept whole.
-        for position in range(min(depth, n_accepted + 1) if n_tested is None else n_tested):
-            self._tested_at[position] += 1
-        for position in range(depth):
-            self._drafted_at[position] += 1
-            self._accepted_at[position] += position < n_accepted
+        tested = min(depth, n_accepted + 1) if n_tested is None else n_tested
+        kind = (n_candidates, depth, n_accepted, n_tokens, n_others, tested)
+        self._kinds[kind] = self._kinds.get(kind, 0) + 1
+
+    def _total(self, index: int) -> int:
+        return sum(kind[index] * times for kind, times in self._kinds.items())
+
+    def _reached(self, *indices: int) -> list[int]:
+        """Return how many rounds came to each depth, by the least of what stands at `indices`."""
+        reached = [0] * max((kind[1] for kind in self._kinds), default=0)
+        for kind, times in self._kinds.items():
+            for position in range(min(kind[index] for index in indices)):
+                reached[position] += times
+        return reached
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there were."""
+        return sum(self._kinds.values())
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens they produced."""
+        return self._total(3)
+
+    @property
+    def drafted(self) -> int:
+        """How many nodes could have been accepted."""
+        return self._total(0)
+
+    @property
+    def accepted(self) -> int:
+        """How many nodes were accepted."""
+        return self._total(2)
+
+    @property
+    def non_candidates(self) -> int:
+        """How many nodes were evaluated and could not be accepted."""
+        return self._total(4)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -205,20 +240,21 @@ class RoundCounter:
     @property
     def acceptance_by_position(self) -> Sequence[float]:
         """The share of rounds that kept a token at each depth they drafted."""
-        return tuple(a / d for a, d in zip(self._accepted_at, self._drafted_at, strict=True))
+        pairs = zip(self._reached(1, 2), self._reached(1), strict=True)
+        return tuple(accepted / drafted for accepted, drafted in pairs)
 
     @property
     def acceptance_given_prefix(self) -> Sequence[float]:
         """The share of tests at each depth that kept a token, down to the last tested depth."""
         # Depths that were never tested have no rate.
-        pairs = zip(self._accepted_at, self.tested_by_position, strict=False)
+        pairs = zip(self._reached(1, 2), self.tested_by_position, strict=False)
         return tuple(accepted / tested for accepted, tested in pairs)
 
     @property
     def tested_by_position(self) -> Sequence[int]:
         """In how many rounds each depth was tested: all depths above had kept a token."""
         # A depth is tested only after those above it: what is 0 stands at the end.
-        return tuple(tested for tested in self._tested_at if tested)
+        return tuple(tested for tested in self._reached(5) if tested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +272,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished answer. `token_ids` include a token that ended it; `text` does not."""
+    """A finished answer. `token_ids` include a token that ended it; `text` does not.
+
+    `seed` is the one that was given, or the random one that took its place.
+    """
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
     usage: Usage
     stats: SpecStats
+    seed: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a mapping, ready for JSON."""

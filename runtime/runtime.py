@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.model import Model
 from specrun.bindings.rope_scaling import RopeScaling
+from specrun.bindings.trial import remember_written, trusting_files
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
@@ -22,10 +22,11 @@ from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
+from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import parse_expression
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.results import GenerationResult
-from specrun.runtime.sampling import SamplingParams, unknown_option
+from specrun.runtime.sampling import SamplingParams, random_if_unset, unknown_option, whole_number
 from specrun.runtime.session import GenerationStream, Session
 
 if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
@@ -42,10 +43,12 @@ class RuntimeOptions:
     them (rows, sequences, states) is added to it. Its `n_ctx` 0 takes the length the target was
     trained with; larger values than that are cut to it, unless `rope` stretches positions, which is
     then asked of the draft model too. `n_gpu_layers` is a count, "all" or "auto" (as many as fit).
-    `seed` None picks one at random for every answer. `accept` names the acceptance rule: exact
-    ones, or "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that prompt
-    lookup reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt
-    lookup.
+    `seed` None or -1 picks one at random for every answer, which its result names. `accept` names
+    the acceptance rule: exact ones, or "typical(eps=0.09, delta=0.3)", which is not. `reference` is
+    a text file that prompt lookup reads too: short for `prompt-lookup(reference=FILE)` wherever the
+    drafter has a prompt lookup. `trust` opens files that were not seen before without trying them
+    in another process. `shape` "fixed", or a width in tokens, evaluates as many tokens whatever is
+    drafted, so that a text is the same to the bit with any drafter of point masses of that width.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -55,8 +58,10 @@ class RuntimeOptions:
     use_mlock: bool = False
     accept: str = "exact"
     chat_template: str | None = None
-    seed: int | None = 0
+    seed: int | None = None
     reference: str | os.PathLike[str] | None = None
+    trust: bool = False
+    shape: Shape = "free"
 
 
 class Runtime:
@@ -79,6 +84,9 @@ class Runtime:
     @classmethod
     def demo(cls, drafter: str = "draft", **options: Any) -> Runtime:  # noqa: ANN401 - see __init__
         """Open the embedded family; paths may be left out of `drafter`, as in "draft(n=3)"."""
+        for path in (demo_target(), *demo_drafters().values()):
+            if path.is_file():
+                remember_written(path)
         runtime = cls.__new__(cls)
         runtime._open(demo_target(), drafter, _parse_options(options), demo_drafters())
         return runtime
@@ -91,8 +99,8 @@ class Runtime:
         rule = build_rule(options.accept)
         if options.reference is not None:
             drafter = with_reference(drafter, Path(options.reference))
-        # Closes the last opened first: here if anything fails, else in `close`.
-        with ExitStack() as opened:
+        # Closes the last opened first, if anything fails.
+        with ExitStack() as opened, trusting_files() if options.trust else nullcontext():
             self.model = Model(
                 target,
                 n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
@@ -111,9 +119,11 @@ class Runtime:
             )
             weights = build_drafter(drafter, environment)
             opened.callback(weights.close)
-            self._session = Session.open(self.model, weights.start(), sized, rule)
-            opened.callback(self._session.close)
-            self._opened = opened.pop_all()
+            owned = (weights, self.model)
+            self._session = Session.open(
+                self.model, weights.start(), sized, rule, owned, options.shape
+            )
+            opened.pop_all()  # the session's from here on
         self._template: ChatTemplate | None = None
 
     # -- answering ---------------------------------------------------------------------------------
@@ -124,15 +134,18 @@ class Runtime:
         params: SamplingParams | None = None,
         *,
         max_tokens: int | None = None,
+        index: int = 0,
     ) -> GenerationStream:
         """Return a stream of token events that continue `prompt`, a text or token ids.
 
         The text of a prompt is never read as control tokens. `max_tokens` None goes on until the
-        model ends or the context is full.
+        model ends or the context is full. The random draws depend on seed, prompt and `index`: with
+        one seed, indices 0, 1, ... give independent answers to one prompt.
         """
         params = params or SamplingParams()
         tokens = self._tokens_of(prompt)
-        return self.session.stream(tokens, params, seed=self._seed(params), max_tokens=max_tokens)
+        seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
+        return self.session.stream(tokens, params, seed=seed, index=index, max_tokens=max_tokens)
 
     def generate(
         self,
@@ -140,9 +153,10 @@ class Runtime:
         params: SamplingParams | None = None,
         *,
         max_tokens: int | None = None,
+        index: int = 0,
     ) -> GenerationResult:
         """Return the finished continuation of `prompt`."""
-        return self.stream(prompt, params, max_tokens=max_tokens).drain()
+        return self.stream(prompt, params, max_tokens=max_tokens, index=index).drain()
 
     def stream_chat(
         self,
@@ -150,9 +164,10 @@ class Runtime:
         params: SamplingParams | None = None,
         *,
         max_tokens: int | None = None,
+        index: int = 0,
     ) -> GenerationStream:
         """Return a stream of token events that answer {"role", "content"} messages."""
-        return self.stream(self.chat_prompt(messages), params, max_tokens=max_tokens)
+        return self.stream(self.chat_prompt(messages), params, max_tokens=max_tokens, index=index)
 
     def chat(
         self,
@@ -160,9 +175,10 @@ class Runtime:
         params: SamplingParams | None = None,
         *,
         max_tokens: int | None = None,
+        index: int = 0,
     ) -> GenerationResult:
         """Return the finished answer; what it shares with the last one is not evaluated again."""
-        return self.stream_chat(messages, params, max_tokens=max_tokens).drain()
+        return self.stream_chat(messages, params, max_tokens=max_tokens, index=index).drain()
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation, rendered by the model's chat template."""
@@ -213,9 +229,16 @@ class Runtime:
         return self._template
 
     def close(self) -> None:
-        """Free the native memory of drafter, context, weights and target; again does nothing."""
-        self._session = None
-        self._opened.close()
+        """Free the native memory of drafter, context, weights and target; again does nothing.
+
+        In another thread or a signal's handler, while an answer is being made: that ends with
+        `ClosedError`, and what it uses is freed then.
+        """
+        if self._session is not None:
+            try:
+                self._session.close()
+            finally:
+                self._session = None
 
     def __enter__(self) -> Runtime:
         return self
@@ -226,16 +249,21 @@ class Runtime:
     def _tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.vocabulary.tokenize(prompt)
-        size = self.vocabulary.size
-        for token in prompt:
+        try:
+            given = list(prompt)
+        except TypeError:
+            raise OptionError(f"the prompt is {prompt!r}: give a text or token ids") from None
+        size, tokens = self.vocabulary.size, []
+        for place, value in enumerate(given):
+            token = whole_number(value)
+            if token is None:
+                advice = "a prompt is a text, or token ids, which are whole numbers"
+                raise OptionError(f"prompt token {place} is {value!r}: {advice}")
             if not 0 <= token < size:
                 there = f"the vocabulary of {size} tokens"
-                raise OptionError(f"prompt token {token} is outside {there}")
-        return list(prompt)
-
-    def _seed(self, params: SamplingParams) -> int:
-        seed = params.seed if params.seed is not None else self.options.seed
-        return secrets.randbits(32) if seed is None else seed
+                raise OptionError(f"prompt token {place} is {token}, outside {there}")
+            tokens.append(token)
+        return tokens
 
 
 def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
@@ -253,5 +281,6 @@ def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
             advice = f"give a {kind.__name__}, such as {example}"
             raise OptionError(f"{name} is {values[name]!r}: {advice}")
     options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
+    random_if_unset(options.seed)  # raises for what is no seed, before a model is opened
     chosen = {name: value for name, value in values.items() if name in of_context}
     return dataclasses.replace(options, context=dataclasses.replace(options.context, **chosen))

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.bindings.errors import OptionError
+
+RANDOM_SEED = -1
+"""The seed that stands for a random one, as in llama.cpp."""
 
 
 def unknown_option(name: str, known: list[str], where: str) -> OptionError:
@@ -17,6 +22,24 @@ def unknown_option(name: str, known: list[str], where: str) -> OptionError:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
     return OptionError(f"{where} has no option {name!r}: {hint}")
+
+
+def whole_number(value: object) -> int | None:
+    """Return what an integer of Python or numpy says, None for anything else and for booleans."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def random_if_unset(seed: object) -> int:
+    """Return a seed, or a random one for None and -1; raises `OptionError` for what is no seed."""
+    number = RANDOM_SEED if seed is None else whole_number(seed)
+    if number is None:
+        raise OptionError(f"seed is {seed!r}: it must be a whole number, or None (random)")
+    return secrets.randbits(32) if number == RANDOM_SEED else number
 
 
 def _is_bias(value: object) -> bool:
@@ -30,7 +53,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a truncation off. Penalties
     look at the last `repeat_last_n` tokens (0: none, -1: all). `logit_bias` maps token ids to what
     is added to their logit (-inf forbids). `stop` strings end the answer and are not part of it;
-    they may span tokens. `seed` None takes the runtime's. Out-of-range values raise `OptionError`.
+    they may span tokens. `seed` None takes the runtime's, -1 a random one. Out-of-range values
+    raise `OptionError`.
     """
 
     temperature: float = 0.8
@@ -66,7 +90,7 @@ class SamplingParams:
         self._require(all(map(_is_bias, biases)), "logit_bias", "made of finite numbers and -inf")
         are_ids = all(isinstance(token, int) and token >= 0 for token in tokens)
         self._require(are_ids, "logit_bias", "keyed by token ids")
-        is_seed = self.seed is None or isinstance(self.seed, int)
+        is_seed = self.seed is None or whole_number(self.seed) is not None
         self._require(is_seed, "seed", "a whole number or None")
 
     def _require_finite(self) -> None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import GEN_CREATED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 
-from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError
+from specrun.bindings.errors import (
+    BusyError,
+    ClosedError,
+    ContextFullError,
+    OptionError,
+    SpecrunError,
+)
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance import AcceptanceRule
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafter import Drafter
+from specrun.runtime.drafter import Drafter, Owned, close_all
+from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import SeededNoise
@@ -29,9 +37,14 @@ from specrun.runtime.results import (
     TokenEvent,
     Usage,
 )
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import TargetModel, target_context_options
+from specrun.runtime.sampling import SamplingParams, whole_number
+from specrun.runtime.target import TargetModel
 from specrun.runtime.text import TextAssembler
+
+Events = Generator[TokenEvent, None, None]
+"""An answer that is being made: it knows itself whether it has begun and whether it has ended."""
+
+_UNDER_WAY = (GEN_RUNNING, GEN_SUSPENDED)
 
 
 @dataclass(slots=True)
@@ -48,35 +61,67 @@ class _Clock:
         return time.perf_counter() - self.started - self.elsewhere
 
 
+class _Step:
+    """What every step of a session's answers holds; close() gives it what is to be closed.
+
+    That happens when nobody holds it any more: at once, or where a step is under way, in another
+    thread or under a signal's handler, when it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.to_close: Sequence[Owned] = ()
+        self.problems: list[BaseException] = []
+
+    def __del__(self) -> None:
+        try:
+            close_all(self.to_close)
+        except BaseException as problem:  # raised by whoever let go of it
+            self.problems.append(problem)
+
+
 class Session:
     """Decodes one answer at a time, in a conversation whose cache persists between answers.
 
     `target`, `rule` and `vocabulary` are what any number of conversations could share; all that
-    belongs to this one is in `conversation`.
+    belongs to this one is in `conversation`. It is busy while the generator of an answer that has
+    begun exists and has not ended: that is not noted anywhere, so nothing can forget to take it
+    back. `owned` is closed with it, after drafter and context.
     """
 
     def __init__(
-        self, target: TargetModel, drafter: Drafter, rule: AcceptanceRule, vocabulary: Vocabulary
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        rule: AcceptanceRule,
+        vocabulary: Vocabulary,
+        owned: Sequence[Owned] = (),
     ) -> None:
         self.target = target
         self.rule = rule
         self.vocabulary = vocabulary
         self.conversation = Conversation(drafter)
-        self.closed = False
-        self._busy = False
+        self._owned = owned
+        self._step: _Step | None = _Step()
+        self._answering: Callable[[], Events | None] = lambda: None
 
     @classmethod
     def open(
-        cls, model: Model, drafter: Drafter, options: ContextOptions, rule: AcceptanceRule
+        cls,
+        model: Model,
+        drafter: Drafter,
+        options: ContextOptions,
+        rule: AcceptanceRule,
+        owned: Sequence[Owned] = (),
+        shape: Shape = "free",
     ) -> Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
-            context = Context(model, target_context_options(options, drafter))
+            target = open_target(model, drafter, options, shape)
         # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
             drafter.close()
             raise
-        return cls(TargetModel(context), drafter, rule, model.vocabulary)
+        return cls(target, drafter, rule, model.vocabulary, owned)
 
     def __enter__(self) -> Session:
         return self
@@ -95,16 +140,18 @@ class Session:
         params: SamplingParams,
         *,
         seed: int,
+        index: int = 0,
         max_tokens: int | None = None,
     ) -> GenerationStream:
         """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
-        `max_tokens` None goes on until the model ends or the context is full. Raises
-        `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one or a
-        negative limit, `BusyError` while another answer is being streamed.
+        Seed, prompt and `index` key all random draws: several answers to one prompt have several
+        indices. `max_tokens` None goes on until the model ends or the context is full. Raises
+        `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
+        negative limit or index, `BusyError` while another answer is being streamed.
         """
         self.require_idle()
-        n_ctx = self.target.context.n_ctx
+        n_ctx = self.target.n_positions
         if not prompt:
             problem = "the prompt is empty: this model needs at least one token to continue from"
             raise OptionError(problem)
@@ -112,7 +159,10 @@ class Session:
             raise ContextFullError(self._too_long(len(prompt), n_ctx))
         if max_tokens is not None and max_tokens < 0:
             raise OptionError(f"max_tokens is {max_tokens}: give 0 or more, or None for no limit")
-        return GenerationStream(self, list(prompt), params, seed, max_tokens)
+        number = whole_number(index)
+        if number is None or number < 0:
+            raise OptionError(f"index is {index!r}: give the number of the answer, from 0")
+        return GenerationStream(self, list(prompt), params, seed, number, max_tokens)
 
     def _too_long(self, n_prompt: int, n_ctx: int) -> str:
         context = self.target.context
@@ -129,9 +179,15 @@ class Session:
 
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""
-        if self._busy:
+        events = self._answering()
+        if events is not None and getgeneratorstate(events) in _UNDER_WAY:
             problem = "an answer is still being streamed: finish it or close() the stream first"
             raise BusyError(problem)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called; what a step under way still uses is freed after it."""
+        return self._step is None
 
     def require_open(self) -> None:
         """Raise `ClosedError` after `close()`."""
@@ -139,23 +195,44 @@ class Session:
             raise ClosedError("the runtime was closed while an answer was being streamed")
 
     def close(self) -> None:
-        """Free the drafter, then the target's context; an answer under way cannot go on."""
-        self.closed = True
+        """Free the drafter, then the target's context and the rest; an answer cannot go on.
+
+        It never waits, and may be called in any thread or signal handler: a step of an answer that
+        is under way meets a closed context soon, raises `ClosedError`, and frees what it used.
+        """
+        step = self._step
+        if step is None:
+            return
+        # Drafters are freed before the models that they read.
+        step.to_close = (self.drafter, self.target.context, *self._owned)
+        self._step, problems = None, step.problems
+        del step
+        self.target.context.close()
+        if problems:  # a pool that cannot be saved
+            raise problems.pop()
+
+    def step(self, events: Events) -> TokenEvent:
+        """Let an answer go on to its next event.
+
+        Raises `BusyError` where it would begin while another one is under way.
+        """
+        step: _Step | None = None
         try:
-            # Drafters are freed before the models that they read.
-            self.drafter.close()
-        finally:  # a pool that cannot be saved must not keep native memory
-            self.target.context.close()
-
-    def acquire(self) -> None:
-        """Mark the session as answering; raises `BusyError` if it already is."""
-        self.require_open()
-        self.require_idle()
-        self._busy = True
-
-    def release(self) -> None:
-        """Mark the session as free."""
-        self._busy = False
+            step, state = self._step, getgeneratorstate(events)
+            if state == GEN_CREATED:
+                self.require_open()
+                self.require_idle()
+                # Weak: an answer that nobody holds any more is over.
+                self._answering = weakref.ref(events)
+            elif step is None and state == GEN_SUSPENDED:
+                events.close()
+                self.require_open()
+            return next(events)
+        finally:
+            problems = [] if step is None else step.problems
+            step = None  # frees what close() has left to it
+            if problems:
+                raise problems.pop()
 
     def load_prompt(self, prompt: Sequence[int]) -> int:
         """Bring the conversation to a prompt; return how many of its tokens were cached before."""
@@ -180,18 +257,19 @@ class GenerationStream(Iterator[TokenEvent]):
         prompt: list[int],
         params: SamplingParams,
         seed: int,
+        index: int,
         max_tokens: int | None,
     ) -> None:
         self.seed = seed
         # The generator knows the answer, not this stream: no cycle, so dropping the stream ends it.
-        self._answer = _Answer(session, prompt, params, seed, max_tokens)
+        self._answer = _Answer(session, prompt, params, seed, index, max_tokens)
         self._events = self._answer.run()
 
     def __iter__(self) -> GenerationStream:
         return self
 
     def __next__(self) -> TokenEvent:
-        return next(self._events)
+        return self._answer.session.step(self._events)
 
     def close(self) -> None:
         """Stop the answer; what was generated so far stays in `result`."""
@@ -204,7 +282,11 @@ class GenerationStream(Iterator[TokenEvent]):
 
     def drain(self) -> GenerationResult:
         """Run to the end and return the result."""
-        deque(self, maxlen=0)  # keeps no event, so that no log-probability is computed for nobody
+        try:
+            deque(self, maxlen=0)  # keeps no event: no log-probability is computed for nobody
+        except BaseException:
+            self.close()  # or the error's traceback would keep the answer, and the session busy
+            raise
         return self.result
 
 
@@ -217,10 +299,12 @@ class _Answer:
         prompt: list[int],
         params: SamplingParams,
         seed: int,
+        index: int,
         max_tokens: int | None,
     ) -> None:
         self._seed = seed
-        self._session = session
+        self._index = index
+        self.session = session
         self._prompt = prompt
         self._params = params
         self._max_tokens = max_tokens
@@ -240,43 +324,44 @@ class _Answer:
         usage = Usage(len(self._prompt), len(self._token_ids), self._cached)
         text, token_ids = "".join(self._texts), list(self._token_ids)
         stats = self._stats or self._statistics()
-        return GenerationResult(text, token_ids, self._finish, usage, stats)
+        return GenerationResult(text, token_ids, self._finish, usage, stats, self._seed)
 
-    def run(self) -> Generator[TokenEvent, None, None]:
-        """Yield the events of the answer; whichever way it ends, the session is free afterwards."""
-        session = self._session
-        # Outside the `try`: a busy session must not be released by who did not acquire it.
-        session.acquire()
+    def run(self) -> Events:
+        """Yield the events of the answer."""
+        session = self.session
         try:
             self._clock = _Clock(time.perf_counter(), session.native_seconds())
             self._cached = session.load_prompt(self._prompt)
             self._clock.prompt_s = self._clock.elapsed()
             yield from self._answer()
+        except SpecrunError:
+            session.require_open()  # whatever it met then: that is why
+            raise
         finally:
-            try:
-                self._conclude()
-            finally:  # whatever interrupts that, the session is free
-                session.release()
+            self._conclude()
 
     def _conclude(self) -> None:
         if self._finish == "cancelled":
             # What waited for the rest of a character or a stop string was said.
             self._texts.append(self._assembler.finish())
         self._stats = self._statistics()
-        # A closed context's rows are gone: nothing of them can be saved.
-        if not self._session.closed:
-            self._keeper.before_evaluation()
+        try:
+            self._keeper.finish()
+        except SpecrunError:
+            # A closed context's rows are gone: nothing of them can be saved.
+            if not self.session.closed:
+                raise
 
     def _answer(self) -> Generator[TokenEvent, None, None]:
-        session, conversation = self._session, self._session.conversation
+        session, conversation = self.session, self.session.conversation
         tokens = conversation.tokens
         end_tokens = session.vocabulary.end_of_generation
         limits = RoundLimits(
-            n_ctx=session.target.context.n_ctx,
+            n_ctx=session.target.n_positions,
             max_nodes=session.target.max_nodes,
             max_tokens=self._max_tokens,
         )
-        conversation.noise = SeededNoise(self._seed)
+        conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
         settings = DecodeSettings(session.rule, self._params, limits, end_tokens)
         rounds = decode_rounds(session.target, conversation, settings)
         for number, this_round in enumerate(rounds):
@@ -310,7 +395,7 @@ class _Answer:
             n_tested=n_accepted + refused,
         )
         for index, token in enumerate(new):
-            piece = b"" if token in end_tokens else self._session.vocabulary.piece(token)
+            piece = b"" if token in end_tokens else self.session.vocabulary.piece(token)
             text = self._assembler.push(piece)
             if self._assembler.stopped_by is None and final and index == len(new) - 1:
                 text += self._assembler.finish()
@@ -327,14 +412,14 @@ class _Answer:
             yield event
             self._clock.elsewhere += time.perf_counter() - paused
             # The consumer had control and may have closed the runtime.
-            self._session.require_open()
+            self.session.require_open()
             # Dropped here, so that only the consumer decides whether its logits are still needed.
             del event
             if self._assembler.stopped_by is not None:
                 return
 
     def _statistics(self) -> SpecStats:
-        session, counter, clock = self._session, self._counter, self._clock
+        session, counter, clock = self.session, self._counter, self._clock
         wall = clock.elapsed() if clock.started else 0.0
         target_s = drafter_s = 0.0
         if clock.started:
@@ -364,6 +449,7 @@ class _Answer:
             non_candidates=counter.non_candidates,
             acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
             tested_by_position=tuple(counter.tested_by_position),
+            width=session.target.width,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
@@ -21,6 +21,7 @@ from specrun.bindings.batch import Batch, IntArray
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.runtime.prefix import common_prefix
 from specrun.runtime.tree import ROOT, DraftTree
 
 # Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
@@ -155,14 +156,14 @@ PromptLearner = Callable[[int, EvaluatedRows, int], None]
 class CachedText:
     """The committed tokens of one text, and how many of them a target has cached.
 
-    A target holds the keys and values of `tokens[:n_cached]` and of nothing else that counts.
-    `n_cached` shrinks before the cache does and grows after it, so an interrupt at any line leaves
-    a number that is true.
+    A target holds the keys and values of `tokens[:n_cached]` and of nothing else that counts. The
+    first `n_prompt` were read as a prompt, those after them generated. `n_cached` shrinks before
+    the cache does and grows after it, so an interrupt at any line leaves a number that is true.
     """
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens = list(tokens)
-        self.n_cached = 0
+        self.n_cached = self.n_prompt = 0
 
     def commit(self, tokens: Iterable[int]) -> None:
         """Append accepted tokens, which the target has cached like all that were there before."""
@@ -173,6 +174,7 @@ class CachedText:
         """Drop the tokens from position `length` on."""
         # The number before the tokens: an interrupt between them must not leave it too high.
         self.n_cached = min(self.n_cached, length)
+        self.n_prompt = min(self.n_prompt, length)
         del self.tokens[length:]
 
 
@@ -204,6 +206,9 @@ class TargetModel:
     prefix.
     """
 
+    width: int | None = None
+    """How many tokens each evaluation of a round has; None: as many as it needs."""
+
     def __init__(self, context: Context) -> None:
         self.context = context
         self._n_sequences = context.options.n_sequences
@@ -211,9 +216,22 @@ class TargetModel:
         self._batch = Batch(context.n_batch, self._n_sequences)
 
     @property
+    def n_positions(self) -> int:
+        """The most tokens that a text may have."""
+        return self.context.n_ctx
+
+    @property
     def max_nodes(self) -> int:
         """The most tree nodes one evaluation can take beside the root."""
         return min(self.context.n_batch, self.context.n_outputs) - 1
+
+    def reusable(self, text: CachedText, prompt: Sequence[int], *, states: bool) -> int:
+        """Return how many tokens of a prompt are to be taken as they are cached.
+
+        `states`: the drafter needs the state before the first new token, with that token.
+        """
+        shared = min(common_prefix(text.tokens, prompt), text.n_cached, len(prompt) - 1)
+        return max(0, shared - 1) if states and self.context.model.can_branch else shared
 
     def rewind(self, text: CachedText, length: int) -> None:
         """Drop everything of the text after its first `length` tokens.
@@ -222,6 +240,8 @@ class TargetModel:
         cleared: `text.n_cached` is then 0.
         """
         memory, was_cached = self.context.memory, text.n_cached
+        # A failed evaluation clears a memory that cannot drop a part: what it holds is the truth.
+        text.n_cached = min(was_cached, memory.last_position() + 1)
         text.cut(length)
         if self.context.model.can_branch:
             # Even if nothing was cut: an interrupted round's nodes lie behind what is cached.
@@ -244,8 +264,9 @@ class TargetModel:
         if hidden_states:
             # llama.cpp then makes an output row for every token of a batch.
             chunk = min(chunk, self.context.n_outputs)
-        for start in range(text.n_cached, end, chunk):
-            piece = self._fed(text.tokens[start : min(start + chunk, end)])
+        text.n_prompt = end
+        for start, stop in self._pieces(text.n_cached, end, chunk):
+            piece = self._fed(text.tokens[start:stop])
             self._batch.fill_chain(piece, start, self._all_ids, len(piece) if hidden_states else 0)
             rows = self.context.decode(self._batch)
             if has_states and learn is not None:
@@ -264,6 +285,10 @@ class TargetModel:
         """Keep root and `path` for every sequence, touching only the round's positions."""
         self._keep_at(text.n_cached, tree, path)
         text.commit(tree.tokens[node] for node in path)
+
+    def _pieces(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+        """Yield where pieces of a prompt begin and end, of at most so many tokens."""
+        return ((place, min(place + most, end)) for place in range(start, end, most))
 
     def _fed(self, tokens: list[int]) -> list[int]:
         """Return what the model is fed for these tokens."""

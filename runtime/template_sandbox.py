@@ -3,14 +3,26 @@
 Jinja's immutable sandbox keeps a template from Python's internals and from changing its arguments.
 It does not keep `"a".ljust(10**10)` or sixty doublings of a text from taking all memory, so
 everything that builds values is counted here, before it is built, against one budget per rendering.
+
+Nor does it keep a few lists that share their elements from being compared, hashed or written for
+years, inside C code that nothing can interrupt. Comparisons, hashes, sorting and error messages
+happen in too many places to be watched one by one. So what is watched is what they are given: every
+value that a literal, an operator, a slice, a filter or a call gives, and every argument, is weighed
+as if nothing in it were shared. It may be that much heavier and deeper than the conversation, no
+more, and each of those operations takes time in proportion to the weight of what it is given (at
+most times a logarithm). What is already weighed is remembered: weighing takes as long as building.
+What takes longer or makes more of little (powers, widths, repetitions, texts sought from the end)
+is held to a bound of its own beforehand.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jinja2
@@ -21,8 +33,11 @@ import jinja2.sandbox
 from jinja2.exceptions import SecurityError
 
 _BUDGET = 128 * 1024 * 1024  # bytes, about, built in one rendering
-_MAX_ELEMENTS = 200_000  # of a value that becomes text
+_MAX_WEIGHT = 16 * 1024 * 1024  # characters, about, of a value beyond the conversation's
+_MAX_DEPTH = 64  # of lists in lists beyond the conversation's: hashing one has no other limit
 _POINTER = 8
+_CONTAINER = 128  # bytes, about, of an empty one, and of what is remembered of it
+_PIECE = 64  # bytes, about, of a short text
 _MAX_BITS = 4096  # of a number: multiplying larger ones takes time that nothing can interrupt
 # What chat templates use; others make much out of little (batch, slice), or are for web pages.
 _FILTERS = """
@@ -34,13 +49,22 @@ _FILTERS = """
 _TEXT_FILTERS = frozenset(
     {"capitalize", "e", "escape", "lower", "safe", "string", "title", "tojson", "trim", "upper"}
 )
-_LIST_FILTERS = frozenset({"dictsort", "items", "list", "reverse", "sort", "unique"})
+_LIST_FILTERS = frozenset(
+    {"dictsort", "items", "list", "max", "min", "reverse", "sort", "unique", "wordcount"}
+)
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
-_REFUSED = frozenset({"expandtabs", "to_bytes", "translate"})
+# They make much of little, or (fromkeys) take for ever over numbers of one hash; the rest of this
+# module does not know bytes.
+_REFUSED = frozenset({"encode", "expandtabs", "fromkeys", "to_bytes", "translate"})
+# They compare every place of a text with every character of another.
+_SEARCHES = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
+_MAX_STEPS = 2**30
+_ITEMS: Any = type({}.items())
+_CONTAINERS: Any = (list, tuple, dict, type({}.keys()), type({}.values()), _ITEMS)
 
 
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
-    """Sends `a ~ b` through the environment, like the operators that a sandbox may intercept."""
+    """Sends what builds values through the environment, like the operators that it intercepts."""
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:
         """Write a call instead of a join."""
@@ -50,15 +74,46 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_List(self, node: jinja2.nodes.List, frame: jinja2.compiler.Frame) -> None:
+        """Write `[a, b]`."""
+        self._built(super().visit_List, node, frame)
+
+    def visit_Dict(self, node: jinja2.nodes.Dict, frame: jinja2.compiler.Frame) -> None:
+        """Write `{a: b}`."""
+        self._built(super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: jinja2.nodes.Tuple, frame: jinja2.compiler.Frame) -> None:
+        """Write `(a, b)`, which may be what is assigned to."""
+        write = super().visit_Tuple
+        if node.ctx == "load":
+            self._built(write, node, frame)
+        else:
+            write(node, frame)
+
+    def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: jinja2.compiler.Frame) -> None:
+        """Write `a[b]`: slices are copies."""
+        write = super().visit_Getitem
+        if isinstance(node.arg, jinja2.nodes.Slice):
+            self._built(write, node, frame)
+        else:
+            write(node, frame)
+
+    def _built(
+        self, write: Callable[..., None], node: jinja2.nodes.Expr, frame: jinja2.compiler.Frame
+    ) -> None:
+        self.write("environment.built(")
+        write(node, frame)
+        self.write(")")
+
 
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The environment of chat templates, with the whitespace rules that model makers expect."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
     code_generator_class = _CodeGenerator
 
     def __init__(self) -> None:
-        self._left = _BUDGET
+        self.start({})
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -70,18 +125,77 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         filters: dict[str, Callable[..., Any]] = {}
         filters.update((name, self.filters[name]) for name in _FILTERS.split())
         filters |= {"join": self._join, "replace": self._replace}
-        filters |= {"round": _round, "tojson": _tojson}
+        filters |= {"round": _round, "tojson": self._tojson}
         self.filters = {name: self._counted(name, function) for name, function in filters.items()}
 
-    def start(self) -> None:
-        """Begin a rendering: the whole budget is there again."""
+    def start(self, values: dict[str, Any]) -> None:
+        """Begin a rendering with these values: the whole budget is there again."""
         self._left = _BUDGET
+        # By id: the container, which lives as long as this, its weight and its depth.
+        self._weights: dict[int, tuple[object, int, int]] = {}
+        self._heaviest = self._deepest = sys.maxsize  # the values themselves have no bounds
+        weight, depth = self._weigh(values)
+        self._heaviest, self._deepest = weight + _MAX_WEIGHT, depth + _MAX_DEPTH
 
     def spend(self, size: int) -> None:
         """Count what is about to be built; raises `SecurityError` when it is too much."""
         self._left -= size
         if self._left < 0:
             raise SecurityError("it builds more text than any chat needs")
+
+    def built(self, value: Any) -> Any:  # noqa: ANN401 - any value
+        """Return a value that is new; raises `SecurityError` when it is too much."""
+        if isinstance(value, str):  # most are, and what a text weighs is what it is to spend
+            self.spend(len(value))
+            return value
+        if isinstance(value, _CONTAINERS):
+            self.spend(_CONTAINER + _size(value))
+        self._weigh(value)
+        return value
+
+    def _weigh(self, value: object) -> tuple[int, int]:
+        """Return about how long a value's text is, and how deep its lists are.
+
+        Lists may share their elements: a small structure can have an endless text.
+        """
+        if not isinstance(value, _CONTAINERS):
+            weight = _leaf(value)
+            self._check(weight, 0)
+            return weight, 0
+        known, left = self._weights, [value]
+        while left:
+            item = left[-1]
+            if id(item) in known:
+                left.pop()
+                continue
+            weight, depth, unknown = 0, 0, []
+            for part in _parts(item):
+                if type(part) is str:  # calls are slow while a rendering is watched
+                    weight += len(part)
+                elif not isinstance(part, _CONTAINERS):
+                    weight += _leaf(part)
+                elif id(part) in known:
+                    _, heavy, deep = known[id(part)]
+                    weight, depth = weight + heavy, max(depth, deep)
+                else:
+                    unknown.append(part)
+                weight += _POINTER
+            if unknown:
+                left.extend(unknown)
+                continue
+            left.pop()
+            self._remember(item, weight, depth + 1)
+        return known[id(value)][1:]
+
+    def _remember(self, value: object, weight: int, depth: int) -> None:
+        self._check(weight, depth)
+        self._weights[id(value)] = value, weight, depth
+
+    def _check(self, weight: int, depth: int) -> None:
+        if weight > self._heaviest:
+            raise SecurityError("it builds a larger value than any chat needs")
+        if depth > self._deepest:
+            raise SecurityError("it builds deeper lists than any chat needs")
 
     def call_binop(
         self,
@@ -96,36 +210,51 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             bits = bits * abs(right) if is_power else bits + right.bit_length()
             if bits > _MAX_BITS:
                 raise SecurityError("a number too large for a chat template")
+        elif operator == "-" and isinstance(left, _CONTAINERS):
+            raise SecurityError("sets are not for chat templates")  # as the keys of dicts are
         elif operator == "%" and isinstance(left, str):
-            self.spend(_formatted_size(left, right))
+            self.spend(_formatted_size(left, self._weigh(right)[0]))
         elif operator == "*":
             times = right if isinstance(right, int) else left
             text = left if times is right else right
             if isinstance(times, int) and isinstance(text, str | list | tuple):
                 self.spend(_size(text) * max(times, 0))
-        elif operator == "+" and isinstance(left, str | list | tuple):
-            self.spend(_size(left) + _size(right))
-        return super().call_binop(context, operator, left, right)
+        value = super().call_binop(context, operator, left, right)
+        if operator == "+" and isinstance(value, list | tuple):
+            # Templates collect messages so: the sum's weight is known without a walk.
+            (weight, depth), (more, deeper) = self._weigh(left), self._weigh(right)
+            self._remember(value, weight + more, max(depth, deeper))
+        return self.built(value)
 
     def concatenate(self, parts: Iterable[object]) -> str:
         """Compute `a ~ b ~ c`."""
         shown = [str(self._shown(part)) for part in parts]
-        return "".join(shown)
+        text: str = self.built("".join(shown))
+        return text
 
     def call(self, context: jinja2.runtime.Context, obj: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Call a function or method."""
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
-        if name in _REFUSED and isinstance(owner, str | bytes | int):
+        if name in _REFUSED and isinstance(owner, str | int | type):
             raise SecurityError(f"the method {name} is not for chat templates")
+        for value in (*args, *options.values()):  # a macro's become a tuple
+            if not isinstance(value, str):
+                self._weigh(value)
         if isinstance(owner, str):
             self.spend(len(owner))
+            if name in _SEARCHES:
+                _check_steps(owner, *args, *options.values())
             if name in _PADDING:
                 self.spend(sum(arg for arg in args if isinstance(arg, int)))
             elif name == "replace" and len(args) > 1:
                 self.spend(owner.count(str(args[0])) * len(str(args[1])))
+            elif name in ("split", "rsplit", "splitlines"):
+                named = args[:1] if name != "splitlines" else ()
+                pieces = owner.count(str(named[0])) if named and named[0] else len(owner) // 8
+                self.spend(_PIECE * pieces)
             elif name == "join" and args:
                 args = ([str(item) for item in self._listed(args[0], len(owner))], *args[1:])
-        return super().call(context, obj, *args, **options)
+        return self.built(super().call(context, obj, *args, **options))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401 - Jinja's signature
         """Return what stands for `text.format`, None if `value` is something else."""
@@ -135,32 +264,41 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         safe, text = wrapped, str(value.__self__)
 
         def run(*args: Any, **options: Any) -> str:  # noqa: ANN401 - what a template formats
-            self.spend(_formatted_size(text, [args, options]))
+            self.spend(_formatted_size(text, self._weigh([args, options])[0]))
             return safe(*args, **options)
 
         return functools.update_wrapper(run, value)
 
     def _shown(self, value: object) -> object:
         """Count a value that becomes text."""
-        self.spend(_weight(value))
+        self.spend(self._weigh(value)[0])
         return value
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        if name not in _TEXT_FILTERS | _LIST_FILTERS:
-            return function
-        measure = _weight if name in _TEXT_FILTERS else _size
+        is_text, is_list = name in _TEXT_FILTERS, name in _LIST_FILTERS
 
         @functools.wraps(function)
         def run(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - any filter
+            if is_list:
+                # What is only told one by one has not been weighed as a whole.
+                args = tuple(
+                    self.built(list(value)) if isinstance(value, Iterator) else value
+                    for value in args
+                )
+            if name == "trim":
+                _check_steps(*args, *options.values())
             for value in args:
-                self.spend(measure(value))
-            return function(*args, **options)
+                if is_text:
+                    self.spend(self._weigh(value)[0])
+                elif is_list:  # pieces of a text are larger than it
+                    self.spend(_size(value) * (_POINTER if isinstance(value, str) else 1))
+            return self.built(function(*args, **options))
 
         return run
 
     def _listed(self, values: Iterable[object], separator: int) -> list[object]:
         listed = list(values)
-        self.spend(_weight(listed) + separator * len(listed))
+        self.spend(self._weigh(listed)[0] + separator * len(listed))
         return listed
 
     def _join(
@@ -175,42 +313,63 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.spend(text.count(str(old)) * len(str(new)))
         return text.replace(str(old), str(new), -1 if count is None else count)
 
+    def _tojson(
+        self,
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # As Hugging Face has it: not escaped for web pages.
+        indent = indent if indent is None else min(indent, 16)
+        if separators is not None:  # every element comes with one
+            self.spend(self._weigh(value)[0] * sum(map(len, separators)))
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        pieces = []
+        for piece in encoder.iterencode(value):  # indented, there is more space than text
+            self.spend(len(piece))
+            pieces.append(piece)
+        return "".join(pieces)
+
 
 def _size(value: object) -> int:
     """Return the bytes of a value itself, not of what it refers to."""
-    if isinstance(value, str | bytes):
+    if isinstance(value, str):
         return len(value)
-    return _POINTER * len(value) if isinstance(value, list | tuple | dict) else 0
+    return _POINTER * len(value) if isinstance(value, _CONTAINERS) else 0
 
 
-def _weight(value: object) -> int:
-    """Return about how long the value's text is; more than the budget if it has too many elements.
-
-    Lists may share their elements: a small structure can have an endless text.
-    """
-    total, count, left = 0, 0, [value]
-    while left:
-        item = left.pop()
-        count += 1
-        if isinstance(item, str | bytes):
-            total += len(item)
-        elif isinstance(item, dict | list | tuple):
-            if count + len(left) + len(item) > _MAX_ELEMENTS:
-                return _BUDGET + 1
-            left.extend(item)
-            if isinstance(item, dict):
-                left.extend(item.values())
-        else:
-            total += _POINTER
-    return total
+def _parts(container: Any) -> list[object]:  # noqa: ANN401 - one of _CONTAINERS
+    if isinstance(container, dict):
+        return [*container, *container.values()]
+    if isinstance(container, _ITEMS):  # whose pairs are new ones every time
+        return [part for pair in container for part in pair]
+    return list(container)
 
 
-def _formatted_size(text: str, values: object) -> int:
+def _check_steps(*values: object) -> None:
+    lengths = [len(value) for value in values if isinstance(value, str)]
+    if len(lengths) > 1 and math.prod(lengths) > _MAX_STEPS:
+        raise SecurityError("it looks for longer texts than any chat needs")
+
+
+def _leaf(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise SecurityError("a number too large for a chat template")
+    return _POINTER
+
+
+def _formatted_size(text: str, weight: int) -> int:
     """Return the most that `text % values` or `text.format(values)` may give."""
     if re.search(r"%[^%a-zA-Z]*\*|\{[^{}]*\{", text):
         raise SecurityError("a field whose width is a value")
     widths = sum(int(digits[:12]) for digits in re.findall(r"\d+", text))
-    return len(text) + widths + (text.count("%") + text.count("{")) * _weight(values)
+    return len(text) + widths + (text.count("%") + text.count("{")) * weight
 
 
 def _round(value: float, precision: int = 0, method: str = "common") -> float:
@@ -218,17 +377,3 @@ def _round(value: float, precision: int = 0, method: str = "common") -> float:
         raise SecurityError(f"rounding to {precision} places")
     rounded: float = jinja2.filters.do_round(value, precision, method)  # type: ignore[arg-type]
     return rounded
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # As Hugging Face has it: not escaped for web pages.
-    indent = indent if indent is None else min(indent, 16)
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )

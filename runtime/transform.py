@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import DecodeFailedError
+from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.runtime.law import FloatArray, IdArray, Law
 from specrun.runtime.sampling import SamplingParams
 
@@ -25,27 +25,28 @@ _COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point ma
 def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int] = ()) -> Law:
     """Return the law that `params` make of one row of logits, float32 [n_vocab].
 
-    `window` are the tokens that penalties look at, oldest first (see `penalty_window`).
+    `window` are the tokens that penalties look at, oldest first (see `penalty_window`). Raises
+    `OptionError` for settings that leave no token, `DecodeFailedError` for a broken row.
     """
     if params.is_greedy:
         return Law.point(greedy_token(logits, params, window))
-    logits = _adjusted(logits, params, window)
+    row, logits = logits, _adjusted(logits, params, window)
     # llama.cpp's order has the temperature last: the cuts are made on the untempered law.
     if 0 < params.top_k < len(logits):
         ids = _not_below_highest(logits, params.top_k)
     elif params.top_p < 1.0:
         ids = None
     else:
-        return _untruncated(logits, params)
-    return _truncated(logits, ids, params)
+        return _untruncated(logits, row, params)
+    return _truncated(logits, ids, row, params)
 
 
 def greedy_token(logits: Logits, params: SamplingParams, window: Sequence[int] = ()) -> int:
     """Return the token of which the law at temperature 0 is sure, without making the law."""
-    logits = _adjusted(logits, params, window)
+    row, logits = logits, _adjusted(logits, params, window)
     # Of equals the lowest id; a NaN, at which argmax stops, is seen below.
     token = int(logits.argmax())
-    _require_finite(float(logits[token]))
+    _require_finite(float(logits[token]), row, params)
     return token
 
 
@@ -68,10 +69,20 @@ def log_probability(logits: Logits, token: int) -> float:
     return value - math.log(float(shifted.sum(dtype=np.float64)))
 
 
-def _require_finite(value: float) -> None:
-    if not math.isfinite(value):
-        problem = f"the model gave logits of {value}: the file or the backend is broken"
+def _require_finite(highest: float, row: Logits, params: SamplingParams) -> None:
+    """Raise unless the highest logit is finite; blame the settings if that of `row` is."""
+    if math.isfinite(highest):
+        return
+    own = float(row.max())  # NaN if there is any
+    if not math.isfinite(own):
+        problem = f"the model gave logits of {own}: the file or the backend is broken"
         raise DecodeFailedError(problem, -3)
+    off = {"logit_bias": {}, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    names = " and ".join(name for name, value in off.items() if getattr(params, name) != value)
+    if highest == -math.inf:
+        raise OptionError(f"none of {len(row)} tokens is left after {names}: allow at least one")
+    numbers = f"{highest} after {names}, and {own:.4g} before"
+    raise OptionError(f"the highest logit is {numbers}: give smaller numbers")
 
 
 def _adjusted(logits: Logits, params: SamplingParams, window: Sequence[int]) -> Logits:
@@ -107,8 +118,10 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
     logits[ids] = values - np.float32(params.presence_penalty)
 
 
-def _truncated(logits: Logits, ids: IdArray | None, params: SamplingParams) -> Law:
+def _truncated(logits: Logits, ids: IdArray | None, row: Logits, params: SamplingParams) -> Law:
     """Return what top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all).
+
+    `row` are the logits before bias and penalties.
 
     Where equal logits straddle a cut, the lower ids stay. Only values are sorted: what is kept is
     then found by comparison with the lowest of them, and stands in token order as it is.
@@ -117,7 +130,7 @@ def _truncated(logits: Logits, ids: IdArray | None, params: SamplingParams) -> L
     ordered = values.copy()
     ordered.sort()
     highest = float(ordered[-1])  # also where a sort puts NaN
-    _require_finite(highest)
+    _require_finite(highest, row, params)
     values -= highest
     ordered -= highest
     n_kept = min(params.top_k or len(ordered), len(ordered))
@@ -141,11 +154,11 @@ def _without_last_ties(kept: IdArray, values: FloatArray, count: int) -> IdArray
     return np.delete(kept, tied[count - len(kept) :])
 
 
-def _untruncated(logits: Logits, params: SamplingParams) -> Law:
+def _untruncated(logits: Logits, row: Logits, params: SamplingParams) -> Law:
     """Return the law of all tokens that min-p leaves."""
     values = logits.astype(np.float64)
     highest = float(values.max())
-    _require_finite(highest)
+    _require_finite(highest, row, params)
     values -= highest
     if params.min_p <= 0.0:
         return _tempered(values, params.temperature, None)

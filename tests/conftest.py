@@ -2,13 +2,63 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import random
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
+import gguf
 import pytest
 from support.tiny_models import CHAT
 
+from specrun.bindings.trial import remember_written
 from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime import sampling
+
+# What tests try, measure or plan is neither read from the user's cache nor left there; the commands
+# that they start know the files that were written here.
+_CACHE = tempfile.mkdtemp(prefix="specrun-tests-")
+os.environ["XDG_CACHE_HOME"] = _CACHE
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+
+
+class _KnownGGUFWriter(gguf.GGUFWriter):
+    """Takes what it writes for tried, as specrun's own writer does: a trial takes a second."""
+
+    def close(self) -> None:
+        super().close()
+        if self.path is not None and self.path.is_file():
+            remember_written(Path(self.path))
+
+
+gguf.GGUFWriter = _KnownGGUFWriter  # type: ignore[misc]
+
+
+class _SeedsOfTest:
+    """The seeds that answers without one get in a test: the same in every run."""
+
+    def __init__(self, test: str) -> None:
+        self.randbits = random.Random(test).getrandbits
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """An answer whose text depends on a random seed would fail a test once in a while."""
+    sampling.secrets = _SeedsOfTest(item.nodeid)  # type: ignore[assignment]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Sweeps run whole on demand: the normal run takes a sample of each, always the same."""
+    parser.addoption("--sweep", choices=("sampled", "whole"), default="sampled")
+
+
+@pytest.fixture(scope="session")
+def whole_sweep(request: pytest.FixtureRequest) -> bool:
+    """Whether every point of a sweep is to be tried (`--sweep whole`), or a sample."""
+    return bool(request.config.getoption("--sweep") == "whole")
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ FLOORS = (
         ),
     ),
     Floor("acceptance rules", ("acceptance",)),
-    Floor("a round", ("target", "drafter", "conversation", "results", "loop")),
+    Floor("a round", ("target", "fixed_shape", "drafter", "conversation", "results", "loop")),
     Floor("heads", ("heads",)),
     Floor("shapes of trees", ("trees",)),
     Floor("costs", ("costs",)),
@@ -78,6 +78,7 @@ FLOORS = (
     Floor("an answer", ("session",)),
     Floor("tuning", ("tuning",)),
     Floor("the interface", ("runtime", "__init__")),
+    Floor("trials of heads", ("trial",)),
 )
 """The floors of `specrun.runtime`, lowest first: nothing imports from a higher one."""
 
@@ -185,9 +186,9 @@ def test_folders_of_the_runtime_import_in_no_circle():
 
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
-    assert crowded_folders(of("runtime"), 14, {"runtime": 22}) == []
-    assert len(of("runtime")) <= 120
-    assert too_much(SOURCES, most_files=390, most_lines=49_700) == []
+    assert crowded_folders(of("runtime"), 14, {"runtime": 24}) == []
+    assert len(of("runtime")) <= 124
+    assert too_much(SOURCES, most_files=395, most_lines=54_500) == []
 
 
 @settled

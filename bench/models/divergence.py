@@ -58,7 +58,7 @@ def row_divergence(
     original: npt.NDArray[Any], other: npt.NDArray[Any], tokens: Sequence[int]
 ) -> RowDivergence:
     """Compare logits of shape [rows, vocab]; `tokens` came after each row."""
-    log_p, log_q = _log_laws(original), _log_laws(other)
+    log_p, log_q = log_laws(original), log_laws(other)
     rows, came = np.arange(len(tokens)), np.asarray(tokens)
     p = np.exp(log_p)
     # A token that the original never says adds nothing, whatever the other thinks of it.
@@ -93,7 +93,7 @@ def summarise_rows(parts: Sequence[RowDivergence]) -> DivergenceSummary:
     )
 
 
-def _log_laws(logits: npt.NDArray[Any]) -> Floats:
+def log_laws(logits: npt.NDArray[Any]) -> Floats:
     """Return log softmax of each row; the greatest logit is taken off so that exp stays finite."""
     rows = logits.astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)

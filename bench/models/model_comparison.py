@@ -142,10 +142,12 @@ def cut_into_chunks(tokens: Sequence[int], n_ctx: int, bos: int | None) -> list[
     ]
 
 
-def scored_logits(context: Context, chunk: Chunk) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the scored logits of a chunk, shape [rows, vocab] of at most ROWS_AT_ONCE rows.
+def scored_logits(
+    context: Context, chunk: Chunk, width: int = ROWS_AT_ONCE
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the scored logits of a chunk, shape [rows, vocab], `width` rows an evaluation at most.
 
-    The context must have been made for chunks of this length and ROWS_AT_ONCE outputs.
+    The context must have been made for chunks of this length and `width` outputs.
     """
     context.memory.clear()
     batch = Batch(max(context.n_batch, ROWS_AT_ONCE), 1)
@@ -154,7 +156,7 @@ def scored_logits(context: Context, chunk: Chunk) -> Iterator[npt.NDArray[np.flo
         batch.fill_chain(part, start, [0], 0)
         context.decode(batch)
     last = len(chunk.tokens) - 1
-    step = min(ROWS_AT_ONCE, context.n_batch)
+    step = min(width, context.n_batch)
     for start in range(chunk.first, last, step):
         part = chunk.tokens[start : min(start + step, last)]
         batch.fill_chain(part, start, [0], len(part))

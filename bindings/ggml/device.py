@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import ctypes
 
-from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import ClosedError, SpecrunError
 from specrun.bindings.ggml.functions import call
+from specrun.bindings.library import NativeHandle
+from specrun.bindings.threads import available_cores, check_fork
 
 # enum ggml_backend_dev_type.
 _CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2
 
 
 class ComputeDevice:
-    """Owns ggml backends. Close graphs and weights on it first; `close()` may be called again.
+    """Owns ggml backends. Graphs and weights on it keep them until they are closed themselves.
 
     With `gpu`, the first GPU computes what it can and the CPU the rest, as in llama.cpp; raises
     SpecrunError where there is none. `n_threads` 0 means as many as cores.
     """
 
     def __init__(self, *, gpu: bool = False, n_threads: int = 0) -> None:
+        check_fork()
         self.native_seconds = 0.0
         """The time that its graphs have taken so far."""
-        self._backends: list[int] = []
+        self._backends: list[NativeHandle] = []
         find = call("ggml_backend_dev_by_type")
         if gpu:
             device = find(_GPU) or find(_INTEGRATED_GPU)
@@ -35,16 +37,18 @@ class ComputeDevice:
         except BaseException:
             self.close()
             raise
-        call("ggml_backend_cpu_set_n_threads")(cpu, n_threads or available_cores())
+        self.n_threads = n_threads or available_cores()
+        call("ggml_backend_cpu_set_n_threads")(cpu, self.n_threads)
         # Last: ggml's scheduler falls back to the last backend, and aborts where that is no CPU.
         self._backends.append(cpu)
 
     @property
-    def backends(self) -> list[int]:
+    def backends(self) -> list[NativeHandle]:
         """The native handles, the preferred one first and the CPU last."""
-        if not self._backends:
+        backends = self._backends
+        if not backends:
             raise ClosedError("the compute device is closed")
-        return self._backends
+        return backends
 
     @property
     def buffer_type(self) -> int:
@@ -52,16 +56,18 @@ class ComputeDevice:
         handle: int = call("ggml_backend_get_default_buffer_type")(self.backends[0])
         return handle
 
-    def new_scheduler(self, graph_size: int) -> int:
-        """Return a native scheduler for graphs of up to so many nodes; the caller frees it."""
-        handles = (ctypes.c_void_p * len(self.backends))(*self.backends)
+    def new_scheduler(self, graph_size: int, context: NativeHandle) -> NativeHandle:
+        """Return a native scheduler for a graph of up to so many nodes, tensors of `context`."""
+        backends = self.backends
+        handles = (ctypes.c_void_p * len(backends))(*backends)
         make = call("ggml_backend_sched_new")
         # None: every backend's default buffers. Then: no pipeline, which would copy inputs, and no
         # offload of operations whose weights lie in the CPU's memory.
         scheduler: int | None = make(handles, None, len(handles), graph_size, False, False)
         if not scheduler:
             raise SpecrunError("ggml cannot make a scheduler for a graph")
-        return scheduler
+        # Freed before the context, to whose tensors it refers.
+        return NativeHandle(scheduler, call("ggml_backend_sched_free"), context, *backends)
 
     def supports(self, operation: int, *, writes_weights: bool = False) -> bool:
         """Return whether a backend can compute a node (a native handle) where its sources lie.
@@ -73,16 +79,15 @@ class ComputeDevice:
         return any(call("ggml_backend_supports_op")(backend, operation) for backend in backends)
 
     def close(self) -> None:
-        """Free the backends."""
-        while self._backends:
-            call("ggml_backend_free")(self._backends.pop())
+        """Free the backends, once nothing on them is left; calling it again does nothing."""
+        self._backends = []
 
 
-def _started(device: int | None) -> int:
+def _started(device: int | None) -> NativeHandle:
     backend: int | None = call("ggml_backend_dev_init")(device, None) if device else None
     if not backend:
         name = (
             call("ggml_backend_dev_name")(device).decode("utf-8", "replace") if device else "a CPU"
         )
         raise SpecrunError(f"ggml cannot start its backend for {name}")
-    return backend
+    return NativeHandle(backend, call("ggml_backend_free"))

@@ -15,6 +15,7 @@ from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F16, F32, I32, I64, InitParams, call
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.library import NativeHandle
 
 # GGML_ROPE_TYPE_NEOX, and GGML_SORT_ORDER_DESC of enum ggml_sort_order.
 _NEOX = 2
@@ -47,7 +48,8 @@ class GraphBuilder:
         memory = self._size * call("ggml_tensor_overhead")()
         memory += call("ggml_graph_overhead_custom")(self._size, False)
         # no_alloc: the context holds descriptions of tensors, the scheduler gives them memory.
-        self._context: int | None = call("ggml_init")(InitParams(memory, None, True))
+        made = call("ggml_init")(InitParams(memory, None, True))
+        self._context: NativeHandle | None = NativeHandle(made, call("ggml_free"))
         self._graph: int = call("ggml_new_graph_custom")(self._context, self._size, False)
         self._inputs: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
@@ -85,9 +87,7 @@ class GraphBuilder:
 
     def close(self) -> None:
         """Free what was collected, if it was not built."""
-        if self._context:
-            call("ggml_free")(self._context)
-            self._context = None
+        self._context = None
 
     # -- operations --------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,14 @@ from specrun.bindings.errors import ClosedError, DecodeFailedError, OutOfMemoryE
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import call, fields
 from specrun.bindings.ggml.tensor import DTYPES, Tensor
+from specrun.bindings.library import NativeHandle
+from specrun.bindings.threads import check_fork, note_work
 
 Array = npt.NDArray[np.generic]
 
 
 class Graph:
-    """A graph with its memory, to `run` again and again. Close it before weights and device.
+    """A graph with its memory, to `run` again and again. Close it before its weights.
 
     Who runs one often fills the arrays of `inputs` in place instead, then calls `compute` and
     `read`: where a tensor lies in the CPU's memory, its array is that memory, and nothing is
@@ -29,7 +32,7 @@ class Graph:
     def __init__(
         self,
         device: ComputeDevice,
-        context: int,
+        context: NativeHandle,
         graph: int,
         size: int,
         inputs: Mapping[str, Tensor],
@@ -37,31 +40,28 @@ class Graph:
     ) -> None:
         self.inputs: dict[str, Array] = {}
         self._device = device
-        self._context: int | None = context
         self._graph = graph
-        self._scheduler: int | None = None
         self._compute = call("ggml_backend_sched_graph_compute")
-        try:
-            self._scheduler = device.new_scheduler(size)
-            if not call("ggml_backend_sched_alloc_graph")(self._scheduler, graph):
-                raise OutOfMemoryError("there is no room for a head's graph on the compute device")
-            ends = {name: _End(given) for name, given in inputs.items()}
-            self.inputs = {name: end.array for name, end in ends.items()}
-            # Only what lies in a GPU's memory is copied: the other arrays are ggml's memory.
-            self._copied_in = [end for end in ends.values() if not end.is_mapped]
-            self._outputs = {name: _End(output) for name, output in outputs.items()}
-        except BaseException:
-            self.close()
-            raise
+        scheduler = device.new_scheduler(size, context)
+        if not call("ggml_backend_sched_alloc_graph")(scheduler, graph):
+            raise OutOfMemoryError("there is no room for a head's graph on the compute device")
+        ends = {name: _End(given, scheduler) for name, given in inputs.items()}
+        self.inputs = {name: end.array for name, end in ends.items()}
+        # Only what lies in a GPU's memory is copied: the other arrays are ggml's memory.
+        self._copied_in = [end for end in ends.values() if not end.is_mapped]
+        self._outputs = {name: _End(output, scheduler) for name, output in outputs.items()}
+        self._scheduler: NativeHandle | None = scheduler
 
     def compute(self) -> None:
         """Compute with what `inputs` hold; the device counts the time."""
-        if self._context is None:
-            raise ClosedError("the graph is closed")
+        scheduler = self._open()
+        check_fork()
+        if self._device.n_threads > 1:
+            note_work()
         started = time.perf_counter()
         for end in self._copied_in:
             end.write()
-        status = self._compute(self._scheduler, self._graph)
+        status = self._compute(scheduler, self._graph)
         if status != 0:
             problem = f"ggml could not compute a head's graph (status {status})"
             raise DecodeFailedError(problem, status)
@@ -73,8 +73,7 @@ class Graph:
 
     def peek(self, name: str) -> Array:
         """Return an output of the last `compute`, valid until the next or until `close`."""
-        if self._context is None:
-            raise ClosedError("the graph is closed")
+        self._open()
         return self._outputs[name].fetch()
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -92,15 +91,15 @@ class Graph:
         return {name: output.fetch().copy() for name, output in self._outputs.items()}
 
     def close(self) -> None:
-        """Free the graph and its memory."""
-        # Before the memory that these arrays may be a view of is freed.
-        self.inputs = {}
-        if self._context is not None:
-            if self._scheduler is not None:
-                # Before the context: the scheduler still refers to its tensors.
-                call("ggml_backend_sched_free")(self._scheduler)
-            call("ggml_free")(self._context)
-            self._context = None
+        """Free the graph and its memory, once no array is left; again does nothing."""
+        self._scheduler = None
+        self.inputs, self._outputs, self._copied_in = {}, {}, []
+
+    def _open(self) -> NativeHandle:
+        scheduler = self._scheduler  # read once: another thread may close it
+        if scheduler is None:
+            raise ClosedError("the graph is closed")
+        return scheduler
 
 
 class _End:
@@ -108,7 +107,7 @@ class _End:
 
     __slots__ = ("_get", "_handle", "_pointer", "_set", "array", "is_mapped")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, scheduler: NativeHandle) -> None:
         shape, dtype = tensor.array_shape, np.dtype(DTYPES[tensor.type])
         n_bytes = tensor.n_elements * dtype.itemsize
         buffer = fields(tensor.handle).buffer
@@ -118,7 +117,8 @@ class _End:
         self._pointer: int = call("ggml_get_data")(tensor.handle) if self.is_mapped else 0
         self.array: Array
         if self.is_mapped:
-            memory = (ctypes.c_uint8 * n_bytes).from_address(self._pointer)
+            memory: Any = (ctypes.c_uint8 * n_bytes).from_address(self._pointer)
+            memory.keeps = scheduler  # whose memory it is
             self.array = np.frombuffer(memoryview(memory), dtype).reshape(shape)
         else:
             self.array = np.empty(shape, dtype)

@@ -16,9 +16,16 @@ from specrun.bindings.ggml.functions import F32, I32
 from specrun.bindings.ggml.graph import GraphBuilder
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
-from specrun.bindings.library import native_function
+from specrun.bindings.library import exported_function
 from specrun.bindings.model import Model
 
+# const ggml_tensor * llama_model::get_tensor(const char *) const: not part of the C interface.
+# Compilers on Unix export it all the same; Visual C++ (Q: a public method, E: by a pointer of 64
+# bits, B: const) only where it is told to export everything.
+_GET = (
+    "_ZNK11llama_model10get_tensorEPKc",
+    "?get_tensor@llama_model@@QEBAPEBUggml_tensor@@PEBD@Z",
+)
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -76,10 +83,8 @@ class TargetTensors:
 def _tensor_of(model: Model, name: str) -> Tensor | None:
     """Return a tensor of an open model, None where this build of llama.cpp does not show them."""
     try:
-        # llama_model::get_tensor(const char *) const: not part of the C interface, but exported.
-        symbol, pointer = "_ZNK11llama_model10get_tensorEPKc", ctypes.c_void_p
-        find = native_function(symbol, pointer, pointer, ctypes.c_char_p)
-    except AttributeError:
+        find = exported_function(_GET, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    except UnsupportedModelError:
         return None
     handle: int | None = find(model.handle, name.encode())
     return Tensor(handle) if handle else None

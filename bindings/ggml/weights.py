@@ -14,6 +14,7 @@ from specrun.bindings.errors import ClosedError, MalformedFileError, OutOfMemory
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import InitParams, call, fields
 from specrun.bindings.gguf import TENSOR_TYPES, TensorInfo, read_header
+from specrun.bindings.library import NativeHandle
 
 _NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 _WEIGHTS = 1  # GGML_BACKEND_BUFFER_USAGE_WEIGHTS
@@ -21,7 +22,7 @@ _PIECE = 16 << 20
 
 
 class TensorStore:
-    """Named tensors in one buffer of a device, zero until written. Close it before the device.
+    """Named tensors in one buffer of a device, zero until written.
 
     `shapes` gives name -> (type name as in GGUF files, shape). Shapes are in ggml's order, fastest
     dimension first: a matrix of [rows, columns] is (columns, rows).
@@ -31,9 +32,10 @@ class TensorStore:
         self, device: ComputeDevice, shapes: Mapping[str, tuple[str, Sequence[int]]]
     ) -> None:
         self._tensors: dict[str, int] = {}
-        self._buffer: int | None = None
+        self._buffer: NativeHandle | None = None
         memory = call("ggml_tensor_overhead")() * (len(shapes) + 1)
-        self._context: int | None = call("ggml_init")(InitParams(memory, None, True))
+        made = call("ggml_init")(InitParams(memory, None, True))
+        self._context: NativeHandle | None = NativeHandle(made, call("ggml_free"))
         for name, (type_name, shape) in shapes.items():
             sizes = (ctypes.c_int64 * len(shape))(*shape)
             tensor = call("ggml_new_tensor")(self._context, _NUMBERS[type_name], len(shape), sizes)
@@ -41,12 +43,14 @@ class TensorStore:
         if not shapes:
             return
         allocate = call("ggml_backend_alloc_ctx_tensors_from_buft")
-        self._buffer = allocate(self._context, device.buffer_type)
-        if not self._buffer:
+        buffer = allocate(self._context, device.buffer_type)
+        if not buffer:
             total = sum(call("ggml_nbytes")(tensor) for tensor in self._tensors.values()) / 1e6
             self.close()
             problem = f"there is no room for {total:,.0f} MB of tensors on the compute device"
             raise OutOfMemoryError(problem)
+        free = call("ggml_backend_buffer_free")
+        self._buffer = NativeHandle(buffer, free, self._context, *device.backends)
         # The scheduler then computes an operation where its weights lie, instead of copying them.
         call("ggml_backend_buffer_set_usage")(self._buffer, _WEIGHTS)
         # A masked cell is multiplied by 0: what lay in the memory before could be NaN, and stay it.
@@ -81,14 +85,8 @@ class TensorStore:
         return result.view(dtype)
 
     def close(self) -> None:
-        """Free the tensors."""
-        self._tensors.clear()
-        if self._buffer:
-            call("ggml_backend_buffer_free")(self._buffer)
-            self._buffer = None
-        if self._context:
-            call("ggml_free")(self._context)
-            self._context = None
+        """Free the tensors; calling it again does nothing."""
+        self._buffer = self._context = None
 
 
 def load_tensors(

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.bindings.library import last_native_errors, llama
 from specrun.bindings.quantizer.types import COPY, FILE_TYPES, TENSOR_NUMBERS
+from specrun.bindings.threads import available_cores
 
 MAX_THREADS = 1024
 _MOST_TEXT = 127  # bytes of a metadata value that llama_model_kv_override can hold

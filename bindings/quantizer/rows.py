@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import MalformedFileError, OptionError
 from specrun.bindings.gguf import BLOCK_SIZES, stored_bytes
 from specrun.bindings.library import native_function
 from specrun.bindings.quantizer.types import ALWAYS_WITH_IMPORTANCE, TENSOR_NUMBERS
+from specrun.bindings.threads import available_cores
 
 _CHUNK = 1 << 18  # numbers that one call quantizes
 _BLOCK = 1 << 15  # bfloat16 numbers at a time, so that their float32 form stays in the cache

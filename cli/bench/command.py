@@ -15,6 +15,7 @@ _COMMANDS = (
     LazyCommand("specrun.cli.bench.replay", "replay", "Drafters along known texts, without noise."),
     LazyCommand("specrun.cli.bench.components", "convert", "Conversion: bandwidth and memory."),
     LazyCommand("specrun.cli.bench.components", "overhead", "Python's share of a round, by part."),
+    LazyCommand("specrun.cli.bench.soak", "soak", "Answers with faults, for hours: none differs."),
 )
 
 _EPILOG = """\b
@@ -24,6 +25,7 @@ Examples:
   specrun bench replay --demo --workload edited --drafter prompt-lookup --drafter lookahead
   specrun bench overhead --vocab 32000
   specrun bench convert --size 4G
+  specrun bench soak --minutes 60
 
 \b
 Measure on a machine that does nothing else: llama.cpp's threads wait for each other, and a

@@ -121,7 +121,11 @@ def _settings(
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
         as_chat=False if source.no_chat_template else None,
-        options={**load.runtime_options(), "n_ctx": _n_ctx(load, source, measuring)},
+        options={
+            **load.runtime_options(),
+            "n_ctx": _n_ctx(load, source, measuring),
+            "shape": measuring.shape,
+        },
     )
 
 

@@ -9,10 +9,11 @@ from typing import Literal
 import click
 
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, option_group
-from specrun.cli.options.model import MODEL_DRAFT
+from specrun.cli.options.model import MODEL_DRAFT, shape_option
 from specrun.cli.options.prompt import no_template_option, prompts_option
 from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, CountListType, ParametersType
+from specrun.runtime.fixed_shape import Shape
 
 _DRAFTERS, _PROMPTS, _MEASURING = map(Section, ("Drafters", "Prompts", "Measurement"))
 
@@ -51,6 +52,7 @@ class Measuring:
     pad_to: int | None
     keep: Path | None
     plot: Path | None
+    shape: Shape
 
 
 drafter_choice_options = option_group(
@@ -142,6 +144,7 @@ sampling_grid_options = option_group(
 measuring_options = option_group(
     "measuring",
     Measuring,
+    shape_option,
     _MEASURING.option(
         "-n, --predict, --max-tokens",
         "The most tokens of an answer.",

@@ -130,8 +130,7 @@ def _regen(chat: Chat, _argument: str) -> None:
         raise OptionError("there is no answer to make again")
     before = list(conversation.messages)
     params = conversation.params
-    if params.seed is not None and chat.last_seed is not None:
-        params = params.replace(seed=chat.last_seed + 1)
+    chat.index += 1
     if params.is_greedy:
         chat.terminal.note(
             "temperature 0 gives the same answer with every seed; /set temperature 0.8 does not"
@@ -164,7 +163,7 @@ def _write(chat: Chat, argument: str, *, force: bool) -> None:
 def _load(chat: Chat, argument: str) -> None:
     path = _path(argument, "/load")
     chat.conversation = load_conversation(path)
-    chat.last_seed = None
+    chat.index = 0
     sampling = describe_sampling(chat.conversation.params, chat.conversation.max_tokens)
     chat.terminal.say(f"  {len(chat.conversation.messages)} messages from {path}; {sampling}")
 
@@ -188,7 +187,7 @@ _COMMANDS = {
     "/stats": _Command("/stats", "what the last answer and the chat took", _stats),
     "/clear": _Command("/clear", "forget the conversation, keep the settings", _clear),
     "/system": _Command("/system TEXT", "set the system prompt; alone: remove it", _system),
-    "/regen": _Command("/regen", "answer the last message again, with another seed", _regen),
+    "/regen": _Command("/regen", "answer the last message again, drawn anew", _regen),
     "/save": _Command("/save FILE", "write conversation and settings to a new file", _save),
     "/save!": _Command("/save! FILE", "the same, over an existing file", _save_over),
     "/load": _Command("/load FILE", "go on with a saved conversation", _load),

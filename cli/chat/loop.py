@@ -39,7 +39,7 @@ class Chat:
         self.terminal = terminal
         self.totals = Totals()
         self.last: GenerationResult | None = None
-        self.last_seed: int | None = None
+        self.index = 0
         self._display = display
         self._told_colors = False
 
@@ -78,6 +78,7 @@ class Chat:
         text = message.removeprefix("/") if message.startswith("//") else message
         if text.strip():
             self.conversation.ask(text)
+            self.index = 0
             self.answer(self.conversation.params)
         return True
 
@@ -109,9 +110,12 @@ class Chat:
         self._explain_colors()
         conversation = self.conversation
         stream = self.runtime.stream_chat(
-            conversation.for_template(), params, max_tokens=conversation.max_tokens
+            conversation.for_template(),
+            params,
+            max_tokens=conversation.max_tokens,
+            # A random seed is new for every answer, and `-s SEED` alone then repeats it.
+            index=0 if params.seed is None else self.index,
         )
-        self.last_seed = stream.seed
         return run_stream(stream, AnswerWriter(self.terminal, show_draft=self._display.show_draft))
 
     def _conclude(self, answer: Answer) -> None:

@@ -6,13 +6,16 @@ their answers, or their deaths, mean.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
+import os
 import platform
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -79,7 +82,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the findings as a mapping, ready for JSON."""
-        return {**asdict(self), "healthy": self.healthy}
+        return {**dataclasses.asdict(self), "healthy": self.healthy}
 
 
 def diagnose() -> Diagnosis:
@@ -93,7 +96,9 @@ def diagnose() -> Diagnosis:
     }
     machine = {"system": f"{platform.system()} {platform.release()} {platform.machine()}"}
     if engine:
-        machine |= {"cores": str(engine["cores"]), "CPU features": _features(engine["features"])}
+        machine["processors"] = f"{engine['processors']}{_load()}"
+        machine["threads"] = f"{engine['threads']}, waiting by {engine['waiting']}"
+        machine["CPU features"] = _features(engine["features"])
         machine["GPU offload"] = "yes" if engine["gpu_offload"] else "no"
     return Diagnosis(versions, machine, engine.get("devices", []), checks)
 
@@ -111,7 +116,14 @@ def _demo_check(engine: Check) -> Check:
         return Check(name, "skipped", "not part of this installation; name a model with -m")
     if engine.state != "ok":
         return Check(name, "skipped", "llama.cpp does not load")
-    return _ask(name, "file", str(demo_target()))[1]
+    started = time.perf_counter()
+    check = _ask(name, "file", str(demo_target()))[1]
+    seconds = time.perf_counter() - started
+    if check.state != "ok":
+        return check
+    # The probe does what a trial does (`bindings.trial`).
+    cost = f"the first opening of a file adds {seconds:.1f} s here, more for a large one (--trust)"
+    return dataclasses.replace(check, detail=cost)
 
 
 def _ask(name: str, *question: str) -> tuple[dict[str, Any], Check]:
@@ -145,6 +157,16 @@ def interpret(
         remedy = "install specrun and llama-cpp-python again: see the README"
         return {}, Check(name, "failed", answer["error"], remedy)
     return answer, Check(name, "ok", "")
+
+
+def _load() -> str:
+    """Return how many processes want a processor, on average of the last minute."""
+    if not hasattr(os, "getloadavg"):
+        return ""
+    try:
+        return f", load {os.getloadavg()[0]:.1f}"
+    except OSError:  # not everywhere can it be known
+        return ""
 
 
 def _ending(exit_code: int) -> str:

@@ -39,14 +39,20 @@ def _answer(question: str, subject: str = "") -> dict[str, Any]:
 
 
 def _engine() -> dict[str, Any]:
-    from specrun.bindings.devices import available_cores, devices, supports_gpu_offload, system_info
-    from specrun.bindings.library import engine_versions
+    from specrun.bindings.devices import devices, supports_gpu_offload, system_info
+    from specrun.bindings.library import engine_versions, has_function
+    from specrun.bindings.threads import describe_waiting, find_processors
 
+    processors = find_processors()
+    # LLVM's OpenMP answers to GNU's names, too.
+    has_libgomp = has_function("GOMP_parallel") and not has_function("__kmpc_fork_call")
     return {
         "versions": engine_versions(),
         "devices": [dataclasses.asdict(device) for device in devices()],
         "features": system_info(),
-        "cores": available_cores(),
+        "processors": str(processors),
+        "threads": processors.n_threads,
+        "waiting": describe_waiting(has_libgomp=has_libgomp),
         "gpu_offload": supports_gpu_offload(),
     }
 
@@ -64,9 +70,12 @@ def _kernels(file_type: str) -> dict[str, Any]:
 
 
 def _evaluate(path: Path) -> dict[str, Any]:
+    from specrun.bindings.context_options import ContextOptions
     from specrun.runtime import Runtime, SamplingParams
 
-    with Runtime(path, n_ctx=256, n_threads=1, n_threads_batch=1, n_gpu_layers=0) as runtime:
+    context = ContextOptions(n_ctx=256, n_threads=1, n_threads_batch=1)
+    # This process may end as a trial's may, so it needs no trial.
+    with Runtime(path, context=context, n_gpu_layers=0, trust=True) as runtime:
         prompt = [token % runtime.vocabulary.size for token in range(_PROMPT_TOKENS)]
         result = runtime.generate(prompt, SamplingParams(temperature=0), max_tokens=4)
         return {"tokens": len(result.token_ids)}

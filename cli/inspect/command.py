@@ -16,9 +16,10 @@ import click
 
 from specrun.bindings.errors import MalformedFileError, SpecrunError
 from specrun.bindings.gguf import read_header
+from specrun.cli.inspect.batch_noise import NoiseSettings, noise_of_file, noise_options, print_noise
 from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise, tensor_rows
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
-from specrun.cli.options.model import MODEL_DRAFT
+from specrun.cli.options.model import MODEL_DRAFT, trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, LayerCountType
 from specrun.cli.terminal.paths import read_text
@@ -46,7 +47,7 @@ comparison_options = option_group(
     ComparisonSettings,
     _COMPARISON.option(
         "-f, --file",
-        "Compare on the text of a file.",
+        "Evaluate the text of a file.",
         FILE,
         dest="text_file",
         show_default="a short fixed text",
@@ -165,6 +166,7 @@ Examples:
   specrun inspect target.gguf
   specrun inspect target.gguf -md small.gguf      exit code 4 if they do not fit
   specrun inspect target.gguf target-q4.gguf -f text.txt      what quantizing cost
+  specrun inspect target.gguf -f text.txt --batch-noise       what drafts change by rounding
   specrun inspect target.gguf --sha256            print the checksum
   specrun inspect target.gguf --sha256 9f86d0...  exit code 3 if it differs
 """
@@ -202,6 +204,8 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
     callback=_check_hash,
 )
 @comparison_options
+@noise_options
+@trust_option
 @terminal_options
 @json_option()
 def inspect(
@@ -210,6 +214,7 @@ def inspect(
     model_draft: Path | None,
     sha256: str | None,
     comparison: ComparisonSettings,
+    noise: NoiseSettings,
     terminal: Terminal,
     as_json: bool,
 ) -> None:
@@ -217,10 +222,17 @@ def inspect(
 
     Only the header is read; -md also loads both vocabularies. With OTHER, a model of the same
     vocabulary such as FILE quantized, both are evaluated on a text: perplexities, KL divergence,
-    agreement, error by tensor.
+    agreement, error by tensor. With --batch-noise, FILE alone is evaluated on it, by one token at
+    a time and by several.
     """
+    alone = model_draft is None and sha256 is None
+    if noise.batch_noise:
+        if other is not None or not alone:
+            raise click.UsageError("--batch-noise goes without OTHER, -md and --sha256")
+        _measure_noise(file, comparison, noise, terminal, as_json=as_json)
+        return
     if other is not None:
-        if model_draft is not None or sha256 is not None:
+        if not alone:
             raise click.UsageError("comparing two models goes without -md and --sha256")
         _compare(file, other, comparison, terminal, as_json=as_json)
         return
@@ -252,6 +264,23 @@ def _compare(
         terminal.answer(json.dumps(facts, ensure_ascii=True) + "\n")
     else:
         print_comparison(terminal, first, second, found)
+
+
+def _measure_noise(
+    file: Path,
+    comparison: ComparisonSettings,
+    noise: NoiseSettings,
+    terminal: Terminal,
+    *,
+    as_json: bool,
+) -> None:
+    facts = summarise(file, read_header(file))
+    where = (comparison.text_file, comparison.threads, comparison.gpu_layers)
+    found = noise_of_file(file, *where, noise, terminal)
+    if as_json:
+        terminal.answer(json.dumps({**facts, "batch_noise": found}, ensure_ascii=True) + "\n")
+    else:
+        print_noise(terminal, file, found)
 
 
 def _pair_problem(target: Path, draft: Path) -> SpecrunError | None:

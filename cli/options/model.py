@@ -9,18 +9,21 @@ from typing import Any
 import click
 
 from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.trial import trusting_files
 from specrun.cli.options.group import (
     DRAFTING,
     EVALUATION,
     MODEL,
     TEMPLATE,
     Decorator,
+    Section,
     option_group,
     outvoted,
 )
 from specrun.cli.options.rope import ROPE_OPTIONS, rope_scaling
-from specrun.cli.options.types import FILE, MAX_COUNT, SHARE, LayerCountType
+from specrun.cli.options.types import FILE, MAX_COUNT, SHARE, LayerCountType, ShapeType
 from specrun.runtime.acceptance import build_rule, rule_names
+from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.methods import METHODS
 from specrun.runtime.offload import LayerCount
 from specrun.runtime.runtime import RuntimeOptions
@@ -42,6 +45,7 @@ class DraftSettings:
     spec_draft_p_min: float | None
     accept: str
     reference: Path | None = None
+    shape: Shape = "free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +129,56 @@ def _draft_settings(**values: Any) -> DraftSettings:  # noqa: ANN401
     return DraftSettings(**{**values, **dict.fromkeys(lost)})
 
 
+def _trust(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        context.with_resource(trusting_files())
+
+
+trust_option = MODEL.flag(
+    "--trust",
+    "Open files that were not seen before without trying them in another process first.",
+    expose_value=False,
+    callback=_trust,
+)
+
+shape_option = EVALUATION.option(
+    "--shape",
+    "Tokens in an evaluation of the target while it generates: free, as many as needed; fixed, "
+    "always as many as the drafter needs at most; N: always N, so that the text is the same to the "
+    "bit with every drafter that draws nothing.",
+    ShapeType(),
+    default="free",
+)
+
+
+def attention_options(section: Section) -> list[Decorator]:
+    """Return -fa, -ctk and -ctv, below a heading of the help."""
+    flash = section.option(
+        "-fa, --flash-attn",
+        "Flash attention.",
+        click.Choice(["on", "off", "auto"]),
+        default=_DEFAULTS.context.flash_attention,
+    )
+    types = [
+        section.option(
+            f"-ct{letter}, --cache-type-{letter} TYPE",
+            f"Number type of the cached {cached}.",
+            default=default,
+        )
+        for letter, cached, default in (
+            ("k", "keys", _DEFAULTS.context.cache_type_k),
+            ("v", "values", _DEFAULTS.context.cache_type_v),
+        )
+    ]
+    return [flash, *types]
+
+
 load_options = option_group(
     "load",
     _load_settings,
     MODEL.option("-m, --model", "The target: a GGUF file.", FILE),
     MODEL.flag("--demo", "The embedded target and drafter, instead of -m."),
+    trust_option,
     EVALUATION.option(
         "-c, --ctx-size N",
         "Context size in tokens; 0: what the model was trained with, which is also the most unless "
@@ -155,7 +204,7 @@ load_options = option_group(
         "Threads that evaluate single tokens.",
         click.IntRange(-1, _MAX_THREADS),
         default=-1,
-        show_default="one a core",
+        show_default="one a core, within the quota",
     ),
     EVALUATION.option(
         "-tb, --threads-batch N",
@@ -164,23 +213,7 @@ load_options = option_group(
         default=-1,
         show_default="as -t",
     ),
-    EVALUATION.option(
-        "-fa, --flash-attn",
-        "Flash attention.",
-        click.Choice(["on", "off", "auto"]),
-        default=_DEFAULTS.context.flash_attention,
-    ),
-    *(
-        EVALUATION.option(
-            f"-ct{letter}, --cache-type-{letter} TYPE",
-            f"Number type of the cached {cached}.",
-            default=default,
-        )
-        for letter, cached, default in (
-            ("k", "keys", _DEFAULTS.context.cache_type_k),
-            ("v", "values", _DEFAULTS.context.cache_type_v),
-        )
-    ),
+    *attention_options(EVALUATION),
     *(
         EVALUATION.option(
             f"-ngl{short}, --gpu-layers{long}, --n-gpu-layers{long}",
@@ -252,6 +285,7 @@ draft_options = option_group(
         "--draft-min", "--spec-draft-n-max for the length, --spec-draft-p-min to end drafts early"
     ),
     DRAFTING.option("--accept RULE", f"The acceptance rule: {_rules()}.", default=_DEFAULTS.accept),
+    shape_option,
 )
 
 template_options = option_group(

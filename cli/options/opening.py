@@ -40,6 +40,7 @@ def open_runtime(
         "chat_template": template_text(template),
         "seed": None,
         "reference": draft.reference,
+        "shape": draft.shape,
     }
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:
@@ -51,6 +52,7 @@ def open_runtime(
     finally:
         terminal.passing("")
     with runtime:
+        _warn_of_ignored_layers(load, runtime, terminal)
         _warn_of_large_drafter(runtime, terminal)
         _warn_of_lossy_rule(runtime, terminal)
         yield runtime
@@ -123,6 +125,12 @@ def _require_demo_files() -> None:
                 f"the embedded models are not part of this installation ({path.name} is missing): "
                 "install specrun again, or name a model with -m"
             )
+
+
+def _warn_of_ignored_layers(load: LoadSettings, runtime: Runtime, terminal: Terminal) -> None:
+    if load.gpu_layers not in ("auto", 0) and runtime.model.n_gpu_layers == 0:
+        advice = "`specrun doctor` shows the devices"
+        terminal.warn(f"-ngl {load.gpu_layers} is ignored, there is no GPU here: {advice}")
 
 
 def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:

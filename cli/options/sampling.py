@@ -14,9 +14,8 @@ import click
 
 from specrun.cli.options.group import SAMPLING, Decorator, option_group
 from specrun.cli.options.types import MAX_COUNT, SHARE, LogitBiasType, NumberListType
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.sampling import RANDOM_SEED, SamplingParams
 
-RANDOM_SEED = -1
 _DEFAULTS = SamplingParams()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -13,6 +13,7 @@ from specrun.bindings.errors import OptionError
 from specrun.cli.terminal.paths import require_file
 
 if TYPE_CHECKING:
+    from specrun.runtime.fixed_shape import Shape
     from specrun.runtime.offload import LayerCount
 
 _LOGIT_BIAS = re.compile(r"(\d+)([+-])(inf|\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)", re.IGNORECASE)
@@ -60,6 +61,21 @@ class LayerCountType(click.ParamType["LayerCount"]):
         if isinstance(count, int) and not -1 <= count <= 10_000:
             self.fail(f"{count} layers: give -1 (all), 0 (none) or a count", param, ctx)
         return count
+
+
+class ShapeType(click.ParamType["Shape"]):
+    """The value of --shape: "free", "fixed" or a width in tokens."""
+
+    name = "free|fixed|N"
+
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> Shape:  # noqa: ANN401
+        """Return the width, or the name."""
+        if value in ("free", "fixed"):
+            return cast("Shape", value)
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r}: give free, fixed or a width in tokens", param, ctx)
 
 
 class LogitBiasType(click.ParamType[tuple[int, float]]):

@@ -91,6 +91,7 @@ def statistics_line(result: GenerationResult, trained: int | None = None) -> str
         f"draft {accepted or '-'}",
         f"{_figure(stats.mean_accepted_length, '.2f')} tok/round",
         f"TTFT {_figure(stats.time_to_first_token_s, '.2f', ' s')}",
+        f"seed {result.seed}",
     ]
     if "choices" in stats.drafting:
         parts.append(_choices(stats.drafting))

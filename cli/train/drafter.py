@@ -16,6 +16,7 @@ from specrun.cli.train.training import check_result, draw_and_convert, print_rep
 
 if TYPE_CHECKING:
     from specrun.train.distillation.acceptance import MeasuredAcceptance
+    from specrun.train.distillation.drafter_run import DrafterReport
 
 _DISTILLATION, _BOOSTING = Section("Distillation"), Section("Several drafters")
 _MEASURE = Section("Acceptance rate")
@@ -152,21 +153,13 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
         job, run, report, plot, draft.resolve().name, convert_checkpoint, what="drafter"
     )
     gain, before, after = report.acceptance, report.before, report.after
-    facts = {
-        "alpha": f"{_stated(gain.before)} before, {_stated(gain.after)} after",
-        "gain of alpha": f"{gain.gain:+.4f} +- {gain.error:.4f}",
-        "same first token": f"{before.same_top:.4f} before, {after.same_top:.4f} after",
-    }
-    if run.not_covered_by:
-        together = f"{after.covered:.4f} without it, {after.covered_together:.4f} with it"
-        facts["first tokens known together"] = together
     gain_error = gain.error if gain.before.n_texts > 1 else None
     print_report(
         job,
         "drafter",
         report,
         files,
-        shown=facts,
+        shown=_facts(report, with_others=bool(run.not_covered_by)),
         counts={"measured_on_training": report.measured_on_training},
         measures={
             "alpha_before": _record(gain.before),
@@ -183,6 +176,20 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
         )
     if gain.gain < 0:
         job.terminal.warn("alpha fell: use more data, a lower --learning-rate, or --answers target")
+
+
+def _facts(report: DrafterReport, *, with_others: bool) -> dict[str, str]:
+    """Return what is shown of a training; `with_others`: of drafters it is to add to, as well."""
+    gain, before, after = report.acceptance, report.before, report.after
+    facts = {
+        "alpha": f"{_stated(gain.before)} before, {_stated(gain.after)} after",
+        "gain of alpha": f"{gain.gain:+.4f} +- {gain.error:.4f}",
+        "same first token": f"{before.same_top:.4f} before, {after.same_top:.4f} after",
+    }
+    if with_others:
+        together = f"{after.covered:.4f} without it, {after.covered_together:.4f} with it"
+        facts["first tokens known together"] = together
+    return facts
 
 
 def _stated(found: MeasuredAcceptance) -> str:

@@ -22,6 +22,7 @@ from specrun.cli.options.group import (
     declare,
     option_group,
 )
+from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, SHARE_BELOW_ONE
 from specrun.cli.terminal.terminal import Terminal
@@ -181,6 +182,7 @@ states_options = option_group(
         "The target as GGUF: llama.cpp computes its states, so that a large one may be quantized.",
         FILE,
     ),
+    trust_option,
     _STATES.option(
         "--cache",
         "Keep states on disk; auto: where they are read more than once and there is room.",

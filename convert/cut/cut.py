@@ -164,7 +164,9 @@ class LayeredModel:
         self._sign(metadata, kept)
         tensors = list(self._plan(kept))
         name = self._facts.architecture
-        n_bytes = write_gguf(target, name, metadata, tensors, force=force, progress=progress)
+        n_bytes = write_gguf(
+            target, name, metadata, tensors, force=force, progress=progress, source=self.path
+        )
         n_parameters = sum(prod(tensor.shape) for tensor in tensors)
         return CutReport(target, tuple(kept), self.n_layers, n_parameters, n_bytes)
 

@@ -89,7 +89,9 @@ def pad_ffn(
     added = total - model.header.n_parameters
     metadata = _metadata(model, new, added)
     name = model.header.architecture
-    n_bytes = write_gguf(target, name, metadata, tensors, force=force, progress=progress)
+    n_bytes = write_gguf(
+        target, name, metadata, tensors, force=force, progress=progress, source=model.path
+    )
     return PadReport(target, total, added, old, new, n_bytes)
 
 

@@ -22,6 +22,7 @@ from gguf import GGUFValueType, GGUFWriter
 from specrun.bindings.atomic import check_target, require_free_space, unnamed_path
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf import TENSOR_TYPES, stored_bytes
+from specrun.bindings.trial import is_known_file, remember_written
 from specrun.convert.gguf.metadata import Metadata
 
 _STRETCH = 128 << 20  # bytes from one sync to the next
@@ -116,15 +117,18 @@ def write_gguf(
     force: bool = False,
     progress: Progress | None = None,
     finish: Callable[[Path], None] | None = None,
+    source: Path | None = None,
 ) -> int:
     """Write a GGUF file and return its size in bytes; only one tensor is in memory at a time.
 
     `finish` gets the path of the complete file before it becomes `output`: what it raises stops
-    that. Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk
-    is full; what `PlannedTensor.load` raises passes through. Nothing is left behind on failure.
+    that. The file then needs no trial, unless `source`, the GGUF file that it was made of, does.
+    Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk is
+    full; what `PlannedTensor.load` raises passes through. Nothing is left behind on failure.
     """
     target = Path(output)
     check_target(target, force=force)
+    known = source is None or is_known_file(source)
     total = sum(tensor.n_bytes for tensor in tensors)
     require_free_space(target.parent, total)
     with unnamed_path(target, force=force) as aside:
@@ -133,7 +137,10 @@ def write_gguf(
             _write_tensors(file, alignment, tensors, total, progress, synced)
         if finish is not None:
             finish(aside)
-        return aside.stat().st_size
+        n_bytes = aside.stat().st_size
+    if known:
+        remember_written(target)
+    return n_bytes
 
 
 def _write_header(

@@ -37,7 +37,10 @@ def store_accuracy(
     metadata.count(f"{kind}.{KEY}_positions", n_positions)
     tensors = [head.unchanged(tensor, tensor.name) for tensor in head.header.tensors]
     # The place a link points to: the link itself stays.
-    return write_gguf(Path(path).resolve(), kind, metadata, tensors, force=True, progress=progress)
+    place = Path(path).resolve()
+    return write_gguf(
+        place, kind, metadata, tensors, force=True, progress=progress, source=head.path
+    )
 
 
 def write_accuracy_csv(

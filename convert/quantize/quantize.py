@@ -20,6 +20,7 @@ from specrun.bindings.quantizer import (
     QuantizeOptions,
     QuantizerProcess,
 )
+from specrun.bindings.trial import is_known_file, remember_written
 from specrun.convert.gguf import Progress, require_whole
 from specrun.convert.names import nearest
 from specrun.convert.quantize.imatrix_file import ImportanceMatrix, read_importance
@@ -126,6 +127,8 @@ def quantize_model(
         require_free_space(target.parent, sum(planned.n_bytes for planned in plan) + _HEADER_ROOM)
         with atomic_path(target, force=force) as aside:
             written = _write(quantizer, aside, header, plan, progress)
+    if is_known_file(original):
+        remember_written(target)
     matrices = [tensor for tensor in written.tensors if len(tensor.shape) > 1]
     matrices = [tensor for tensor in matrices if "weight" in tensor.name]
     return quantization_report(target, options.file_type, header, matrices, without)

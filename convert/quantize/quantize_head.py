@@ -95,7 +95,9 @@ def quantize_head(
         metadata.count("general.file_type", FILE_TYPES[name].number)
         metadata.count("general.quantization_version", 2)
     architecture = header.architecture
-    write_gguf(target, architecture, metadata, planned, force=force, progress=progress)
+    write_gguf(
+        target, architecture, metadata, planned, force=force, progress=progress, source=head.path
+    )
     return quantization_report(target, name, header, _matrices(header))
 
 

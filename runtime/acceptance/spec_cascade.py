@@ -18,10 +18,11 @@ and TV the total variation:
            r(v) = 1 where P(v) < (1 - alpha) m(P)
 
 Where this differs from the paper: the laws are those that tokens are drawn from, temperature,
-truncations and penalties included, where the authors compare the laws of temperature 1. So at
-temperature 0, where both models are sure of a token, nothing can be traded: the target's stays.
-Where nothing was drawn there is no Q: point masses (trees of favourites, text that was looked up)
-are verified exactly, and the token after a whole draft is the target's.
+truncations and penalties included, where the authors compare the laws of temperature 1. At
+temperature 0 nothing is to be traded, and the loop asks the exact rule instead
+(`DecodeSettings.rule_in_force`): a law alone does not tell whether temperature or a truncation
+left it one token. Where nothing was drawn there is no Q: point masses (trees of favourites, text
+that was looked up) are verified exactly, and the token after a whole draft is the target's.
 """
 
 from __future__ import annotations
@@ -107,10 +108,7 @@ class SpecCascadeRule:
         """Return pi below a node. Of several draws, the first is from Q itself."""
         # Later siblings without replacement come from what the first left of Q.
         draft = next((draw.law for draw in tree.draws.get(node, ()) if draw.law is not None), None)
-        # A target that is sure of one token (temperature 0) stays: plain decoding's text.
-        if draft is None or len(target.probs) == 1:
-            return target
-        return self._target_law(draft, target, self.alpha)
+        return target if draft is None else self._target_law(draft, target, self.alpha)
 
 
 def _largest(law: Law) -> float:

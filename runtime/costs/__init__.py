@@ -37,7 +37,6 @@ from specrun.runtime.costs.tune_result import (
     TuneResult,
 )
 from specrun.runtime.costs.tuned import (
-    cache_folder,
     describe_settings,
     load_plans,
     measured_acceptance,

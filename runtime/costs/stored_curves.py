@@ -35,8 +35,8 @@ TYPICAL_GPU = CostCurve(_SIZES, _GPU_TIMES, _GPU_TIMES)
 
 
 def typical_curve(n_gpu_layers: int) -> CostCurve:
-    """Return a curve, relative to one token, for a target of which so many layers lie on a GPU."""
-    return TYPICAL_GPU if n_gpu_layers > 0 else TYPICAL_CPU
+    """Return a curve, relative to one token, for `n_gpu_layers` (-1: all) of a target on a GPU."""
+    return TYPICAL_GPU if n_gpu_layers != 0 else TYPICAL_CPU
 
 
 def known_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve:

@@ -11,16 +11,16 @@ import hashlib
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import atomic_path
+from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.devices import available_cores, devices
+from specrun.bindings.devices import devices
 from specrun.bindings.errors import FileMissingError
+from specrun.bindings.threads import available_cores
 from specrun.runtime.costs.tune_result import TunedSetting, TuneOptions, TuneResult
 from specrun.runtime.language import quoted
 from specrun.runtime.offload import LayerCount
@@ -168,20 +168,6 @@ def cache_file(folder: str, *paths: Path) -> Path:
     places = "\n".join(str(path.expanduser().resolve()) for path in paths)
     key = hashlib.sha256(places.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return cache_folder() / folder / f"{'+'.join(path.stem[:40] for path in paths)}-{key}.json"
-
-
-def cache_folder() -> Path:
-    """Return specrun's folder in the user's cache directory."""
-    home = Path.home()
-    if sys.platform == "darwin":
-        base = home / "Library" / "Caches"
-    elif os.name == "nt":
-        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    else:
-        base = home / ".cache"
-    # The XDG specification ignores relative paths.
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else base) / "specrun"
 
 
 def describe_machine() -> dict[str, object]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.model import Model
+from specrun.bindings.model_checks import check_types
+from specrun.bindings.trial import require_tried_head
 
 TARGET_VOCABULARY = "specrun.target.vocabulary_sha256"
 
@@ -34,6 +37,7 @@ class HeadFile:
                 f"{self.path} is a file of architecture {self.header.architecture}, and "
                 f"{kind}(...) needs {kind} heads"
             )
+        check_types(Path(path), self.header.tensors)
         self._tensors = {tensor.name: tensor for tensor in self.header.tensors}
 
     def __contains__(self, tensor: str) -> bool:
@@ -97,9 +101,14 @@ class HeadFile:
             raise MalformedFileError(f"{self.path} has no tensor {tensor}: the head is incomplete")
         return tuple(self._tensors[tensor].shape)
 
+    def type_name(self, tensor: str) -> str:
+        """Return the type of a tensor that is there."""
+        return self._tensors[tensor].type_name
+
     def check_target(self, target: Model, *, hidden_key: str = "embedding_length") -> None:
         """Raise PairError, with both values, unless size and vocabulary are those of the target.
 
+        A head that was not seen before is then tried with it in another process.
         `<kind>.<hidden_key>` is the size of the hidden states of the target that the head reads.
         """
         hidden, tokens = self.size(hidden_key), self.header.metadata.get(_TOKENS)
@@ -124,6 +133,7 @@ class HeadFile:
             )
         if made_for is None:
             self._check_tokens(target, pair)
+        require_tried_head(Path(self.path), self.header, target.path, target.header)
 
     def _check_tokens(self, target: Model, pair: str) -> None:
         """Compare the tokens themselves: llama.cpp's converter writes them, and no fingerprint."""

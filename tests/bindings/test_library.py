@@ -1,15 +1,36 @@
 """llama.cpp's log: silent unless the application configures logging, then whole lines at the right
-level."""
+level. Its C++ functions, by the names that compilers give them. And native handles, which are freed
+by the last that refers to them."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from support.tiny_models import F32
 
-from specrun.bindings.library import _LogRouter, last_native_errors
+from specrun.bindings import library
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import ClosedError
+from specrun.bindings.library import (
+    NativeHandle,
+    _LogRouter,
+    cpp_names,
+    exported_function,
+    has_function,
+    last_native_errors,
+    llama,
+    native_function,
+)
+from specrun.bindings.model import Model
 
 LOAD = """
 import sys
@@ -105,3 +126,89 @@ def test_empty_lines_and_null_texts_are_left_out(router, caplog):
     router(1, None, None)
     router(1, b"\n", None)
     assert not caplog.records
+
+
+CONTEXT = "llama_context *"
+# The third: what llama.dll exports, as others read it from shipped wheels; the last two by clang
+# for x86_64-pc-windows-msvc.
+EXPORTS = [
+    (("llama_set_embeddings_nextn", "void", CONTEXT, "bool", "bool"), "XPEAUllama_context@@_N1"),
+    (("llama_get_embeddings_nextn", "float *", CONTEXT), "PEAMPEAUllama_context@@"),
+    (
+        ("llama_get_embeddings_nextn_ith", "float *", CONTEXT, "int32_t"),
+        "PEAMPEAUllama_context@@H",
+    ),
+    (
+        ("llama_set_embeddings_layer_inp", "void", CONTEXT, "uint32_t", "bool"),
+        "XPEAUllama_context@@I_N",
+    ),
+    (
+        ("llama_get_embeddings_layer_inp", "float *", CONTEXT, "uint32_t"),
+        "PEAMPEAUllama_context@@I",
+    ),
+    (("llama_set_nextn_layer_offset", "void", CONTEXT, "int32_t"), "XPEAUllama_context@@H"),
+]
+
+
+@pytest.mark.parametrize(("declaration", "types"), EXPORTS, ids=lambda value: value[0])
+def test_names_of_compilers(declaration: tuple[str, ...], types: str):
+    plain, unix, visual = cpp_names(*declaration)
+    assert plain == declaration[0]
+    assert visual == f"?{plain}@@YA{types}@Z"
+    # Whatever compiler made this library: one of the names is its own.
+    assert [name for name in (plain, unix, visual) if has_function(name)]
+    assert exported_function((plain, unix, visual), None)
+
+
+def test_ggml_may_lie_in_libraries_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    """As on Windows, where a handle shows its own functions only."""
+    whole = library.llama()._lib
+    first = type("Shown", (), {"__getitem__": lambda _, name: getattr(None, name)})()
+    monkeypatch.setattr(library, "_libraries", lambda: [first, whole])
+    native_function.cache_clear()
+    assert native_function("ggml_type_size", ctypes.c_size_t, ctypes.c_int)(0) == 4
+    with pytest.raises(AttributeError, match="no function ggml_nonsense"):
+        native_function("ggml_nonsense", None)
+    native_function.cache_clear()
+
+
+# -- handles ---------------------------------------------------------------------------------------
+
+
+def test_a_handle_is_freed_once_by_the_last_that_refers_to_it() -> None:
+    freed: list[int] = []
+    handle = NativeHandle(40, freed.append)
+    part = NativeHandle(41, None, handle)
+    user = NativeHandle(42, freed.append, part)
+    assert handle + 2 == user
+    del handle, part
+    assert freed == []
+    del user
+    assert freed == [42, 40]
+
+
+def test_what_is_closed_while_it_is_used_is_freed_when_the_use_ends(tiny_model: Path) -> None:
+    """A view of logits is a use; so is a call, which holds its arguments."""
+    freed: list[str] = []
+
+    def noting(name: str) -> Any:
+        function = getattr(llama(), name)
+        return lambda handle: (freed.append(name), function(handle))
+
+    model = Model(tiny_model)
+    model._handle._free = noting("llama_model_free")
+    context = Context(model, ContextOptions(**F32))
+    context._handle._free = noting("llama_free")
+    batch = Batch(2, 1)
+    batch.fill_chain([1, 2], 0, [0], 1)
+    rows = context.decode(batch)
+    row = rows.logits(0)
+    kept = row.copy()
+    context.close()
+    model.close()
+    assert freed == []
+    np.testing.assert_array_equal(row, kept)
+    with pytest.raises(ClosedError, match="the context is closed"):
+        rows.logits(0)
+    del row
+    assert freed == ["llama_free", "llama_model_free"]

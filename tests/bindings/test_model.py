@@ -6,6 +6,7 @@ import os
 import struct
 
 import pytest
+from support.gguf_mutants import Entry, take_apart
 from support.tiny_models import TEMPLATE
 
 from specrun.bindings.errors import (
@@ -136,6 +137,25 @@ def test_a_token_that_is_there_twice_is_refused_before_llama_aborts(
     path.write_bytes(data.replace(two, two.replace(b"ab", token)))
     with pytest.raises(MalformedFileError, match=named):
         Model(path)
+
+
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_a_token_for_every_text_must_be_there(tiny_model, tmp_path, name):
+    """Without keys glm4's vocabulary has no bos token; its eos token is 11, and it is there."""
+    parts = take_apart(tiny_model)
+    keys = {b"tokenizer.ggml.pre": (8, struct.pack("<Q", 4) + b"glm4")}
+    keys[f"tokenizer.ggml.add_{name}_token".encode()] = (7, b"\1")
+    gone = {*keys, f"tokenizer.ggml.{name}_token_id".encode()}
+    kept = [entry for entry in parts.entries if entry.key not in gone]
+    parts.entries = kept + [Entry(key, *value) for key, value in keys.items()]
+    path = tmp_path / "asks.gguf"
+    path.write_bytes(parts.laid_out())
+    if name == "bos":
+        with pytest.raises(MalformedFileError, match="puts a token bos to every text, and has non"):
+            Model(path, vocab_only=True)
+        return
+    with Model(path, vocab_only=True) as model:
+        assert model.vocabulary.tokenize("a") == [97, 11]
 
 
 def test_layers_below_all_are_refused(tiny_model):

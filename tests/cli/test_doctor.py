@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 
 import pytest
 
+from specrun.bindings.threads import available_cores, find_processors
 from specrun.cli.doctor import command as diagnosis
 from specrun.cli.doctor.command import interpret
 
@@ -23,8 +25,13 @@ def test_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0
     assert values["healthy"] is True
     assert {"specrun", "llama-cpp-python", "llama.cpp commit"} <= values["versions"].keys()
-    assert int(values["machine"]["cores"]) >= 1
+    threads, _, waiting = values["machine"]["threads"].partition(", waiting by ")
+    assert int(threads) == available_cores()
+    assert "spinning" in waiting
+    assert values["machine"]["processors"].startswith(str(find_processors()))
     assert any(device["kind"] == "cpu" for device in values["devices"])
+    details = {check["name"]: check["detail"] for check in values["checks"]}
+    assert re.search(r"first opening of a file adds \d+\.\d s", details["embedded models"])
     states = {check["name"]: check["state"] for check in values["checks"]}
     assert (states["llama.cpp loads"], states["Q4_0 kernels"]) == ("ok", "ok")
 
@@ -35,7 +42,9 @@ def probes(monkeypatch: pytest.MonkeyPatch, kernels: Completed) -> None:
         "versions": {},
         "devices": [],
         "features": "CPU : AVX = 1 | AMX_INT8 = 0 | ",
-        "cores": 2,
+        "processors": "4 on 2 cores",
+        "threads": 2,
+        "waiting": "spinning",
     }
     good = json.dumps({**engine, "gpu_offload": False}).encode()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specrun.bindings import trial
 from specrun.cli import generate as generate_command
 from specrun.runtime import Runtime, SamplingParams
 
@@ -34,6 +35,7 @@ STATS_KEYS = [
     "non_candidates",
     "acceptance_given_prefix",
     "tested_by_position",
+    "width",
 ]
 
 
@@ -49,7 +51,7 @@ def test_the_answer_is_the_runtimes_and_alone_on_stdout(run: Run, models: Models
     assert result.stdout == expected.removesuffix("\n") + "\n"
     line = (
         r"prompt \d+ tok [\d.]+ tok/s \| gen 24 tok [\d.]+ tok/s \| draft - \| 1\.00 "
-        r"tok/round \| TTFT \d+\.\d\d s\n"
+        r"tok/round \| TTFT \d+\.\d\d s \| seed 3\n"
     )
     assert re.fullmatch(line, result.stderr)
 
@@ -306,3 +308,25 @@ def test_surprises_become_a_sentence(
     if exit_code == 1 and isinstance(error, RuntimeError):
         assert "run with -vv for the traceback" in result.stderr
         assert "Traceback" in run("generate", "-m", models.target, "-p", "x", "-vv").stderr
+
+
+@pytest.mark.parametrize("way", ["option", "environment", "neither"])
+def test_trusted_files_are_opened_without_a_trial(
+    run: Run, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    unknown = tmp_path / "unknown.gguf"
+    unknown.write_bytes(models.target.read_bytes())
+    tried: list[Path] = []
+    monkeypatch.setattr(
+        trial, "_tried", lambda _module, _arguments, path, _n_bytes: bool(tried.append(path))
+    )
+    if way == "environment":
+        monkeypatch.setenv("SPECRUN_TRUST", "1")
+    given = ["--trust"] if way == "option" else []
+    result = run("generate", "-m", unknown, "-p", "a", "-n", 1, *given)
+    assert result.exit_code == 0
+    assert tried == ([unknown] if way == "neither" else [])
+    # Of this command only, not of those that follow in the process.
+    monkeypatch.delenv("SPECRUN_TRUST", raising=False)
+    assert run("generate", "-m", unknown, "-p", "a", "-n", 1).exit_code == 0
+    assert tried

@@ -1,4 +1,4 @@
-"""`specrun inspect A B`: what quantizing cost, and pairs that cannot be compared."""
+"""`specrun inspect A B` and `--batch-noise`: what quantizing and what drafting costs."""
 
 from __future__ import annotations
 
@@ -63,3 +63,21 @@ def test_options_that_do_not_go_together(run: Run, pair: tuple[Path, Path], tmp_
     result = run("inspect", *pair, "-f", tmp_path / "short.txt", "-t", 1)
     assert result.exit_code == 2
     assert "at least 8 are needed" in result.stderr
+
+
+def test_batch_noise_of_one_model(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a short text of some letters " * 20)
+    line = ("inspect", pair[0], "--batch-noise", "-f", tmp_path / "text.txt", "-n", 32, "-t", 1)
+    shown = run(*line, "-fa", "off", "-ctk", "f32", "-ctv", "f32")
+    assert shown.exit_code == 0, shown.output
+    assert "none in 30\n" in shown.stdout
+    assert "fixed shape of 8: equal bits at 30 of 30 positions" in shown.stdout
+    result = run(*line, "--json")
+    assert result.exit_code == 0, result.output
+    noise = json.loads(result.stdout)["batch_noise"]
+    assert [width["width"] for width in noise["widths"]] == [2, 3, 4, 5, 8, 16]
+    assert (noise["n_positions"], noise["fixed_shape"]["n_equal"]) == (32, 30)
+    for more in ((pair[1],), ("-md", pair[1]), ("--sha256",)):
+        refused = run(*line, *more)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "--batch-noise goes without" in refused.stderr

@@ -110,6 +110,16 @@ def test_a_pair_that_does_not_fit(run: Run, models: Models) -> None:
     assert "the target has 320 tokens, the drafter 600" in result.stderr
 
 
+@pytest.mark.parametrize(("layers", "warned"), [("all", True), ("7", True), ("0", False)])
+def test_layers_for_a_gpu_that_is_not_there(
+    run: Run, models: Models, monkeypatch: pytest.MonkeyPatch, layers: str, warned: bool
+) -> None:
+    monkeypatch.setattr("specrun.bindings.devices.offload_devices", lambda _found: [])
+    result = run("generate", "-m", models.target, "-p", "x", "-n", 2, "-q", "-ngl", layers)
+    assert result.exit_code == 0
+    assert (f"-ngl {layers} is ignored" in result.stderr) == warned
+
+
 def test_a_draft_model_larger_than_the_target_is_warned_of(run: Run, models: Models) -> None:
     base = ["generate", "-p", "x", "-n", 2, "-q"]
     swapped = run(*base, "-m", models.target, "-md", models.larger)

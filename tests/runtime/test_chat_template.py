@@ -3,6 +3,9 @@ control tokens."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -260,6 +263,128 @@ def test_a_template_cannot_take_all_memory_or_time(source):
     assert (
         time.monotonic() - started < 20
     )  # a guard against hanging: each takes well under a second
+
+
+def shared(build: str, use: str, times: int = 60, start: str = "[1]") -> str:
+    """Two values of `times` levels whose elements are shared, so that each has 2^times leaves."""
+    both = "".join(f"{{% set ns.{x} = {build.replace('?', 'ns.' + x)} %}}" for x in "ab")
+    begin = f"{{% set ns = namespace(a={start}, b={start}) %}}"
+    return f"{begin}{{% for _ in range({times}) %}}{both}{{% endfor %}}{use}"
+
+
+MACRO = (
+    "{% macro m(n) %}{% if n > 60 %}{{ varargs == [1] }}{% else %}{{ m(n + 1, varargs, varargs) }}"
+    "{% endif %}{% endmacro %}{{ m(0, 1) }}"
+)
+BIG = "{% set n = ('1' * 5000000) | int(0, 2) %}"
+# Each would take years inside C code, or the machine's memory, if values were not weighed.
+HANGS = {
+    "equality": shared("[?, ?]", "{{ ns.a == ns.b }}"),
+    "order": shared("[?, ?]", "{{ ns.a < ns.b }}"),
+    "tuples": shared("(?, ?)", "{{ ns.a == ns.b }}"),
+    "dicts": shared("{1: ?, 2: ?}", "{{ ns.a == ns.b }}"),
+    "dict function": shared("dict(x=?, y=?)", "{{ ns.a == ns.b }}"),
+    "views": shared("[{1: ?, 2: ?}.values()]", "{{ ns.a }}"),
+    "items": shared("{1: ?, 2: ?}.items()", "{{ ns.a == ns.b }}"),
+    "membership": shared("[?, ?]", "{{ ns.a in [ns.b] }}"),
+    "count": shared("[?, ?]", "{{ [ns.a].count(ns.b) }}"),
+    "error of index": shared("[?, ?]", "{{ [].index(ns.a) }}"),
+    "raised": shared("[?, ?]", "{{ raise_exception(ns.a) }}"),
+    "hash": shared("(?, ?)", "{{ {ns.a: 1} }}", start="(1, 2)"),
+    "look-up": shared("(?, ?)", "{{ {}[ns.a] }}", start="(1, 2)"),
+    "get": shared("(?, ?)", "{{ {}.get(ns.a) }}", start="(1, 2)"),
+    "unique": shared("(?, ?)", "{{ [ns.a] | unique | list }}", start="(1, 2)"),
+    "sort": shared("[?, ?]", "{{ [ns.a, ns.b] | sort }}"),
+    "max": shared("[?, ?]", "{{ [ns.a, ns.b] | max }}"),
+    "select": shared("[?, ?]", "{{ [ns.a] | select('==', ns.b) | list }}"),
+    "by plus": shared("[?] + [?]", "{{ ns.a == ns.b }}"),
+    "by repetition": shared("[?] * 2", "{{ ns.a == ns.b }}"),
+    "by a filter": shared("[1, 2] | map('attr', 'x') | map('default', ?) | list", "{{ ns.a }}"),
+    "by slices": shared("[?, ?][:]", "{{ ns.a == ns.b }}"),
+    "namespaces": shared("namespace(x=?, y=?)", "{{ ns.a }}"),
+    "changed": shared("[?, ?]", "{% for x in [ns.a, ns.b] %}{{ loop.changed(x) }}{% endfor %}"),
+    "arguments": MACRO,
+    "deep hash": shared("(?,)", "{{ {ns.a: 1} }}", times=99999, start="(1,)"),
+    "long equal texts": (
+        "{% set a = 'a' * 1000000 %}{% set b = 'a' * 1000000 %}{{ [a] * 1000000 == [b] * 1000000 }}"
+    ),
+    "copies": (
+        "{% set l = [1] * 1000000 %}{% set ns = namespace(l=[]) %}"
+        "{% for _ in range(3000) %}{% set ns.l = ns.l + [l[:]] %}{% endfor %}"
+    ),
+    "numbers divided": BIG + "{{ n // (n // 3) }}",
+    "numbers in a range": BIG + "{{ range(0, n, n // 9) }}",
+    "one hash": "{{ {}.fromkeys(range(0, 99999 * 2305843009213693951, 2305843009213693951)) }}",
+    "set of one hash": "{{ {1: 2}.keys() - range(0, 99, 9) }}",
+    "bytes": "{{ 'a'.encode() * 10**10 }}",
+    "sought from the end": "{{ ('a' * 8000000).rfind('ab' + 'a' * 4000000) }}",
+    "stripped": "{{ ('a' * 8000000).strip('b' * 4000000 + 'a') }}",
+    "trimmed": "{{ ('a' * 8000000) | trim('b' * 4000000 + 'a') }}",
+    "pieces": "{{ ('a,' * 5000000).split(',') }}",
+    "characters": "{{ ('a' * 20000000) | list }}",
+    "indented": shared("[?]", "{{ [ns.a, [1] * 500000] | tojson(indent=16) }}", times=400),
+    "separated": "{{ ([1] * 100000) | tojson(separators=('a' * 100000, ':')) }}",
+    "date": "{{ strftime_now('%c' * 1000000) }}",
+    "source": "{% if false %}" + "[" + "1, " * 99999 + "]{% endif %}",
+}
+TRY = """
+import json, sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+except ImportError:
+    pass
+from specrun.bindings.errors import TemplateError
+from specrun.runtime.chat_template import ChatTemplate
+for line in sys.stdin:
+    name, source = json.loads(line)
+    print(name, end="\t", flush=True)
+    try:
+        text = ChatTemplate(source).render([{"role": "user", "content": "hi"}])
+        print("rendered", len(text), flush=True)
+    except TemplateError as error:
+        print(error, flush=True)
+"""
+
+
+def test_nothing_runs_for_ever_where_nothing_can_interrupt_it():
+    """In a process of its own, which ends at the first template that hangs."""
+    lines = "".join(json.dumps(attack) + "\n" for attack in HANGS.items())
+    with subprocess.Popen(
+        [sys.executable, "-c", TRY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            output, _ = process.communicate(lines, timeout=120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+    answers = dict(line.partition("\t")[::2] for line in output.splitlines())
+    refused = ("was stopped", "chat template ran for over", "longer than 262144 characters")
+    assert {
+        name: answer
+        for name, answer in answers.items()
+        if not any(reason in answer for reason in refused)
+    } == {}
+    assert list(answers) == list(HANGS)
+
+
+def deep(levels: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_what_is_shared_within_reason_is_rendered():
+    """The bounds are on what a value would be as a text, beyond what the conversation is."""
+    source = shared("[?, ?]", "{{ ns.a == ns.b }} {{ (ns.a | tojson) | length }}", times=10)
+    plain = [1]
+    for _ in range(10):
+        plain = [plain, plain]
+    assert ChatTemplate(source).render(TALK) == f"True {len(json.dumps(plain))}"
+    nested = [{"role": "user", "content": "x" * 20_000_000, "tools": deep(100)}]
+    source = "{% set m = [messages[0].tools, messages] %}{{ m[0] == m[1][0].tools }}"
+    assert ChatTemplate(source).render(nested) == "True"
 
 
 @pytest.mark.parametrize(

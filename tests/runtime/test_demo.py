@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from llama_cpp import Llama
 
+from specrun.bindings.devices import devices, offload_devices
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
 
@@ -97,7 +98,7 @@ def test_heads_draft_what_the_target_says(drafter: str, fewest: float) -> None:
         assert [result.text for result in results] == [
             ask(plain, question).text for question in asked
         ]
-        warm = SamplingParams(temperature=1.0)
+        warm = SamplingParams(temperature=1.0, seed=0)
         for question in asked[:4]:
             message = [{"role": "user", "content": question}]
             texts = [
@@ -106,6 +107,17 @@ def test_heads_draft_what_the_target_says(drafter: str, fewest: float) -> None:
             assert texts[0] == texts[1]
     tokens = sum(result.usage.completion_tokens for result in results)
     assert tokens / sum(result.stats.rounds for result in results) >= fewest
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 5, "all", "auto"])
+@pytest.mark.parametrize("drafter", ["draft", "medusa", "eagle", "eagle3"])
+def test_heads_take_the_layers_that_models_take(drafter: str, layers: int | str) -> None:
+    """Without a GPU all of them mean 0, as llama.cpp has it; with one, all of them work."""
+    with Runtime.demo(drafter, n_ctx=256, n_threads=1, n_gpu_layers=layers) as runtime:
+        offloads = bool(offload_devices(devices()))
+        assert (runtime.model.n_gpu_layers != 0) == (offloads and layers != 0)
+        result = runtime.generate([1, 2, 3], GREEDY, max_tokens=4)
+        assert result.stats.drafted > 0
 
 
 def test_the_family_is_whole_and_small_enough_to_ship() -> None:

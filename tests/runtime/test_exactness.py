@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.branching import BranchingNoise, enumerate_law
 from support.enumeration import (
     PROMPT,
     TOLERANCE,
@@ -26,6 +25,7 @@ from support.enumeration import (
 )
 from support.scripted import LawTable, law_of
 
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,

@@ -10,9 +10,10 @@ import pytest
 from support.tiny_models import F32, fresh_logits
 from support.tiny_nextn import write_tiny_qwen35
 
+from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.results import GenerationResult
@@ -146,3 +147,16 @@ def test_trees_are_refused_with_what_works(qwen: Path, drafter: str) -> None:
     ) as caught:
         Runtime(qwen, drafter=drafter, **F32)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("name", ["n_ubatch", "n_batch", "n_ctx"])
+def test_what_is_computed_at_once_must_hold_what_is_taken_back(qwen: Path, name: str) -> None:
+    """llama.cpp asserts it when it evaluates: with four and fewer it would end this process."""
+    shape = {**F32, "n_outputs": 5, "n_rollback": 3}
+    with Model(qwen) as model:
+        with pytest.raises(OptionError, match="now 4, to at least 5"):
+            Context(model, ContextOptions(**{**shape, name: 4}))
+        with Context(model, ContextOptions(**{**shape, name: 5})) as context:
+            batch = Batch(5, 1)
+            batch.fill_chain(PROMPT[:5], 0, [0], 5)
+            assert np.isfinite(context.decode(batch).logits(4)).all()

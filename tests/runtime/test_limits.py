@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from specrun.bindings.devices import Device, offload_devices
 from specrun.bindings.errors import OptionError
+from specrun.bindings.gguf import read_header
 from specrun.runtime.limits import Allowance, RoundLimits
 from specrun.runtime.offload import parse_layer_count, resolve_gpu_layers
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
@@ -96,21 +100,49 @@ def test_a_layer_count_that_is_none(text):
 
 
 def test_layers_are_resolved(tiny_model, monkeypatch):
-    assert resolve_gpu_layers("all", tiny_model) == -1
-    assert resolve_gpu_layers(5, tiny_model) == 5
     with pytest.raises(OptionError, match="-2"):
         resolve_gpu_layers(-2, tiny_model)
-    monkeypatch.setattr("specrun.runtime.offload.supports_gpu_offload", lambda: False)
-    assert resolve_gpu_layers("auto", tiny_model) == 0
+    for found, counts in (([CPU], (0, 0, 0, 0)), ([CUDA, CPU], (-1, 5, 0, -1))):
+        for module in ("bindings.devices", "runtime.offload"):
+            monkeypatch.setattr(f"specrun.{module}.devices", lambda found=found: found)
+        assert tuple(resolve_gpu_layers(n, tiny_model) for n in ("all", 5, 0, "auto")) == counts
+
+
+GB = 10**9
+CUDA = Device("CUDA0", "", "gpu", 8 * GB, 8 * GB, "CUDA", "0000:01:00.0")
+SECOND = Device("CUDA1", "", "gpu", 4 * GB, 8 * GB, "CUDA", "0000:02:00.0")
+TWIN = Device("Vulkan0", "", "gpu", 8 * GB, 8 * GB, "Vulkan", "0000:01:00.0")
+NAMELESS = Device("SYCL0", "", "gpu", 2 * GB, 2 * GB, "SYCL")
+INTEGRATED = Device("Vulkan1", "", "igpu", 64 * GB, 64 * GB, "Vulkan", "0000:00:02.0")
+OF_ANOTHER = Device("SYCL1", "", "igpu", 64 * GB, 64 * GB, "SYCL", "0000:00:02.0")
+SERVER = Device("RPC0", "", "gpu", 16 * GB, 16 * GB, "RPC")
+CPU = Device("CPU", "", "cpu", 64 * GB, 64 * GB, "CPU")
+BLAS = Device("BLAS", "", "accel", 0, 0, "BLAS")
+
+
+@pytest.mark.parametrize(
+    ("found", "used"),
+    [
+        ([CPU, BLAS], []),
+        ([CUDA, SECOND, CPU], [CUDA, SECOND]),
+        ([CUDA, INTEGRATED, CPU], [CUDA]),
+        ([CUDA, TWIN, INTEGRATED, CPU], [CUDA]),
+        ([CUDA, NAMELESS, NAMELESS], [CUDA, NAMELESS, NAMELESS]),
+        ([INTEGRATED, CPU], [INTEGRATED]),
+        ([INTEGRATED, OF_ANOTHER, CPU], [INTEGRATED]),
+        ([INTEGRATED, SERVER, CPU], [SERVER, INTEGRATED]),
+        ([CUDA, INTEGRATED, SERVER], [SERVER, CUDA]),
+    ],
+)
+def test_layers_go_to_the_devices_that_llama_would_use(found, used):
+    """llama_prepare_model_devices, read in src/llama.cpp: the default without --device."""
+    assert offload_devices(found) == used
 
 
 @pytest.mark.parametrize(("share", "expected"), [(10.0, -1), (1.0, 1), (0.0, 0)])
 def test_auto_takes_what_fits_into_free_memory(tiny_model, monkeypatch, share, expected):
-    from specrun.bindings.devices import Device
-    from specrun.bindings.gguf import read_header
-
     weights = sum(tensor.n_bytes for tensor in read_header(tiny_model).tensors)
-    gpu = Device("gpu0", "", "gpu", int(weights * share), 10**9)
-    monkeypatch.setattr("specrun.runtime.offload.supports_gpu_offload", lambda: True)
-    monkeypatch.setattr("specrun.runtime.offload.devices", lambda: [gpu])
+    gpu = dataclasses.replace(CUDA, memory_free=int(weights * share))
+    # The machine's own memory, offered by its integrated GPU, holds everything: nobody asks it.
+    monkeypatch.setattr("specrun.runtime.offload.devices", lambda: [gpu, INTEGRATED, CPU])
     assert resolve_gpu_layers("auto", tiny_model) == expected

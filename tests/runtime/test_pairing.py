@@ -20,7 +20,7 @@ SIZE = 400
 END = SIZE - 1
 BASE = synthetic_vocabulary(SIZE)
 PROMPT = list(b"the quick brown fox")
-WARM = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0)
+WARM = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
 def changed(**changes) -> BytePairVocabulary:
@@ -147,9 +147,7 @@ def test_a_pair_of_unequal_size_answers_as_plain_decoding(write, target, size, s
         target, f"draft({quoted(str(drafter))}, n=4, sampling={sampling})", **F32
     ) as runtime:
         result = runtime.generate(prompt, greedy, max_tokens=40)
-        sampled = runtime.generate(
-            prompt, SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0), max_tokens=60
-        )
+        sampled = runtime.generate(prompt, WARM, max_tokens=60)
     assert result.token_ids == plain.token_ids
     assert {350, 351} & set(plain.token_ids)
     assert result.stats.drafted > 0
@@ -166,9 +164,7 @@ def test_a_larger_drafter_never_proposes_a_token_the_target_lacks(write, target,
             "propose",
             lambda request: proposals.append(propose(request)) or proposals[-1],
         )
-        runtime.generate(
-            PROMPT, SamplingParams(temperature=5.0, top_k=0, top_p=1.0, min_p=0.0), max_tokens=60
-        )
+        runtime.generate(PROMPT, WARM.replace(temperature=5.0), max_tokens=60)
     drafted = [token for tree in proposals for token in tree.tokens]
     assert len(drafted) > 40
     assert max(drafted) < SIZE
@@ -187,7 +183,7 @@ def test_a_recurrent_or_hybrid_model_is_refused_for_drafting(write, target, monk
 
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "none"])
 def test_a_recurrent_target_runs_without_a_drafter_only(target, monkeypatch, drafter):
-    with Runtime(target, **F32) as runtime:
+    with Runtime(target, seed=0, **F32) as runtime:
         expected = [
             runtime.generate(prompt, max_tokens=8).token_ids
             for prompt in (PROMPT, PROMPT[:9], PROMPT)
@@ -197,7 +193,7 @@ def test_a_recurrent_target_runs_without_a_drafter_only(target, monkeypatch, dra
         with pytest.raises(UnsupportedModelError, match="--drafter none"):
             Runtime(target, drafter, **F32)
         return
-    with Runtime(target, drafter, **F32) as runtime:
+    with Runtime(target, drafter, seed=0, **F32) as runtime:
         # Its memory cannot drop a part, so a departing prompt is evaluated from the start.
         assert [
             runtime.generate(prompt, max_tokens=8).token_ids

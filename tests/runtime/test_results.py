@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -79,6 +81,48 @@ def test_a_copy_still_held_a_round_later_becomes_a_number():
     (kept,) = play(keeper, first, [0])
     play(keeper, second, [])
     assert kept._logprob == first[0].expected  # and the row's copy can go
+
+
+def test_the_last_answers_copy_becomes_a_number():
+    keeper, row = LogprobKeeper(), Row(0)
+    (kept,) = play(keeper, [row], [0])
+    keeper.finish()
+    assert (kept._logprob, kept._logits, keeper._room) == (row.expected, None, None)
+
+
+class HoldsItsRow(TokenEvent):
+    """Keeps what its number was computed from."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self._held = self._logits
+
+
+def bytes_held(kind: Callable[..., TokenEvent]) -> int:
+    """Bytes that 600 collected events hold, two a round, whose laws are 32,000 wide."""
+    keeper, events = LogprobKeeper(), []
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            rows = np.zeros((2, 32_000), np.float32)
+            for row in rows:
+                events.append(kind("x", 7, "target", number, lambda row=row: row))
+                keeper.add(events[-1])
+            del rows, row
+            keeper.before_evaluation()
+        keeper.finish()
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len({event.logprob for event in events}) == 1
+    return held
+
+
+def test_a_collected_answer_holds_numbers_not_laws():
+    assert bytes_held(TokenEvent) < 1_000_000
+    assert bytes_held(HoldsItsRow) > 50_000_000
 
 
 def test_a_value_read_in_time_is_kept():

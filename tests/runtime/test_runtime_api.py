@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from pathlib import Path
@@ -23,7 +24,7 @@ from specrun.runtime import GenerationResult, Runtime, RuntimeOptions, SamplingP
 from specrun.runtime.language import quoted
 
 NO_END = {319: -math.inf, 318: -math.inf, 317: -math.inf}
-WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=NO_END)
+WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=NO_END, seed=3)
 PROMPT = list(b"the quick brown fox, the quick")
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -116,6 +117,12 @@ def test_logprobs_are_the_targets_whenever_they_are_read(runtime, when):
     assert min(logprobs) < -0.5  # not all near zero: a shifted row would show
 
 
+def test_a_collected_answer_refers_to_nothing_but_its_texts_and_numbers(runtime):
+    events = list(runtime.stream(PROMPT, WARM, max_tokens=24))
+    kinds = {type(held) for event in events for held in gc.get_referents(event)}
+    assert kinds <= {str, int, float, type(None), type}  # the last one is its class
+
+
 @pytest.mark.parametrize("ending", ["stop string", "close"])
 def test_logprobs_of_an_answer_that_ended_early_survive_the_next_one(runtime, ending):
     params = WARM
@@ -144,7 +151,7 @@ def test_results_are_ready_for_json(runtime):
     result = runtime.generate(PROMPT, WARM, max_tokens=10)
     assert isinstance(result, GenerationResult)
     written = json.loads(json.dumps(result.to_dict()))
-    assert set(written) == {"text", "token_ids", "finish_reason", "usage", "stats"}
+    assert set(written) == {"text", "token_ids", "finish_reason", "usage", "stats", "seed"}
     assert {"prompt_tokens", "completion_tokens"} <= set(written["usage"])
     assert set(written["stats"]) == {
         *(
@@ -164,7 +171,7 @@ def test_results_are_ready_for_json(runtime):
             "time_to_first_token_s",
         ),
         *("target_s", "drafter_s", "overhead_s", "wall_s", "non_candidates", "drafting"),
-        *("acceptance_given_prefix", "tested_by_position"),
+        *("acceptance_given_prefix", "tested_by_position", "width"),
     }
 
 
@@ -217,25 +224,45 @@ def test_the_same_seed_gives_the_same_answer(runtime, tiny_model, drafter):
     assert runtime.generate(PROMPT, WARM.replace(seed=5), max_tokens=20).token_ids == first
     assert runtime.generate(PROMPT, WARM.replace(seed=6), max_tokens=20).token_ids != first
     with Runtime(tiny_model, drafter, **F32, seed=5) as other:
-        assert other.generate(PROMPT, WARM, max_tokens=20).token_ids == first
+        result = other.generate(PROMPT, WARM.replace(seed=None), max_tokens=20)
+    assert (result.token_ids, result.seed) == (first, 5)
 
 
-def test_without_a_seed_answers_differ_and_can_be_repeated(tiny_model):
-    with Runtime(tiny_model, **F32, seed=None) as runtime:
-        streams = [runtime.stream(PROMPT, WARM, max_tokens=20) for _ in range(2)]
-        texts = [stream.drain().token_ids for stream in streams]
-        assert texts[0] != texts[1]
-        assert (
-            runtime.generate(PROMPT, WARM.replace(seed=streams[0].seed), max_tokens=20).token_ids
-            == texts[0]
-        )
+@pytest.mark.parametrize(
+    ("of_runtime", "of_params"), [({}, None), ({"seed": -1}, None), ({"seed": 5}, -1)], ids=str
+)
+def test_without_a_seed_answers_differ_and_can_be_repeated(tiny_model, of_runtime, of_params):
+    with Runtime(tiny_model, **F32, **of_runtime) as runtime:
+        unset = WARM.replace(seed=of_params)
+        first, other = (runtime.generate(PROMPT, unset, max_tokens=20) for _ in range(2))
+        assert first.token_ids != other.token_ids
+        again = runtime.generate(PROMPT, WARM.replace(seed=first.seed), max_tokens=20)
+        assert (again.token_ids, again.seed) == (first.token_ids, first.seed)
 
 
-@pytest.mark.parametrize("seed", [-1, 0, 2**63, 2**70])
+@pytest.mark.parametrize("seed", [-2, 0, 2**63, 2**70, np.int64(5)])
 def test_any_whole_number_is_a_seed(plain, seed):
     params = WARM.replace(seed=seed)
-    first = plain.generate(PROMPT, params, max_tokens=8).token_ids
-    assert plain.generate(PROMPT, params, max_tokens=8).token_ids == first
+    first = plain.generate(PROMPT, params, max_tokens=8)
+    assert plain.generate(PROMPT, params, max_tokens=8).token_ids == first.token_ids
+    assert json.loads(json.dumps(first.to_dict()))["seed"] == seed
+
+
+@pytest.mark.parametrize("seed", [1.5, "7", True], ids=repr)
+def test_what_is_no_seed_is_refused(tiny_model, seed):
+    for refused in (lambda: SamplingParams(seed=seed), lambda: Runtime(tiny_model, seed=seed)):
+        with pytest.raises(OptionError, match=f"seed is {seed!r}: it must be a whole number"):
+            refused()
+
+
+@pytest.mark.parametrize("index", [-1, 1.0, "0", None, True], ids=repr)
+def test_what_is_no_index_is_refused(plain, index):
+    for call in (plain.stream, plain.generate):
+        with pytest.raises(OptionError, match=f"index is {index!r}: give the number"):
+            call(PROMPT, WARM, index=index)
+    for call in (plain.stream_chat, plain.chat):
+        with pytest.raises(OptionError, match=f"index is {index!r}: give the number"):
+            call(MESSAGES, WARM, index=index)
 
 
 # -- chat ------------------------------------------------------------------------------------------
@@ -400,9 +427,41 @@ def test_a_prompt_token_outside_the_vocabulary_is_refused(plain, prompt):
         plain.generate(prompt)
 
 
-def test_prompts_may_be_arrays(plain):
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        ([1.7, 2], "prompt token 0 is 1.7: a prompt is a text, or token ids"),
+        ([5, 2.0], "prompt token 1 is 2.0"),
+        ([5, True], "prompt token 1 is True"),
+        ([5, np.True_], "prompt token 1 is np.True_"),
+        (["ab", 5], "prompt token 0 is 'ab'"),
+        ([5, None], "prompt token 1 is None"),
+        (np.array([5.5]), r"prompt token 0 is np.float64\(5.5\)"),
+        (np.array([[5, 6]]), r"prompt token 0 is array\(\[5, 6\]\)"),
+        (np.array(5), r"the prompt is array\(5\): give a text or token ids"),
+        (None, "the prompt is None: give a text or token ids"),
+        (5, "the prompt is 5"),
+    ],
+    ids=repr,
+)
+def test_a_prompt_of_anything_but_text_and_whole_numbers_is_refused(plain, prompt, problem):
+    for call in (plain.generate, plain.stream):
+        with pytest.raises(OptionError, match=problem):
+            call(prompt, WARM, max_tokens=1)
+
+
+def test_prompts_may_hold_the_integers_of_numpy(plain):
     expected = plain.generate(PROMPT, WARM, max_tokens=5).token_ids
-    assert plain.generate(np.array(PROMPT), WARM, max_tokens=5).token_ids == expected
+    for prompt in (np.array(PROMPT), np.array(PROMPT, np.uint16), list(np.array(PROMPT))):
+        assert plain.generate(prompt, WARM, max_tokens=5).token_ids == expected
+
+
+def test_a_bias_that_forbids_everything_is_named_and_the_next_answer_goes_on(runtime):
+    nothing = WARM.replace(logit_bias=dict.fromkeys(range(320), -math.inf))
+    expected = runtime.generate(PROMPT, WARM, max_tokens=8).token_ids
+    with pytest.raises(OptionError, match="none of 320 tokens is left after logit_bias"):
+        runtime.generate(PROMPT, nothing)
+    assert runtime.generate(PROMPT, WARM, max_tokens=8).token_ids == expected
 
 
 def test_options_have_the_defaults_of_llama():

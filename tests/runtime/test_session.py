@@ -6,15 +6,12 @@ give.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.context import Context
 from specrun.bindings.errors import (
     BusyError,
     ClosedError,
@@ -23,12 +20,7 @@ from specrun.bindings.errors import (
     StaleViewError,
 )
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
-from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafters.combinators import CascadeDrafter, DraftModelTarget
-from specrun.runtime.drafters.draft_model import DraftModelState, DraftTreeState
 from specrun.runtime.language import quoted
-from specrun.runtime.loop import decode_rounds
-from specrun.runtime.target import TargetModel
 
 NO_END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
 GREEDY = SamplingParams(temperature=0.0, logit_bias=NO_END)
@@ -161,110 +153,6 @@ def test_a_loop_left_by_an_exception_leaves_the_session_usable(open_runtime):
     with pytest.raises(KeyboardInterrupt):
         consume()
     assert answer(runtime).token_ids == fresh(open_runtime, "draft")
-
-
-class Interrupts:
-    """Raises KeyboardInterrupt at the k-th evaluation of one model, before or after llama.cpp
-    ran."""
-
-    def __init__(self, monkeypatch, path, call: int, after: bool) -> None:
-        self.calls = 0
-        decode = Context.decode
-
-        def interrupted(context, batch):
-            if context.model.path != path:
-                return decode(context, batch)
-            self.calls += 1
-            if self.calls != call:
-                return decode(context, batch)
-            if after:
-                decode(context, batch)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(Context, "decode", interrupted)
-
-
-@pytest.mark.parametrize("call", range(1, 9))
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize(
-    ("drafter", "whose"),
-    [("none", "target"), ("draft", "target"), ("draft", "drafter"), ("prompt-lookup", "target")],
-    ids=lambda value: value,
-)
-def test_ctrl_c_in_any_evaluation_leaves_state_usable(
-    open_runtime, monkeypatch, tiny_model, tiny_flat_twin, drafter, whose, after, call
-):
-    runtime = open_runtime(drafter)
-    path = tiny_model if whose == "target" else tiny_flat_twin
-    with monkeypatch.context() as patch:
-        Interrupts(patch, path, call, after)
-        with pytest.raises(KeyboardInterrupt):
-            answer(runtime, params=WARM)
-    # The same prompt reuses most of what the interrupted answer cached.
-    assert answer(runtime, params=WARM).token_ids == fresh(open_runtime, drafter, params=WARM)
-
-
-class InterruptsLine:
-    """Raises KeyboardInterrupt before the k-th line that runs of some modules."""
-
-    def __init__(self, line: int, modules: Sequence[ModuleType]) -> None:
-        self.left = line
-        self._files = {module.__file__ for module in modules}
-
-    def __call__(self, frame, event, _argument):
-        if frame.f_code.co_filename not in self._files:
-            return None
-        self.left -= event == "line"
-        if self.left == 0 and event == "line":
-            raise KeyboardInterrupt
-        return self
-
-
-@pytest.mark.parametrize("drafter", [*DRAFTERS, "tree", "cascade"])
-def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(
-    open_runtime, drafter
-):
-    """Cache and tokens change together: every line of loop, target, conversation and draft models'
-    caches is tried."""
-    runtime = open_runtime(drafter)
-    ours = (decode_rounds, TargetModel, Conversation)
-    drafters = (DraftModelState, DraftTreeState, CascadeDrafter, DraftModelTarget)
-    modules = [sys.modules[our.__module__] for our in (*ours, *drafters)]
-    elsewhere = [*PROMPT[:9], *OTHER[:4]]
-    wanted = answer(open_runtime(drafter), PROMPT[:12], WARM, 6).token_ids
-    line, ended = 0, False
-    while not ended:
-        line += 1
-        interrupts, before = InterruptsLine(line, modules), sys.gettrace()
-        try:
-            sys.settrace(interrupts)
-            answer(runtime, elsewhere, WARM, 3)
-            ended = True
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
-        assert answer(runtime, PROMPT[:12], WARM, 6).token_ids == wanted, (
-            f"after an interrupt before line {line}"
-        )
-    assert line > 100
-
-
-@pytest.mark.parametrize("interrupted", range(1, 8))
-def test_ctrl_c_while_prompt_lookup_indexes(open_runtime, interrupted):
-    class Interrupting(int):
-        reads = 0
-
-        def __hash__(self):
-            Interrupting.reads += 1
-            if Interrupting.reads == interrupted * 10:
-                raise KeyboardInterrupt
-            return super().__hash__()
-
-    runtime = open_runtime("prompt-lookup")
-    with pytest.raises(KeyboardInterrupt):
-        runtime.session.drafter.begin([Interrupting(token) for token in PROMPT])
-    assert answer(runtime).token_ids == fresh(open_runtime, "none")
 
 
 def test_a_cancelled_answer_says_so_and_keeps_its_text(open_runtime):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp
 
-from specrun.bindings.errors import DecodeFailedError
+from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.runtime import SamplingParams
 from specrun.runtime.law import Law
 from specrun.runtime.transform import log_probability, penalty_window, transformed_law
@@ -260,6 +260,44 @@ def test_forbidden_tokens_have_no_mass(changes, size):
     assert set(np.flatnonzero(law)) <= {7, 70}
     assert law.sum() == pytest.approx(1.0)
     assert np.isfinite(law).all()
+
+
+FORBIDDEN = dict.fromkeys(range(200), -math.inf)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}], ids=str
+)
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"logit_bias": FORBIDDEN},
+            "none of 200 tokens is left after logit_bias: allow at least one",
+        ),
+        ({"presence_penalty": 1e39}, "none of 200 tokens is left after presence_penalty:"),
+        (
+            {"logit_bias": FORBIDDEN, "repeat_penalty": 1.2},
+            "after logit_bias and repeat_penalty: allow at least one",
+        ),
+        (
+            {"logit_bias": {3: 3e38, 4: 1.0}, "frequency_penalty": -3e38},
+            "the highest logit is inf after logit_bias and frequency_penalty, and 0 before: give",
+        ),
+    ],
+    ids=["bias", "penalty", "both", "overflow"],
+)
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_settings_that_leave_no_token_are_blamed_not_the_model(changes, settings, problem):
+    params = OFF.replace(**changes, **settings)
+    with pytest.raises(OptionError, match=problem):
+        transformed_law(np.zeros(200, np.float32), params, list(range(200)))
+    # One token that stays is enough.
+    if settings == {"logit_bias": FORBIDDEN}:
+        assert transformed_law(np.zeros(201, np.float32), params).most_likely == (200, 1.0)
+        # A row that is broken without them is the model's fault, whatever the settings.
+        with pytest.raises(DecodeFailedError, match="the file or the backend is broken"):
+            transformed_law(np.full(200, np.nan, np.float32), params)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

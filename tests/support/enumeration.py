@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import AcceptanceRule
 from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import SeededNoise
+from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
-from support.branching import BranchingNoise, enumerate_law
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
 PROMPT = (0, 1)
@@ -183,13 +184,14 @@ def emitted_law(
     table: LawTable,
     length: int,
     end_tokens: frozenset[int],
+    params: SamplingParams = PLAIN,
 ) -> dict[tuple[int, ...], float]:
     """Return the exact law of what the shipped loop emits after the prompt."""
 
     def make() -> Drafter:
         return NoDrafter() if propose is None else ScriptedDrafter(propose)
 
-    return law_with_drafter(rule, make, table, length, end_tokens)
+    return law_with_drafter(rule, make, table, length, end_tokens, params)
 
 
 def law_with_drafter(
@@ -198,6 +200,7 @@ def law_with_drafter(
     table: LawTable,
     length: int,
     end_tokens: frozenset[int] = frozenset(),
+    params: SamplingParams = PLAIN,
 ) -> dict[tuple[int, ...], float]:
     """Return the exact law of an answer with a drafter that keeps state from round to round, made
     anew each time."""
@@ -207,9 +210,8 @@ def law_with_drafter(
         drafter.begin(PROMPT)
         conversation = conversation_of(drafter, PROMPT, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        for _ in decode_rounds(
-            TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits, end_tokens)
-        ):
+        settings = DecodeSettings(rule, params, limits, end_tokens)
+        for _ in decode_rounds(TableTarget(table), conversation, settings):
             pass
         return tuple(conversation.tokens[len(PROMPT) :])
 

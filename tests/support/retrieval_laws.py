@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafter import Drafter
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, decode_rounds
-from support.branching import BranchingNoise, enumerate_law
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest
+from specrun.runtime.language import quoted
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
+from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import CachedText
 from specrun.runtime.tree import DraftTree
@@ -131,3 +135,14 @@ def law_of(probs: np.ndarray) -> Law:
     """A law on its support only, so that sparse and dense laws meet in every test."""
     ids = np.flatnonzero(probs)
     return Law(probs[ids], ids)
+
+
+def asking_first_member(drafter: str, tried: GenerationResult, folder: Path) -> str:
+    """The expression of an `auto` that is told to ask its first member in every round.
+
+    `tried` is an answer of it, whose log names the members.
+    """
+    log = folder / "choices.json"
+    always = {**tried.stats.drafting, "choices": [[0, 1000]], "depths": [[0, 1000]]}
+    log.write_text(json.dumps(always), encoding="utf-8")
+    return f"{drafter[:-1]}, replay={quoted(str(log))})"

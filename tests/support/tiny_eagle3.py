@@ -209,7 +209,7 @@ class TinyEagle3:
             if name == changes.get("without"):
                 continue
             if name == "d2t":
-                writer.add_tensor(name, changes.get("d2t", array).astype(np.int64))
+                writer.add_tensor(name, changes.get("d2t", array.astype(np.int64)))
             elif array.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
                 writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
             else:

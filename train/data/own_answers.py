@@ -32,6 +32,13 @@ class AnswerSettings:
     drafter: str = "prompt-lookup"
     seed: int = 0
 
+    @property
+    def params(self) -> SamplingParams:
+        """Plain sampling from the target's own law; answers differ by their index."""
+        return SamplingParams(
+            temperature=self.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed
+        )
+
 
 def answer_prompts(
     target: AbstractContextManager[Path],
@@ -75,12 +82,9 @@ def answer_prompts(
             store.open("a", encoding="utf-8") as file,
         ):
             for done, number in enumerate(missing, len(keys) - len(missing) + 1):
-                # Plain sampling from the target's own law, every prompt with noise of its own.
-                noise = settings.seed + number
-                params = SamplingParams(
-                    temperature=settings.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=noise
+                result = runtime.generate(
+                    prompts[number], settings.params, max_tokens=rooms[number], index=number
                 )
-                result = runtime.generate(prompts[number], params, max_tokens=rooms[number])
                 known[keys[number]] = result.token_ids
                 record = {"key": keys[number], "answer": result.token_ids, "text": result.text}
                 file.write(json.dumps(record) + "\n")

@@ -1,6 +1,7 @@
 """Drafters made of drafters: cascade, relay, ensemble, Ouroboros, auto."""
 
 from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
+from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.auto import AutoDrafter, ChoiceLog, read_choice_logs
 from specrun.runtime.drafters.combinators.build import auto_expression
 from specrun.runtime.drafters.combinators.cascade import CascadeDrafter, DraftModelTarget

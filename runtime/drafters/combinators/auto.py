@@ -7,6 +7,8 @@ otherwise: every choice is logged, and a log can be replayed.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +19,7 @@ from typing import Any
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
+from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.members import MembersDrafter, outcome_for_idle
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.tree import DraftTree
@@ -26,36 +29,45 @@ _MAX_ROUNDS = 1 << 24
 
 @dataclass(slots=True)
 class ChoiceLog:
-    """Choices among `names` as runs of [index, rounds]; `totals` are rounds, tokens and seconds."""
+    """Choices among `names` as runs of [index, rounds]; `totals` are rounds, tokens and seconds.
+
+    `depths` are runs of [tokens, rounds]: how deep the chosen might draft, 0 where it was free.
+    """
 
     names: Sequence[str]
     runs: list[list[int]] = field(default_factory=list)
+    depths: list[list[int]] = field(default_factory=list)
     n_rounds: int = 0
     totals: list[list[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.totals = [[0, 0, 0.0] for _ in self.names]
 
-    def add(self, index: int, n_tokens: int, seconds: float) -> None:
+    def add(self, index: int, depth: int, n_tokens: int, seconds: float) -> None:
         """Note a round."""
-        if self.runs and self.runs[-1][0] == index:
-            self.runs[-1][1] += 1
-        else:
-            self.runs.append([index, 1])
+        for runs, value in ((self.runs, index), (self.depths, depth)):
+            if runs and runs[-1][0] == value:
+                runs[-1][1] += 1
+            else:
+                runs.append([value, 1])
         self.n_rounds += 1
         total = self.totals[index]
         total[0] += 1
         total[1] += n_tokens
         total[2] += seconds
 
-    def choices_for(self, names: Sequence[str]) -> list[int]:
-        """Return the choice of each round; raises `OptionError` for a log of other drafters."""
+    def choices_for(self, names: Sequence[str]) -> list[tuple[int, int]]:
+        """Return index and depth of each round; raises `OptionError` for other drafters' logs."""
         if list(names) != list(self.names):
             raise OptionError(
                 f"auto: the log was made with {', '.join(self.names)} and cannot be replayed "
                 f"with {', '.join(names)}"
             )
-        return [index for index, rounds in self.runs for _ in range(rounds)]
+        choices, depths = (
+            [value for value, rounds in runs for _ in range(rounds)]
+            for runs in (self.runs, self.depths)
+        )
+        return list(itertools.zip_longest(choices, depths[: len(choices)], fillvalue=0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return statistics and log, ready for JSON."""
@@ -69,7 +81,8 @@ class ChoiceLog:
             }
             for name, (rounds, tokens, seconds) in zip(self.names, self.totals, strict=True)
         ]
-        return {"arms": arms, "choices": [list(run) for run in self.runs]}
+        choices, depths = ([list(run) for run in runs] for runs in (self.runs, self.depths))
+        return {"arms": arms, "choices": choices, "depths": depths}
 
 
 def read_choice_logs(path: Path) -> list[ChoiceLog]:
@@ -105,19 +118,21 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
             raise ValueError
         value = value.get(name, value)
     names, runs = [arm["drafter"] for arm in value["arms"]], value["choices"]
+    depths = value.get("depths", [])
     if not all(isinstance(name, str) for name in names):
         raise ValueError
-    for index, rounds in runs:
-        if not (isinstance(index, int) and 0 <= index < len(names)):
+    for kind, most in ((runs, len(names)), (depths, _MAX_ROUNDS)):
+        for number, rounds in kind:
+            if not (isinstance(number, int) and 0 <= number < most):
+                raise ValueError
+            if not (isinstance(rounds, int) and rounds > 0):
+                raise ValueError
+        if sum(rounds for _, rounds in kind) > _MAX_ROUNDS:
             raise ValueError
-        if not (isinstance(rounds, int) and rounds > 0):
-            raise ValueError
-    if sum(rounds for _, rounds in runs) > _MAX_ROUNDS:
-        raise ValueError
-    return ChoiceLog(names, [list(run) for run in runs])
+    return ChoiceLog(names, [list(run) for run in runs], [list(run) for run in depths])
 
 
-_FAST = 1.5  # a promised speed-up that is worth to begin with
+_FAST = 1.5  # a promised speed-up for which a round of plain decoding is given up
 
 Clock = Callable[[], float]
 """Returns seconds from any fixed moment on."""
@@ -129,8 +144,9 @@ class AutoDrafter(MembersDrafter):
     A round's time runs from the request for a draft to the end of `observe`: drafting, verification
     and what drafters learn, not what the consumer of a stream does between rounds. All members
     learn of every round, and one that slept catches up with the text when it is asked again, which
-    is part of its time. `sizes` say how complicated members are: of equally fast ones the simplest
-    is asked.
+    is part of its time. `forecasts` are what is known of the members' costs. `shared` is what
+    another conversation with the same weights has measured: it is where a new one begins, and
+    filled again when an answer ends.
     """
 
     def __init__(
@@ -139,7 +155,8 @@ class AutoDrafter(MembersDrafter):
         *,
         replay: Sequence[ChoiceLog] = (),
         clock: Clock = time.perf_counter,
-        sizes: Sequence[int] = (),
+        forecasts: Sequence[ArmForecast] = (),
+        shared: list[Arm] | None = None,
         name: str = "auto",
     ) -> None:
         if len(members) < 2:
@@ -151,14 +168,19 @@ class AutoDrafter(MembersDrafter):
         self._names = [member.name for member in members]
         for log in replay:
             log.choices_for(self._names)  # a log of other drafters is refused at once
-        self._sizes = tuple(sizes)
+        self._plain = self._names.index("none") if "none" in self._names else 0
+        unknown = (ArmForecast(most=max(1, member.max_nodes)) for member in members)
+        self._forecasts = tuple(forecasts) or tuple(unknown)
+        self._shared = [] if shared is None else shared
         self._chooser = self._new_chooser()
+        self._has_measured = False
         self._clock = clock
         self._replay = list(replay)
-        self._replayed: list[int] = []
+        self._replayed: list[tuple[int, int]] = []
         self._log = ChoiceLog(self._names)
         self._known: list[int] = []
         self._chosen: int | None = None
+        self._depth = 0
         self._started = 0.0
 
     @property
@@ -169,7 +191,10 @@ class AutoDrafter(MembersDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: what was measured is kept and seen again sooner; no tokens forget it."""
         super().begin(tokens)
+        self._share()
         if not tokens:
+            self._has_measured, self._shared = False, []
+        if not self._has_measured:
             self._chooser = self._new_chooser()
         self._chooser.begin(len(tokens) - common_prefix(self._known, tokens))
         self._known = list(tokens)
@@ -183,12 +208,25 @@ class AutoDrafter(MembersDrafter):
         self._started = self._clock()
         n_rounds = self._log.n_rounds
         if n_rounds < len(self._replayed):
-            self._chosen = self._replayed[n_rounds]
+            self._chosen, self._depth = self._replayed[n_rounds]
         else:
-            if self._chooser.is_new:
-                self._start(request)
-            self._chosen = self._chooser.choose()
+            self._chosen, self._depth = self._choose(request)
+        if self._depth:
+            most = (min(self._depth, limit) for limit in (request.max_depth, request.max_nodes))
+            max_depth, max_nodes = most
+            request = dataclasses.replace(request, max_depth=max_depth, max_nodes=max_nodes)
         return self._members[self._chosen].propose(request)
+
+    def _choose(self, request: DraftRequest) -> tuple[int, int]:
+        """Return the chooser's choice, or instead of plain decoding a member that promises more."""
+        index, depth = self._chooser.choose()
+        if index == self._plain:
+            # What reads the text alone knows without a probe when it has something to say.
+            promised = [member.forecast(request) for member in self._members]
+            best = max(range(len(promised)), key=promised.__getitem__)
+            if promised[best] >= _FAST:
+                return best, 0
+        return index, depth
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the asked member what became of its tree, and the others what the text is now."""
@@ -201,19 +239,23 @@ class AutoDrafter(MembersDrafter):
             return
         # Time is read after all members have learnt: what an idle one costs is part of the choice.
         seconds = self._clock() - self._started
-        self._chooser.record(self._chosen, outcome.n_new, seconds, len(outcome.tree) > 0)
-        self._log.add(self._chosen, outcome.n_new, seconds)
+        self._has_measured = True
+        self._chooser.record(self._chosen, outcome.n_new, seconds, len(outcome.tree))
+        self._log.add(self._chosen, self._depth, outcome.n_new, seconds)
         self._chosen = None
 
-    def _start(self, request: DraftRequest) -> None:
-        """Begin with the first member, unless another one sees already that it will be fast."""
-        promised = [member.forecast(request) for member in self._members]
-        best = promised.index(max(promised))
-        self._chooser.start_with(best if promised[best] >= _FAST else 0)
+    def _share(self) -> None:
+        """Leave what was measured to other conversations."""
+        if self._has_measured:
+            self._shared[:] = self._chooser.arms
 
     def _new_chooser(self) -> ArmChooser:
-        plain = self._names.index("none") if "none" in self._names else 0
-        return ArmChooser(len(self._names), plain, sizes=self._sizes)
+        return ArmChooser(self._forecasts, self._plain, known=self._shared)
+
+    def close(self) -> None:
+        """Close all members; what was measured stays with the weights."""
+        self._share()
+        super().close()
 
     def rewind(self, length: int) -> None:
         """Pass on."""

@@ -13,6 +13,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import can_draft_nextn
 from specrun.runtime.drafter import Drafter, DrafterWeights
+from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.auto import AutoDrafter, read_choice_logs
 from specrun.runtime.drafters.combinators.cascade import (
     JOINED_TOKENS,
@@ -190,6 +191,7 @@ def build_ensemble(
 
 _WITHOUT_MODEL = ("prompt-lookup", "lookahead")
 _NONE = Expression("none")
+_LEAST_DRAFT = 0.03  # of a plain round: a token of the smallest draft model
 
 
 def auto_expression(draft: str) -> str:
@@ -206,10 +208,20 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
         arms.append(_NONE)
     _refuse_twins(expression, arms)
-    name, sizes, clock = str(expression), [_size(arm) for arm in arms], env.clock
+    name, clock, curve = str(expression), env.clock, env.curve
+    shared: list[Arm] = []  # by all conversations
+
+    def forecast(arm: Expression, member: Drafter) -> ArmForecast:
+        # An evaluation costs what it reads, but never less than its calls do.
+        share = member.n_params / env.target.n_params
+        draft = max(share, _LEAST_DRAFT) if member.n_params else 0.0
+        return ArmForecast(_size(arm), max(1, member.max_nodes), draft, curve)
 
     def combine(members: Sequence[Drafter]) -> Drafter:
-        return AutoDrafter(members, replay=logs, clock=clock, sizes=sizes, name=name)
+        forecasts = [forecast(*pair) for pair in zip(arms, members, strict=True)]
+        return AutoDrafter(
+            members, replay=logs, clock=clock, forecasts=forecasts, shared=shared, name=name
+        )
 
     return combined(name, build_parts(arms, env, build), combine)
 

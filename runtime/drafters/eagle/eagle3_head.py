@@ -177,6 +177,11 @@ def _tensor_names(file: HeadFile, sizes: PairSizes, target: Model, n_taps: int) 
         shapes[ROPE_FACTORS] = (attention.rope.n_dims // 2,)
     if VOCABULARY_MAP in file:
         shapes[VOCABULARY_MAP] = (sizes.vocab_size,)
+        kind = file.type_name(VOCABULARY_MAP)
+        if kind != "I64":
+            raise MalformedFileError(
+                f"{file.path} has its vocabulary map (d2t) in {kind}, not in I64: convert it again"
+            )
     # Without a map the head's token ids must be the target's.
     elif sizes.vocab_size != target.vocabulary.size:
         raise MalformedFileError(

@@ -40,13 +40,14 @@ class MedusaDrafter(Drafter):
         self._heads = heads
         self._native = NativeShare(heads)
         self._topology = topology
-        self._features: npt.NDArray[np.float32] | None = None
-        self._known = 0  # how many tokens were committed when the features were taken
+        # One value, so that Ctrl-C leaves no state with another one's length: the features, and how
+        # many tokens were committed when they were taken.
+        self._state: tuple[npt.NDArray[np.float32], int] | None = None
         self._prompt_length = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last answer's hidden state."""
-        self._features = None
+        self._state = None
         self._prompt_length = len(tokens)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
@@ -59,10 +60,10 @@ class MedusaDrafter(Drafter):
         """Return the tree of the heads' tokens, cut where a limit asks for it."""
         topology = self._topology.limited(request.max_depth, request.max_nodes)
         # A state of another length of text would draft for the wrong position.
-        if self._features is None or len(request.tokens) != self._known or not len(topology):
+        if self._state is None or len(request.tokens) != self._state[1] or not len(topology):
             return DraftTree()
         with self._native:
-            named = self._heads.best_tokens(self._features)
+            named = self._heads.best_tokens(self._state[0])
         places = zip(topology.depths, topology.ranks, strict=True)
         # Medusa's tree is a Cartesian product cut to a shape: a
         # token depends on depth and rank alone.
@@ -76,8 +77,7 @@ class MedusaDrafter(Drafter):
 
     def _keep(self, rows: EvaluatedRows, row: int, known: int) -> None:
         # A copy: rows are views that die with the next evaluation.
-        self._features = np.array(rows.hidden_state(row), np.float32)
-        self._known = known
+        self._state = np.array(rows.hidden_state(row), np.float32), known
 
     @property
     def native_seconds(self) -> float:

@@ -28,41 +28,54 @@ _FORKS_SOUGHT = 4  # tokens back
 _FORKS_VISITED = 4
 
 
+class _Indexed:
+    """A text and the tables over it."""
+
+    def __init__(self, n_sizes: int) -> None:
+        self.tokens: list[int] = []
+        # For each size: hash of an n-gram -> the position after its latest place, and position ->
+        # the same of the place before.
+        self.latest: list[dict[int, int]] = [{} for _ in range(n_sizes)]
+        self.links: list[list[int]] = [[0] for _ in range(n_sizes)]
+
+
 class NgramIndex:
-    """A text's tokens, and the places of n-grams of `min_ngram`, twice that, ... `max_ngram`."""
+    """A text's tokens, and the places of n-grams of `min_ngram`, twice that, ... `max_ngram`.
+
+    While it changes it holds nothing, so that Ctrl-C meanwhile forgets everything and never leaves
+    half of an entry.
+    """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self.tokens: list[int] = []
         self._longest = 2 * max_ngram
         sizes = [min_ngram]
         while sizes[-1] < max_ngram:
             sizes.append(min(2 * sizes[-1], max_ngram))
         self.sizes = tuple(sizes)
-        self.clear()
+        self._indexed = _Indexed(len(sizes))
+
+    @property
+    def tokens(self) -> list[int]:
+        """The text, which only the index changes."""
+        return self._indexed.tokens
 
     def clear(self) -> None:
         """Forget everything."""
-        self.tokens = []
-        # hash of an n-gram -> the position after its latest place; position -> the same of the
-        # place before
-        self._latest: list[dict[int, int]] = [{} for _ in self.sizes]
-        self._links: list[list[int]] = [[0] for _ in self.sizes]
+        self._indexed = _Indexed(len(self.sizes))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. Ctrl-C meanwhile forgets everything, so that no half of an entry stays."""
-        try:
-            self._extend(tokens)
-        except BaseException:
-            self.clear()
-            raise
+        """Append tokens."""
+        indexed = self._indexed
+        self.clear()
+        self._extend(indexed, tokens)
+        self._indexed = indexed
 
     def rewind(self, length: int) -> None:
-        """Take back the tokens from position `length` on. Ctrl-C meanwhile forgets everything."""
-        try:
-            self._rewind(length)
-        except BaseException:
-            self.clear()
-            raise
+        """Take back the tokens from position `length` on."""
+        indexed = self._indexed
+        self.clear()
+        self._rewind(indexed, length)
+        self._indexed = indexed
 
     def matches(self, count: int, visited: int = _VISITED) -> list[tuple[int, int]]:
         """Return up to `count` earlier places most like the text's end: (next position, match).
@@ -77,7 +90,7 @@ class NgramIndex:
             size = self.sizes[level]
             if size >= end:
                 continue
-            links = self._links[level]
+            links = self._indexed.links[level]
             place = links[end]
             for _ in range(visited):
                 if place <= 0:
@@ -116,13 +129,14 @@ class NgramIndex:
                 break
             level = levels[-1]
             came = tokens[end - back]
-            place = self._links[level][end - back]
+            links = self._indexed.links[level]
+            place = links[end - back]
             for _ in range(visited):
                 if place <= 0:
                     break
                 if tokens[place] != came:
                     return back
-                place = self._links[level][place]
+                place = links[place]
         return match
 
     def continuation(self, place: int, length: int) -> list[int]:
@@ -132,10 +146,10 @@ class NgramIndex:
             tokens += tokens[: length - len(tokens)]
         return tokens
 
-    def _extend(self, new: Sequence[int]) -> None:
-        tokens, start = self.tokens, len(self.tokens)
+    def _extend(self, indexed: _Indexed, new: Sequence[int]) -> None:
+        tokens, start = indexed.tokens, len(indexed.tokens)
         tokens.extend(new)
-        for size, latest, links in zip(self.sizes, self._latest, self._links, strict=True):
+        for size, latest, links in zip(self.sizes, indexed.latest, indexed.links, strict=True):
             # A place is the position after the n-gram, so 0 can stand for none.
             for end in range(start + 1, len(tokens) + 1):
                 if end < size:
@@ -145,14 +159,14 @@ class NgramIndex:
                 links.append(latest.get(key, 0))
                 latest[key] = end
 
-    def _rewind(self, length: int) -> None:
-        for size, latest, links in zip(self.sizes, self._latest, self._links, strict=True):
+    def _rewind(self, indexed: _Indexed, length: int) -> None:
+        for size, latest, links in zip(self.sizes, indexed.latest, indexed.links, strict=True):
             # From the end back, or a link would be restored to a place that is gone too.
-            for end in range(len(self.tokens), max(length, 0), -1):
+            for end in range(len(indexed.tokens), max(length, 0), -1):
                 before = links.pop()
                 if end < size:
                     continue
-                key = hash(tuple(self.tokens[end - size : end]))
+                key = hash(tuple(indexed.tokens[end - size : end]))
                 # Only the latest place of a hash is in the table; the
                 # ones before are reached by links.
                 if latest.get(key) == end:
@@ -160,7 +174,7 @@ class NgramIndex:
                         latest[key] = before
                     else:
                         del latest[key]
-        del self.tokens[max(length, 0) :]
+        del indexed.tokens[max(length, 0) :]
 
 
 @dataclass(slots=True)

@@ -218,18 +218,25 @@ def test_auto_replays_the_same_on_the_replays_clock() -> None:
     assert choices() == choices()
 
 
-def test_auto_begins_with_what_promises_most() -> None:
+def test_auto_gives_up_plain_rounds_for_what_promises_more() -> None:
+    """From the first round on where the prompt repeats, and wherever a text begins to."""
+
     class Slow(NoDrafter):
         name = "slow"
 
-    source = copies(60, 0.01, seed=3)
-    auto = AutoDrafter([Slow(), PromptLookupDrafter(costs=CPU), NoDrafter()], clock=ReplayClock())
-    replay(auto, ReplayText("again", (*source, *source[:20]), tuple(source[20:40])), CPU)
-    assert auto.report()["choices"][0][0] == 1
-    replay(auto, ReplayText("new", tuple(range(1, 50)), (3, 9, 4)), CPU)
-    other = AutoDrafter([Slow(), PromptLookupDrafter(costs=CPU), NoDrafter()], clock=ReplayClock())
-    replay(other, ReplayText("new", tuple(range(1, 50)), (3, 9, 4)), CPU)
-    assert other.report()["choices"][0][0] == 0
+    def choices(text: ReplayText) -> list[int]:
+        members = [Slow(), PromptLookupDrafter(costs=CPU), NoDrafter()]
+        auto = AutoDrafter(members, clock=(clock := ReplayClock()))
+        replay(auto, text, CPU, clock=clock)
+        return [index for index, rounds in auto.report()["choices"] for _ in range(rounds)]
+
+    source = tuple(copies(60, 0.01, seed=3))
+    assert choices(ReplayText("again", (*source, *source[:20]), source[20:40]))[0] == 1
+    assert choices(ReplayText("new", tuple(range(1, 50)), (3, 9, 4)))[0] == 2
+    later = choices(ReplayText("later", source, (*range(100, 110), *source[:40])))
+    assert later[:2] == [2, 2]
+    assert later[-4:].count(1) >= 3
+    assert len(later) < 35
 
 
 def test_texts_are_kept_and_read(tmp_path: Path) -> None:

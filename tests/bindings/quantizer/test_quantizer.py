@@ -27,6 +27,7 @@ from specrun.bindings.quantizer import (
     quantize_file,
     quantize_rows,
 )
+from specrun.bindings.trial import trusting_files
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
 # Root mean square error of normally distributed weights of spread 1, a tenth above what each type
@@ -128,7 +129,7 @@ def test_every_file_type_is_close_to_its_source_and_loads(name, source, tmp_path
         error = np.sqrt(np.mean((after[tensor] - rows) ** 2)) / np.sqrt(np.mean(rows**2))
         # Importance spares some columns and lets others be worse.
         assert error <= 1.35 * ERRORS[types[tensor]], f"{tensor} as {types[tensor]}"
-    with Model(tmp_path / "m") as model:
+    with trusting_files(), Model(tmp_path / "m") as model:
         assert model.n_params == header.n_parameters
 
 

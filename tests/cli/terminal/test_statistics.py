@@ -43,13 +43,13 @@ NOTHING = dataclasses.replace(
 
 
 def line(stats: SpecStats, usage: Usage) -> str:
-    return statistics_line(GenerationResult("", [], "stop", usage, stats))
+    return statistics_line(GenerationResult("", [], "stop", usage, stats, 7))
 
 
 def test_the_whole_line() -> None:
     expected = (
         "prompt 512 tok 841.2 tok/s | gen 128 tok 41.7 tok/s | draft 117/148 accepted 79.1% | "
-        "3.54 tok/round | TTFT 0.61 s"
+        "3.54 tok/round | TTFT 0.61 s | seed 7"
     )
     assert line(STATS, Usage(512, 128)) == expected
     assert "prompt 512 tok (500 cached) 841.2" in line(STATS, Usage(512, 128, 500))
@@ -58,7 +58,7 @@ def test_the_whole_line() -> None:
 def test_nothing_counted_is_a_dash() -> None:
     assert (
         line(NOTHING, Usage(1, 0))
-        == "prompt 1 tok - tok/s | gen 0 tok - tok/s | draft - | - tok/round | TTFT -"
+        == "prompt 1 tok - tok/s | gen 0 tok - tok/s | draft - | - tok/round | TTFT - | seed 7"
     )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.branching import BranchingNoise, enumerate_law
 from support.enumeration import (
     PROMPT,
     TOLERANCE,
@@ -21,8 +20,9 @@ from support.enumeration import (
     emitted_law,
     top_k_points,
 )
-from support.scripted import LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
+from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import (
@@ -225,6 +225,50 @@ def test_the_ends_of_the_scale(kind: str, alpha: float, of_drafter: bool) -> Non
 def test_favourites_are_verified_exactly(kind: str) -> None:
     drafts, table = LawTable(3, 43), LawTable(3, 3)
     assert bias(SpecCascadeRule(kind, 0.5), top_k_points(drafts, 2, 2), table, 3) < TOLERANCE
+
+
+CUTS = {"top-p": PLAIN.replace(top_p=0.9), "min-p": PLAIN.replace(min_p=0.1)}
+"""Each leaves a target of .97 and .03 one token."""
+SURE = {0: FixedTable(0.97, 0.03), 1: FixedTable(0.03, 0.97)}
+LEANS = FixedTable(0.95, 0.05)
+
+
+def first_token(rule: AcceptanceRule, sure_of: int, params: SamplingParams) -> np.ndarray:
+    """The law of the first of two tokens, drafted from (.95, .05): the second is the target's."""
+    texts = emitted_law(rule, chain(LEANS, 1), SURE[sure_of], 2, frozenset(), params)
+    assert {text[1] for text in texts} == {sure_of}
+    return np.array([texts.get((token, sure_of), 0.0) for token in range(2)])
+
+
+class SureTargetsStay(SpecCascadeRule):
+    """Keeps a target of one token as temperature 0 would, whatever made it so."""
+
+    def _law(self, tree: DraftTree, node: int, target: Law) -> Law:
+        return target if len(target.probs) == 1 else super()._law(tree, node, target)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_that_truncation_leaves_one_token_is_traded_as_any_other(
+    kind: str, cut: str
+) -> None:
+    errors: dict[type[SpecCascadeRule], list[float]] = {SpecCascadeRule: [], SureTargetsStay: []}
+    for alpha, sure_of in itertools.product((0.1, 1.0), SURE):
+        pi = cascade_law(kind, LEANS(()), np.eye(2)[sure_of], alpha)
+        for rule, found in errors.items():
+            emitted = first_token(rule(kind, alpha), sure_of, CUTS[cut])
+            found.append(float(np.abs(emitted - pi).max()))
+    assert max(errors[SpecCascadeRule]) < TOLERANCE
+    assert max(errors[SureTargetsStay]) > 0.04  # Chow's: token 1 has .05 by the formula, and got 0
+
+
+@pytest.mark.parametrize("sure_of", SURE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_temperature_0_nothing_is_traded_whatever_was_drafted(kind: str, sure_of: int) -> None:
+    """Even where a drafter draws from a law of its own, and the rule would keep every draft."""
+    greedy = PLAIN.replace(temperature=0.0)
+    emitted = first_token(SpecCascadeRule(kind, 1.0), sure_of, greedy)
+    assert emitted.tolist() == np.eye(2)[sure_of].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

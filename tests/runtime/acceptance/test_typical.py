@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.branching import BranchingNoise, enumerate_law
 from support.enumeration import (
     PROMPT,
     TOLERANCE,
@@ -24,6 +23,7 @@ from support.enumeration import (
 )
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import (

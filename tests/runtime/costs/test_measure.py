@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.branching import enumerate_law
 from support.scripted import LawTable, law_of
 
+from specrun.bench.prove.rules import enumerate_law
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions

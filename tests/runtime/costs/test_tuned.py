@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specrun.bindings.atomic import cache_folder
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ContextFullError, OptionError, PairError
 from specrun.runtime import Runtime, SamplingParams
@@ -14,7 +15,6 @@ from specrun.runtime.costs import (
     Candidate,
     TuneOptions,
     TuneResult,
-    cache_folder,
     measured_acceptance,
     plan_file,
     save_plans,

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.tiny_models import F32
-from support.tiny_nextn import TinyNextN
 
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
@@ -23,19 +22,15 @@ from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.hydra import PrefixCells, PrefixLayer, build_hydra
 from specrun.runtime.drafters.medusa import build_medusa
 from specrun.runtime.drafters.mtp import build_mtp
-from specrun.runtime.language import Expression, parse_expression, quoted
+from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import TargetModel, target_context_options
 from specrun.runtime.tree import ROOT
 
 torch = pytest.importorskip("torch")
-from support.tiny_eagle import random_eagle  # noqa: E402
-from support.tiny_eagle3 import random_eagle3  # noqa: E402
-from support.tiny_heads import random_medusa  # noqa: E402
-from support.tiny_hydra import random_hydra  # noqa: E402
+from support.every_drafter import HEADS, named, write_all  # noqa: E402
 
-HIDDEN, VOCAB = 32, 320
 BUILDERS: dict[str, Callable[..., DrafterWeights]] = {
     "eagle": build_eagle,
     "eagle3": build_eagle3,
@@ -50,41 +45,8 @@ Draft = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @pytest.fixture(scope="module")
-def files(
-    tiny_model: Path, tiny_deep_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("conversations")
-    nextn = TinyNextN(agreement=1.0, strength=0.2, seed=2)
-    return {
-        "shallow": tiny_model,
-        "deep": tiny_deep_model,
-        "nextn": nextn.write(folder / "nextn.gguf"),
-        "two blocks": TinyNextN(blocks=2, seed=1).write(folder / "two blocks.gguf"),
-        "blocks": nextn.write_blocks_only(folder / "blocks.gguf"),
-        "eagle": random_eagle(HIDDEN).write(folder / "eagle.gguf", VOCAB),
-        "eagle3": random_eagle3(HIDDEN, VOCAB).write(folder / "eagle3.gguf", tiny_deep_model),
-        "hydra": random_hydra(HIDDEN, VOCAB).write(folder / "hydra.gguf", VOCAB),
-        "hydra++": random_hydra(HIDDEN, VOCAB, prefix=True).write(folder / "hydra++.gguf", VOCAB),
-        "medusa": random_medusa(HIDDEN, VOCAB).write(folder / "medusa.gguf", VOCAB),
-    }
-
-
-METHODS = [
-    ("shallow", "eagle(FILE:eagle, n=4)"),
-    ("shallow", "eagle(FILE:eagle, depth=4, topk=2, nodes=6)"),
-    ("shallow", "eagle(FILE:eagle, tree=2x2x1, sampling=without)"),
-    ("deep", "eagle3(FILE:eagle3, n=4)"),
-    ("deep", "eagle3(FILE:eagle3, depth=3, topk=3, nodes=7)"),
-    ("shallow", "hydra(FILE:hydra, n=3)"),
-    ("shallow", "hydra(FILE:hydra++, n=3)"),
-    ("shallow", "hydra(FILE:hydra++, tree=2x2x1)"),
-    ("shallow", "hydra(FILE:hydra++, depth=3, topk=2, nodes=6)"),
-    ("shallow", "medusa(FILE:medusa, tree=3x2x1)"),
-    ("nextn", "mtp(n=4)"),
-    ("nextn", "mtp(n=3, sampling=with)"),
-    ("nextn", "mtp(FILE:blocks, n=3)"),
-    ("two blocks", "mtp(n=2)"),
-]
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_all(tmp_path_factory.mktemp("conversations"))
 
 
 def no_parts(expression: Expression, environment: DraftEnvironment) -> Drafter:
@@ -96,9 +58,7 @@ def opened(
     files: dict[str, Path], target: str, expression: str
 ) -> Iterator[tuple[Model, DrafterWeights]]:
     """A target and a drafter's weights over it."""
-    for name, path in files.items():
-        expression = expression.replace(f"FILE:{name},", f"{quoted(str(path))},")
-    parsed = parse_expression(expression)
+    parsed = parse_expression(named(expression, files))
     with Model(files[target], load_nextn=parsed.atom == "mtp") as model:
         environment = DraftEnvironment(model, ContextOptions(**F32))
         with closing(BUILDERS[parsed.atom](parsed, environment, no_parts)) as weights:
@@ -172,7 +132,7 @@ def together(files: dict[str, Path], target: str, expression: str) -> list[list[
             return [first.drafts, second.drafts]
 
 
-@pytest.mark.parametrize(("target", "expression"), METHODS)
+@pytest.mark.parametrize(("target", "expression"), HEADS)
 def test_conversations_of_one_head_draft_what_each_would_alone(
     files: dict[str, Path], target: str, expression: str
 ) -> None:
@@ -204,7 +164,7 @@ def test_cells_that_two_conversations_share_are_caught(
     assert together(files, "shallow", expression) != lone
 
 
-@pytest.mark.parametrize(("target", "expression"), METHODS)
+@pytest.mark.parametrize(("target", "expression"), HEADS)
 def test_a_conversation_outlives_another_and_counts_its_own_time(
     files: dict[str, Path], target: str, expression: str
 ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
 from support.head_chains import PairChainByDepth
+from support.interrupts import Interrupted
 
 from specrun.runtime.drafters.eagle import EagleRows, EagleState
 from specrun.runtime.drafters.eagle import state as eagle_state
@@ -227,30 +225,7 @@ def test_a_state_whose_token_came_later_joins_the_others() -> None:
     assert state.base == 10
 
 
-FILES = {text_rows.__file__, eagle_state.__file__}
-
-
-class Interrupted:
-    """Raises KeyboardInterrupt at the `at`-th line of the state's own files that runs inside the
-    `with` block."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __enter__(self) -> None:
-        sys.settrace(self._call)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame: FrameType, event: str, _: object) -> Any:
-        return self._line if frame.f_code.co_filename in FILES else None
-
-    def _line(self, frame: FrameType, event: str, _: object) -> Any:
-        self.left -= event == "line"
-        if event == "line" and self.left == 0:
-            raise KeyboardInterrupt
-        return self._line
+FILES = [text_rows.__file__, eagle_state.__file__]
 
 
 def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:
@@ -276,18 +251,15 @@ def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
     """Whatever an interrupt leaves, the next text's tokens are those of a head that has seen its
     pairs and no more."""
     text = np.random.default_rng(6).integers(0, VOCAB, 95).tolist()
-    at, finished = 0, False
-    while not finished:
-        at += 1
+    with Interrupted(files=FILES) as counting:
+        for step in use(EagleState(SummingHead()), text):
+            step()
+    assert counting.lines > 150
+    for at in range(1, counting.lines + 1):
         state = EagleState(SummingHead())
-        interrupted = Interrupted(at)
-        try:
+        with Interrupted(at, FILES):
             for step in use(state, text):
-                with interrupted:
-                    step()
-            finished = True
-        except KeyboardInterrupt:
-            pass
+                step()
         for start in (8, 30):  # the target's cache holds the text up to there, or it does not
             other = [*text[:9], *text[40:70]]
             state.begin(other)
@@ -298,7 +270,6 @@ def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
             wanted = fresh(other, state.base).tokens[-1:]
             np.testing.assert_array_equal(row.tokens, wanted)
             assert chain.tokens[0] == wanted[0, 0]
-    assert at > 150
 
 
 class SummingLayer:

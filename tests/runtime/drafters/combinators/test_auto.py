@@ -4,7 +4,7 @@ of every round."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,13 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
-from specrun.runtime.drafters.combinators import AutoDrafter, ChoiceLog, read_choice_logs
+from specrun.runtime.drafters.combinators import (
+    Arm,
+    ArmForecast,
+    AutoDrafter,
+    ChoiceLog,
+    read_choice_logs,
+)
 from specrun.runtime.language import quoted
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.tree import DraftTree
@@ -57,9 +63,9 @@ def test_whatever_is_chosen_the_law_is_the_targets(steps: tuple[float, ...], see
             member(mixed_tree(drafts, seed)),
             member(top_k_points(drafts, 2, 1)),
         ]
-        auto = AutoDrafter([*parts, NoDrafter()], clock=ScriptedClock(*steps))
-        auto._chooser._free_tokens = 1  # so that three tokens see more than the first probe
-        return auto
+        # Plain decoding is known already, so that three tokens see more than its first rounds.
+        known = [*(Arm(depth=depth) for depth in (0, 1, 2)), Arm(4.0, 4.0, 4.0)]
+        return AutoDrafter([*parts, NoDrafter()], clock=ScriptedClock(*steps), shared=known)
 
     assert drafter_bias(ExactRule(), make, LawTable(3, seed), 3) < TOLERANCE
 
@@ -102,7 +108,7 @@ class Witness(Drafter):
         self.closed = False
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        return DraftTree.chain([1] * self.n)
+        return DraftTree.chain([1] * min(self.n, request.max_depth, request.max_nodes))
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.outcomes.append(outcome)
@@ -176,14 +182,62 @@ def test_reports_count_and_replay() -> None:
     report = json.loads(json.dumps(auto.report()))
     assert [index for index, rounds in report["choices"] for _ in range(rounds)] == asked
     assert [arm["rounds"] for arm in report["arms"]] == [asked.count(number) for number in range(3)]
-    assert report["arms"][1]["tokens"] == 5 * asked.count(1)
+    depths = [depth for depth, rounds in report["depths"] for _ in range(rounds)]
+    long = [depth for depth, index in zip(depths, asked, strict=True) if index == 1]
+    assert report["arms"][1]["tokens"] == sum(1 + (depth or 4) for depth in long)
     again = AutoDrafter(parts(), replay=[_log(report)], clock=ScriptedClock(0, 3))
     assert run(again, 50, True) == asked
     assert len(run(again, 5, True)) == 5  # the log is used up: measured from here on
 
 
+def test_drafts_are_short_at_first_and_a_replay_allows_as_much() -> None:
+    """A model of a tenth of the target drafts 1 token, then 2, 4 and all 9, as they are right."""
+
+    def auto(replay: Sequence[ChoiceLog] = ()) -> tuple[AutoDrafter, Witness]:
+        long = Witness("long", 9)
+        forecasts = [ArmForecast(most=9, draft=0.1), ArmForecast()]
+        clock = ScriptedClock(0, 1)
+        return AutoDrafter(
+            [long, NoDrafter()], clock=clock, forecasts=forecasts, replay=replay
+        ), long
+
+    first, long = auto()
+    run(first, 12, True)
+    drafted = [outcome.tree.n_candidates for outcome in long.outcomes]
+    assert drafted[:2] == [0, 0]
+    assert sorted(drafted) == drafted
+    assert {1, 9} <= set(drafted)
+    again, replayed = auto([_log(json.loads(json.dumps(first.report())))])
+    again._clock = ScriptedClock(0, 9, 0, 1, 0, 5)  # would choose otherwise
+    run(again, 12, True)
+    assert [outcome.tree.n_candidates for outcome in replayed.outcomes] == drafted
+    old = auto([ChoiceLog(["long", "none"], [[0, 12]])])  # of a version that limited nothing
+    run(old[0], 12, True)
+    assert {outcome.tree.n_candidates for outcome in old[1].outcomes} == {9}
+
+
+def test_a_conversation_begins_with_what_another_has_measured() -> None:
+    def auto() -> AutoDrafter:
+        return AutoDrafter(
+            [Witness("long", 4), NoDrafter()], clock=ScriptedClock(0, 1), shared=known
+        )
+
+    known: list[Arm] = []
+    first, unused = auto(), auto()
+    assert run(first, 30, True)[:2] == [1, 1]
+    first.close()
+    assert run(auto(), 5, True) == [0] * 5
+    unused.close()  # it has measured nothing, and leaves nothing
+    forgetful = auto()
+    forgetful.begin(())
+    assert run(forgetful, 5, True)[:2] == [1, 1]
+    assert run(auto(), 5, True) == [0] * 5
+
+
 def _log(report: dict) -> ChoiceLog:  # type: ignore[type-arg]
-    return ChoiceLog([arm["drafter"] for arm in report["arms"]], report["choices"])
+    return ChoiceLog(
+        [arm["drafter"] for arm in report["arms"]], report["choices"], report["depths"]
+    )
 
 
 def test_one_drafter_is_no_choice() -> None:
@@ -236,13 +290,33 @@ def test_sampled_answers_are_repeated_by_replaying_their_choices(
     with Runtime(target, drafter=f"auto({arms})", **F32) as runtime, log.open("w") as file_of_logs:
         for prompt in (PROMPT, PROMPT[:5]):
             result = runtime.generate(prompt, params, max_tokens=60)
-            wanted.append((result.token_ids, result.stats.drafting["choices"]))
+            wanted.append((result.token_ids, _decisions(result.stats.drafting)))
             json.dump(result.to_dict(), file_of_logs)
             file_of_logs.write("\n")
     with Runtime(target, drafter=f"auto({arms}, replay={quoted(str(log))})", **F32) as runtime:
         for prompt, (tokens, choices) in zip((PROMPT, PROMPT[:5]), wanted, strict=True):
             result = runtime.generate(prompt, params, max_tokens=60)
-            assert (result.token_ids, result.stats.drafting["choices"]) == (tokens, choices)
+            assert (result.token_ids, _decisions(result.stats.drafting)) == (tokens, choices)
+
+
+def _decisions(drafting: Mapping[str, object]) -> tuple[object, object]:
+    return drafting["choices"], drafting["depths"]
+
+
+def test_a_draft_model_larger_than_its_target_is_not_tried(
+    models: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Sizes alone say so: 40 tokens cannot pay for one of its rounds. A small one is tried."""
+    large, small = RandomLlama(vocab_size=400, width=256, ffn=1024, layers=4, seed=1), models[1]
+    write_random_llama(tmp_path / "large.gguf", large)
+    target = tmp_path / "target.gguf"
+    write_random_llama(target, RandomLlama(vocab_size=400, seed=1, width=128, ffn=512, layers=4))
+    tried = []
+    for file in (quoted(str(tmp_path / "large.gguf")), small):
+        with Runtime(target, drafter=f"auto(draft({file}, n=3))", **F32) as runtime:
+            stats = runtime.generate(PROMPT, SamplingParams(temperature=0.0), max_tokens=40).stats
+        tried.append(stats.drafting["arms"][0]["rounds"])
+    assert tried[0] == 0 < tried[1]
 
 
 @pytest.mark.parametrize(
@@ -254,6 +328,7 @@ def test_sampled_answers_are_repeated_by_replaying_their_choices(
         ('{"arms": [], "choices": [[0, 1]]}', "not a log"),
         ('{"arms": [{"drafter": "none"}], "choices": [[0, -1]]}', "not a log"),
         ('{"arms": [{"drafter": "none"}], "choices": [[0, 99999999999]]}', "not a log"),
+        ('{"arms": [{"drafter": "none"}], "choices": [], "depths": [[-1, 1]]}', "not a log"),
         ('{"stats": {"drafting": {"choices": []}}}', "not a log"),
         (
             '{"arms": [{"drafter": "other"}, {"drafter": "none"}], "choices": [[0, 1]]}',

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, PairError
 from specrun.bindings.model import Model
-from specrun.bindings.rows import Rows
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.combinators import CascadeDrafter, DraftModelTarget
@@ -211,35 +209,6 @@ def test_missing_tokens_join_the_next_tree(models: Path, n_known: int) -> None:
         np.testing.assert_allclose(
             target.evaluate(known, DraftTree()).logits(0), fresh[len(text) - 1], atol=1e-5
         )
-
-
-@pytest.mark.parametrize("failing_call", range(1, 9))
-def test_an_interrupted_inner_round_leaves_the_cascade_usable(
-    models: Path, failing_call: int
-) -> None:
-    params = SamplingParams(temperature=0.0)
-    with open_models(models, "cascade(draft(FILE, n=6), draft(OTHER, tree=2x2))") as runtime:
-        wanted = runtime.generate(PROMPT, params, max_tokens=20).token_ids
-        drafter = runtime.session.drafter
-        assert isinstance(drafter, CascadeDrafter)
-        assert isinstance(drafter._model, DraftModelTarget)
-        context = drafter._model.context
-        decode, calls = context.decode, 0
-
-        def interrupted(batch: Batch) -> Rows:
-            nonlocal calls
-            calls += 1
-            rows = decode(batch)
-            if calls == failing_call:
-                raise KeyboardInterrupt
-            return rows
-
-        context.decode = interrupted  # type: ignore[method-assign]
-        with pytest.raises(KeyboardInterrupt):
-            runtime.generate(PROMPT[:7], params, max_tokens=20)
-        context.decode = decode  # type: ignore[method-assign]
-        assert runtime.generate(PROMPT, params, max_tokens=20).token_ids == wanted
-        _assert_true_cache(drafter._model, drafter._text, [*PROMPT, *wanted])
 
 
 @pytest.mark.parametrize(

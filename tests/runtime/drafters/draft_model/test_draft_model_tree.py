@@ -161,30 +161,6 @@ def test_tokens_that_only_one_model_knows(pair: tuple[Path, Path]) -> None:
         assert len(smaller.feed([3])) == 300
 
 
-def test_a_round_that_was_interrupted_leaves_the_drafter_usable(pair: tuple[Path, Path]) -> None:
-    params = SamplingParams(temperature=0.0)
-    with open_pair(pair, "draft(FILE, tree=3x2x2)") as runtime:
-        wanted = runtime.generate(PROMPT, params, max_tokens=20).token_ids
-        drafter = runtime.session.drafter
-        assert isinstance(drafter, DraftTreeDrafter)
-        state = drafter._state
-        decode, calls = state.context.decode, 0
-
-        def interrupted(batch: Batch) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == 5:
-                raise KeyboardInterrupt
-            return decode(batch)
-
-        state.context.decode = interrupted  # type: ignore[method-assign, assignment]
-        with pytest.raises(KeyboardInterrupt):
-            runtime.generate(PROMPT, params, max_tokens=20)
-        state.context.decode = decode  # type: ignore[method-assign]
-        assert runtime.generate(PROMPT, params, max_tokens=20).token_ids == wanted
-        check_cache(state)
-
-
 # -- the joint law ---------------------------------------------------------------------------------
 
 LAW_PROMPT = [3, 1, 4]

@@ -291,6 +291,7 @@ FAULTS: list[tuple[dict[str, Any], type[SpecrunError], str]] = [
     ({"d2t": np.where(IDS == 7, 320, IDS)}, PairError, "names token 320, and the target has 320"),
     ({"d2t": np.where(IDS == 7, -1, IDS)}, PairError, "names token -1"),
     ({"d2t": np.where(IDS == 7, 9, IDS)}, MalformedFileError, "token 9 twice"),
+    ({"d2t": IDS.astype(np.float32)}, MalformedFileError, r"\(d2t\) in F32, not in I64"),
 ]
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from support.branching import BranchingNoise, enumerate_law
 from support.enumeration import PROMPT, TOLERANCE, largest_error
 from support.head_chains import PairChainByDepth
 from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversation_of
 
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import AcceptanceRule, ExactRule
 from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
 from specrun.runtime.law import Law

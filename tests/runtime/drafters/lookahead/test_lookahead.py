@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from support.branching import BranchingNoise, enumerate_law
 from support.enumeration import PROMPT, TOLERANCE, target_law
 from support.plain_lookahead import PlainLookahead, PlainPool
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import CostCurve

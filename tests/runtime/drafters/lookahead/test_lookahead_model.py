@@ -366,3 +366,4 @@ def test_a_measured_curve_decides_how_much_is_retrieved(model: Model) -> None:
 def test_typical_curves_stand_for_what_was_not_measured() -> None:
     assert typical_curve(0) is stored_curves.TYPICAL_CPU
     assert typical_curve(3) is stored_curves.TYPICAL_GPU
+    assert typical_curve(-1) is stored_curves.TYPICAL_GPU  # all layers

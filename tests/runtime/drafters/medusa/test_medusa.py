@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scripted import asking_first_member
 from support.tiny_heads import TinyMedusa, random_medusa
 from support.tiny_models import F32
 
@@ -246,12 +247,12 @@ def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fi
     ) as runtime:
         drafter = runtime.session.drafter
         text = [*PROMPT, *runtime.generate(PROMPT, params, max_tokens=12).token_ids]
-        after_answer = drafter._features.copy()  # type: ignore[attr-defined]
-        known = drafter._known  # type: ignore[attr-defined]
+        after_answer, known = drafter._state  # type: ignore[attr-defined]
         runtime.session.forget()
         runtime.session.load_prompt(text[:known])
-        np.testing.assert_allclose(drafter._features, after_answer, rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
-        assert drafter._known == known  # type: ignore[attr-defined]
+        again, again_known = drafter._state  # type: ignore[attr-defined]
+        np.testing.assert_allclose(again, after_answer, rtol=1e-4, atol=1e-4)
+        assert again_known == known
 
 
 # -- faults ----------------------------------------------------------------------------------------
@@ -317,12 +318,15 @@ def test_trees_that_cannot_be_are_refused(
     ],
 )
 def test_combinators_let_heads_see_hidden_states(
-    tiny_model: Path, fitted: Path, expression: str
+    tiny_model: Path, fitted: Path, expression: str, tmp_path: Path
 ) -> None:
     params = SamplingParams(temperature=0.8, seed=5)
-    drafted, stats = answer(
-        tiny_model, expression.replace("HEADS", quoted(str(fitted))), params, 60
-    )
+    drafter = expression.replace("HEADS", quoted(str(fitted)))
+    if drafter.startswith("auto"):  # which may find that heads do not pay on this machine
+        with Runtime(tiny_model, drafter=drafter, **F32) as runtime:
+            tried = runtime.generate("a prompt", params, max_tokens=3)
+        drafter = asking_first_member(drafter, tried, tmp_path)
+    drafted, stats = answer(tiny_model, drafter, params, 60)
     assert drafted == answer(tiny_model, "none", params, 60)[0]
     assert stats.drafted > 0  # type: ignore[attr-defined]
 

@@ -1,0 +1,164 @@
+"""Setting of a proof: the pair under test, what its checks share, and what a check reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.context_options import ContextOptions
+from specrun.runtime.acceptance import AcceptanceRule, ExactRule
+from specrun.runtime.drafter import Drafter, DraftRequest
+from specrun.runtime.fixed_shape import Shape
+from specrun.runtime.runtime import Runtime
+from specrun.runtime.session import Session
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+
+Status = Literal["passed", "failed", "left out", "measured"]
+Logits = npt.NDArray[np.float32]
+
+_N_CTX = 512  # tokens: the texts of a proof are short
+# Nats by which a row may move, however rarely, where the last bit of a cached number falls
+# otherwise; in float32 there are no such steps, and rounding stays far below.
+_FLOORS = {"f32": 1e-4, "f16": 0.01}
+_COARSE = 0.05
+_CHAIN = 4  # drafts where the drafter under test has none
+PROMPTS = (
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    "Write a function that returns the sum of a list of numbers.\n\ndef",
+    "Once upon a time there was a king who had three daughters, and",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,",
+)
+"""Beginnings that some models go on with for sure and others do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What one check did. `times` counts what `tested` names; `figure` is held against `bound`.
+
+    Both have the unit `unit`; None where nothing was found or nothing is required. `false_alarm`
+    says how probable a failure of a sound pair is; `control`, what a wrong one would have shown;
+    `note`, why a check failed or was left out.
+    """
+
+    name: str
+    status: Status
+    tested: str = ""
+    times: int = 0
+    figure: float | None = None
+    bound: float | None = None
+    unit: str = ""
+    false_alarm: str = ""
+    control: str = ""
+    note: str = ""
+
+
+def judged(sound: bool, control: bool) -> Status:
+    """Return what became of a check whose control has to be seen for it to say anything."""
+    if not sound:
+        return "failed"
+    return "passed" if control else "left out"
+
+
+class Setting:
+    """A runtime under test. Contexts that checks open beside its own evaluate as it does.
+
+    `floor` is how far, in nats, rounding alone may move a row even where it was not seen to: what
+    a step of the cache's type may do. `near` is how close two tokens have to be for rounding to
+    explain that one was taken for the other. Both are 0 where evaluations have one width.
+    """
+
+    def __init__(self, runtime: Runtime, seed: int, seconds: float) -> None:
+        self.runtime, self.seed, self.seconds = runtime, seed, seconds
+        self.model = runtime.model
+        self.width = runtime.session.target.width
+        drafter = runtime.session.drafter
+        self.max_nodes = drafter.max_nodes or _CHAIN
+        self.max_leaves = drafter.max_leaves if self.model.can_branch else 1
+        caches = (runtime.options.context.cache_type_k, runtime.options.context.cache_type_v)
+        steps = max(_FLOORS.get(str(name), _COARSE) for name in caches)
+        self.floor = 0.0 if self.width else steps
+        self.near = 2 * self.floor
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """The acceptance rule under test."""
+        return self.runtime.session.rule
+
+    @property
+    def context(self) -> ContextOptions:
+        """How contexts are made: as the runtime's, and shorter where evaluations vary anyway."""
+        options = self.runtime.options.context
+        size = options.size_for(self.model)
+        return dataclasses.replace(options, n_ctx=size if self.width else min(size, _N_CTX))
+
+    def prompts(self) -> list[list[int]]:
+        """Return the prompts' tokens."""
+        return [self.model.vocabulary.tokenize(text) for text in PROMPTS]
+
+    def source(self, name: str) -> random.Random:
+        """Return a check's own generator."""
+        return random.Random(f"{self.seed}/{name}")
+
+    def deadline(self, share: float) -> float:
+        """Return when a check has to end that may take this share of the time."""
+        return time.monotonic() + share * self.seconds
+
+    def session(self, drafter: Drafter) -> Session:
+        """Open a session on the target, the caller's to close: with the rule if it is exact."""
+        shape: Shape = self.width or "free"
+        rule = self.rule if self.rule.exact else ExactRule()
+        return Session.open(self.model, drafter, self.context, rule, (), shape)
+
+
+# -- random trees ----------------------------------------------------------------------------------
+
+
+class ForkingDrafter(Drafter):
+    """Drafts random trees of point masses, with `text`, that is to come, on some of the branches.
+
+    So any of the branches is accepted now and then, to any depth.
+    """
+
+    name = "random trees"
+
+    def __init__(self, setting: Setting, source: random.Random) -> None:
+        self.max_nodes, self.max_leaves = setting.max_nodes, setting.max_leaves
+        self.text: Sequence[int] = ()
+        self.source, self.n_vocab = source, setting.model.vocabulary.size
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return a tree, as large as the round allows."""
+        most = min(self.max_nodes, request.max_nodes)
+        coming = self.text[len(request.tokens) :]
+        return self.tree(most, request.max_depth, coming)
+
+    def tree(self, max_nodes: int, max_depth: int, coming: Sequence[int] = ()) -> DraftTree:
+        """Return a tree of at most so many nodes; `coming` are tokens that some nodes have."""
+        builder, source = TreeBuilder(), self.source
+        depths, right, children, n_leaves = {ROOT: 0}, {ROOT}, Counter[int](), 1
+        for _ in range(source.randint(0, max_nodes)):
+            # A second child is one more leaf; the first only lengthens a path.
+            room = n_leaves < self.max_leaves
+            open_nodes = [n for n in depths if depths[n] < max_depth and (room or not children[n])]
+            if not open_nodes:
+                break
+            parent = source.choice(open_nodes)
+            depth, known = depths[parent], parent in right and depths[parent] < len(coming)
+            follows = known and source.random() < 0.6
+            token = coming[depth] if follows else source.randrange(self.n_vocab)
+            node = builder.add(parent, token)
+            if node not in depths:
+                n_leaves += children[parent] > 0
+                children[parent] += 1
+                depths[node] = depth + 1
+                if known and token == coming[depth]:
+                    right.add(node)
+        return builder.build()

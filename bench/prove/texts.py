@@ -1,0 +1,350 @@
+"""Texts of a pair against plain decoding: the same text, the same law, the same after faults.
+
+Drafts that are chosen rather than drawn change no token at any temperature, and at temperature 0 no
+drafts do. Where evaluations vary in width, rounding may turn a choice between two tokens that are
+almost equally likely: where texts part, it is asked how close the two were. Texts whose drafts are
+drawn can only be compared in law: by a chi-square test.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specrun.bench.prove.setting import Check, ForkingDrafter, Setting, judged
+from specrun.bench.soak.faults import Fault, take_answer
+from specrun.runtime.conversation import Conversation
+from specrun.runtime.drafter import NoDrafter
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.law import Law
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.session import Session
+from specrun.runtime.transform import transformed_law
+from specrun.runtime.tree import DraftTree
+
+ALPHA = 1e-4
+"""Size of the chi-square test: the probability that a sound pair fails."""
+
+_TEMPERATURES = (0.0, 0.7, 1.3)
+_LENGTH = 32  # tokens of a text that is compared
+
+_DEPTH = 3  # tokens of a text whose law is tested
+_LEAST_TEXTS, _MOST_TEXTS = 200, 1500
+_EXPECTED = 5.0  # texts in a cell
+_CELLS = 8
+_LAWS = 48  # prefixes whose laws are computed
+_TILTS = (1.1, 1.25, 1.5, 2.0, 3.0)
+
+_MOST_FAULTS = 40
+_LEAST_FAULTS = 6
+
+Text = tuple[int, ...]
+
+
+def sampled(temperature: float) -> SamplingParams:
+    """Return settings that cut nothing off: what is cut may turn by rounding."""
+    return SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def answer(session: Session, prompt: Sequence[int], params: SamplingParams, seed: int) -> list[int]:
+    """Return an answer's tokens."""
+    return session.stream(prompt, params, seed=seed, max_tokens=_LENGTH).drain().token_ids
+
+
+def plain_law(session: Session, tokens: Sequence[int], params: SamplingParams) -> Law:
+    """Return the law after tokens, by an evaluation without drafts."""
+    conversation: Conversation = session.conversation
+    conversation.begin(session.target, tokens)
+    rows = session.target.evaluate(conversation, DraftTree())
+    law = transformed_law(rows.logits(0), params)
+    return Law(law.probs.copy(), law.ids)
+
+
+def parting(
+    session: Session,
+    prompt: Sequence[int],
+    texts: tuple[Sequence[int], Sequence[int]],
+    temperature: float,
+    seed: int,
+) -> float | None:
+    """Return how close, in nats of logits, two tokens are where a text leaves plain decoding's.
+
+    That is by how much the other text's token would have to gain on the one that plain decoding
+    takes, for it to be taken by the same draw. None if the texts are the same; infinite if one is
+    longer, which no rounding explains.
+    """
+    ours, plain = texts
+    pairs = enumerate(zip(ours, plain, strict=False))
+    place = next((index for index, (a, b) in pairs if a != b), None)
+    if place is None:
+        return None if len(ours) == len(plain) else math.inf
+    law = plain_law(session, [*prompt, *plain[:place]], sampled(temperature or 1.0))
+    ours_now, gains = ours[place], (0.0, 20.0)
+    if temperature == 0.0:
+        chances = [law.probability(token) for token in (plain[place], ours_now)]
+        return abs(math.log(chances[0] / chances[1])) if min(chances) > 0.0 else math.inf
+    noise = SeededNoise.for_answer(seed, prompt)
+
+    def taken(gain: float) -> bool:
+        weights = law.probs.copy()
+        weights[ours_now] *= math.exp(gain)
+        noise.seek(len(prompt) + place)
+        return noise.choose(Law.normalised(weights)) == ours_now
+
+    if not taken(gains[1]):
+        return math.inf
+    while gains[1] - gains[0] > 1e-6:  # the draw is a race: gaining never loses it
+        middle = sum(gains) / 2
+        gains = (gains[0], middle) if taken(middle) else (middle, gains[1])
+    return temperature * gains[1]
+
+
+def _point_masses(setting: Setting) -> list[tuple[Session, ForkingDrafter | None]]:
+    forking = ForkingDrafter(setting, setting.source("texts"))
+    environment = DraftEnvironment(setting.model, setting.context)
+    weights = build_drafter("prompt-lookup(min_ngram=1, n=4)", environment)
+    sessions: list[tuple[Session, ForkingDrafter | None]] = [(setting.session(forking), forking)]
+    sessions.append((setting.session(weights.start()), None))
+    return sessions
+
+
+def check_texts(setting: Setting) -> Check:
+    """Compare texts with plain decoding's: point masses at every temperature, all drafters at 0."""
+    deadline, near = setting.deadline(0.25), setting.near
+    partings: list[float] = []
+    times, control = 0, 0
+    drafting = _point_masses(setting)
+    plain = setting.session(NoDrafter())
+    try:
+        for number, prompt in enumerate(setting.prompts()):
+            for temperature in _TEMPERATURES:
+                if number and time.monotonic() > deadline:
+                    break
+                params, seed = sampled(temperature), setting.seed + number
+                wanted = answer(plain, prompt, params, seed)
+                sessions = [*drafting, *([(setting.runtime.session, None)] * (temperature == 0.0))]
+                for session, forking in sessions:
+                    if forking is not None:
+                        forking.text = [*prompt, *wanted]
+                    ours = answer(session, prompt, params, seed)
+                    found = parting(plain, prompt, (ours, wanted), temperature, seed)
+                    partings += [] if found is None else [found]
+                    times += 1
+                if temperature > 0.0:  # another seed's text has to part, and not by rounding
+                    ours = answer(plain, prompt, params, seed + 1000)
+                    found = parting(plain, prompt, (ours, wanted), temperature, seed)
+                    control += found is not None and found > near
+    finally:
+        for session in (plain, *(session for session, _ in drafting)):
+            session.close()
+    wrong = [distance for distance in partings if distance > near]
+    figure = max(partings, default=0.0)
+    return Check(
+        "same text",
+        judged(not (partings if setting.width else wrong), control > 0),
+        f"texts of {_LENGTH} tokens, drafted by random trees and prompt lookup at temperatures "
+        f"{', '.join(f'{value:g}' for value in _TEMPERATURES)}, and by the drafter at 0",
+        times,
+        figure if math.isfinite(figure) else None,
+        near,
+        f"nats between the tokens where texts part ({len(partings)} did), the largest",
+        "none: the same bits are asked for"
+        if setting.width
+        else "no figure: the bound is twice what rounding was seen to do to both tokens, or what a "
+        "step of the cache's type may do",
+        f"another seed's text parts, and not by rounding, in {control} cases",
+        f"{len(wrong) or len(partings)} texts part from plain decoding's" if partings else "",
+    )
+
+
+def check_faults(setting: Setting) -> Check:
+    """Let evaluations fail and interrupts come; the next answer has to be plain decoding's."""
+    source, deadline = setting.source("faults"), setting.deadline(0.15)
+    params, prompts = sampled(0.0), setting.prompts()
+    near = setting.near
+    times, cut, partings, session = 0, 0, [], setting.runtime.session
+    with setting.session(NoDrafter()) as plain:
+        wanted = [answer(plain, prompt, params, 0) for prompt in prompts]
+        while times < _MOST_FAULTS and (times < _LEAST_FAULTS or time.monotonic() < deadline):
+            hit = source.randrange(len(prompts))
+            # The same again takes all of the cache that the fault has left.
+            asked = source.choice((hit, source.randrange(len(prompts))))
+            stream = session.stream(prompts[hit], params, seed=0, max_tokens=_LENGTH)
+            fault: Fault = source.choice(("interrupted", "decode failed"))
+            cut += not take_answer(setting.runtime, stream, fault, source)
+            ours = answer(session, prompts[asked], params, 0)
+            found = parting(plain, prompts[asked], (ours, wanted[asked]), 0.0, 0)
+            partings += [] if found is None else [found]
+            times += 1
+    wrong = [distance for distance in partings if distance > near]
+    figure = max(partings, default=0.0)
+    return Check(
+        "faults",
+        judged(not (partings if setting.width else wrong), cut > 0),
+        "answers after a failed evaluation or an interrupt at a random line",
+        times,
+        figure if math.isfinite(figure) else None,
+        near,
+        f"nats between the tokens where answers part ({len(partings)} did), the largest",
+        "as for the same text",
+        f"{cut} answers were cut short by their fault",
+        f"{len(wrong) or len(partings)} answers are not a fresh session's" if partings else "",
+    )
+
+
+# -- the law of texts ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A chi-square test: its statistic, degrees of freedom and p-value."""
+
+    statistic: float
+    freedom: int
+    p_value: float
+
+
+def chi_square_tail(statistic: float, freedom: int) -> float:
+    """Return the probability that a chi-square variable of so many degrees exceeds `statistic`.
+
+    By the recurrence Q(k) = Q(k - 2) + (x/2)^(k/2 - 1) exp(-x/2) / Gamma(k/2).
+    """
+    half = statistic / 2
+    if half <= 0.0:
+        return 1.0
+    odd = freedom % 2
+    tail = math.erfc(math.sqrt(half)) if odd else math.exp(-half)
+    for k in range(3 if odd else 4, freedom + 1, 2):
+        tail += math.exp((k / 2 - 1) * math.log(half) - half - math.lgamma(k / 2))
+    return min(1.0, tail)
+
+
+def tilted(laws: Mapping[Text, Law], factor: float) -> dict[Text, Law]:
+    """Return the laws at `factor` times their temperature: those of a wrong sampler."""
+    return {
+        prefix: Law.normalised(law.probs ** (1.0 / factor), law.ids) for prefix, law in laws.items()
+    }
+
+
+def fit(texts: Sequence[Text], laws: Mapping[Text, Law]) -> Fit:
+    """Test texts against the laws after some of their beginnings, the empty one among them.
+
+    Each text falls into the cell of its shortest beginning that has no law. A cell that expects
+    fewer than 5 texts is pooled with its siblings, and if they expect too few together, with all
+    such.
+    """
+    n_texts = len(texts)
+    chances: dict[Text, float] = {(): 1.0}
+    for prefix in sorted(laws, key=len):
+        for token in laws[prefix].probs.nonzero()[0].tolist():
+            chances[*prefix, token] = chances[prefix] * float(laws[prefix].probs[token])
+    counts: Counter[Text] = Counter()
+    for text in texts:
+        length = next(n for n in range(len(text) + 1) if text[:n] not in laws)
+        counts[text[:length]] += 1
+    expected: Counter[Text | None] = Counter()
+    observed: Counter[Text | None] = Counter()
+    siblings: Counter[Text] = Counter()
+    leaves = [cell for cell in chances if cell not in laws]
+    for cell in leaves:
+        if n_texts * chances[cell] < _EXPECTED:
+            siblings[cell[:-1]] += n_texts * chances[cell]  # type: ignore[assignment]
+    for cell in leaves:
+        name: Text | None = cell
+        if n_texts * chances[cell] < _EXPECTED:
+            name = (*cell[:-1], -1) if siblings[cell[:-1]] >= _EXPECTED else None
+        expected[name] += n_texts * chances[cell]  # type: ignore[assignment]
+        observed[name] += counts.pop(cell, 0)
+    if counts:  # tokens that the law never says
+        return Fit(math.inf, len(expected) - 1, 0.0)
+    if 0.0 < expected[None] < _EXPECTED:
+        # The rest of all goes to the smallest cell, so that each expects enough.
+        smallest = min((name for name in expected if name is not None), key=expected.__getitem__)
+        expected[smallest] += expected[None]
+        observed[smallest] += observed[None]
+        del expected[None], observed[None]
+    cells = [name for name in expected if expected[name] > 0.0]
+    statistic = sum((observed[name] - expected[name]) ** 2 / expected[name] for name in cells)
+    return Fit(statistic, len(cells) - 1, chi_square_tail(statistic, len(cells) - 1))
+
+
+def likely_laws(
+    law_after: Callable[[Text], Law], n_texts: int, end_tokens: frozenset[int]
+) -> dict[Text, Law]:
+    """Return the laws after the likeliest beginnings: those that enough texts will have."""
+    laws: dict[Text, Law] = {}
+    waiting: list[tuple[float, Text]] = [(1.0, ())]
+    while waiting and len(laws) < _LAWS:
+        chance, prefix = max(waiting)
+        waiting.remove((chance, prefix))
+        laws[prefix] = law = law_after(prefix)
+        if len(prefix) + 1 == _DEPTH:
+            continue
+        for token in np.flatnonzero(n_texts * chance * law.probs >= 4 * _EXPECTED).tolist():
+            if token not in end_tokens:
+                waiting.append((chance * float(law.probs[token]), (*prefix, token)))
+    return laws
+
+
+def check_law(setting: Setting) -> Check:
+    """Sample short texts with the pair, and test them against the law of plain evaluation."""
+    rule, session = setting.rule, setting.runtime.session
+    if not rule.exact:
+        why = f"{rule.name} is not exact: its texts do not have the target's law"
+        return Check("law of texts", "left out", note=why)
+    prompt, temperature = _open_question(setting)
+    params = sampled(temperature)
+    texts: list[Text] = []
+    # A text's draws depend on its number alone, so when time is over changes no text.
+    deadline = setting.deadline(0.3)
+    while len(texts) < _MOST_TEXTS and (len(texts) < _LEAST_TEXTS or time.monotonic() < deadline):
+        stream = session.stream(
+            prompt, params, seed=setting.seed, index=len(texts), max_tokens=_DEPTH
+        )
+        texts.append(tuple(stream.drain().token_ids))
+    with setting.session(NoDrafter()) as plain:
+        laws = likely_laws(
+            lambda prefix: plain_law(plain, [*prompt, *prefix], params),
+            len(texts),
+            session.vocabulary.end_of_generation,
+        )
+    found = fit(texts, laws)
+    seen = next((tilt for tilt in _TILTS if fit(texts, tilted(laws, tilt)).p_value < ALPHA), None)
+    control = "no law that is wrong by its temperature is rejected: too few texts to tell"
+    if seen is not None:
+        control = f"a law of {seen:g} times the temperature is rejected with the same texts"
+    sound = found.p_value >= ALPHA
+    status = judged(sound, seen is not None)
+    problem = f"chi-square {found.statistic:.1f} at {found.freedom} degrees of freedom"
+    return Check(
+        "law of texts",
+        status,
+        f"texts of {_DEPTH} tokens at temperature {temperature:g}; chi-square, "
+        f"{found.freedom} degrees of freedom",
+        len(texts),
+        found.p_value,
+        ALPHA,
+        "p-value (at least)",
+        f"about {ALPHA:g}, and more only where drafts move the logits by rounding",
+        control,
+        {"failed": problem, "left out": control}.get(status, ""),
+    )
+
+
+def _open_question(setting: Setting) -> tuple[list[int], float]:
+    """Return the prompt, and the temperature, at which many tokens are likely enough."""
+    prompts = setting.prompts()
+    with setting.session(NoDrafter()) as plain:
+        for temperature in (1.0, 1.5, 2.0, 3.0):
+            for prompt in prompts:
+                law = plain_law(plain, prompt, sampled(temperature))
+                if int((_LEAST_TEXTS * law.probs >= _EXPECTED).sum()) >= _CELLS:
+                    return prompt, temperature
+    return prompts[0], 3.0

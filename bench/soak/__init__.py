@@ -1,0 +1,1 @@
+"""`specrun bench soak`: one process that answers for hours, with faults, and must not change."""

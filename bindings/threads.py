@@ -1,0 +1,198 @@
+"""Threads of evaluation: how many, how they wait for one another, and what a fork leaves of them.
+
+ggml's threads meet after every operation of a graph, hundreds of times a token. Where another
+process has taken one's processor, the others wait for it: spinning, they burn whole time slices
+and the token takes a second; asleep at once, they pay a system call at every meeting.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrun.bindings.errors import ForkedError
+
+SPIN_COUNT = 1000
+"""How often libgomp's threads look before they sleep; its default is about 300,000."""
+
+_CHOSEN_BY_USERS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """What this process may use: `logical` processors on `cores` of their own, `quota` at a time.
+
+    Of processors with fast and slow cores, `cores` are the fast ones: the slowest thread sets the
+    pace.
+    """
+
+    logical: int
+    cores: int
+    quota: float = math.inf
+
+    @property
+    def n_threads(self) -> int:
+        """How many threads to evaluate with.
+
+        Two threads of a core share its arithmetic units, and a thread beyond the quota is halted
+        while the others wait for it.
+        """
+        return max(1, int(min(self.cores, self.quota)))
+
+    def __str__(self) -> str:
+        quota = "" if math.isinf(self.quota) else f", a quota of {self.quota:g}"
+        return f"{self.logical} on {self.cores} cores{quota}"
+
+
+def available_cores() -> int:
+    """Return how many threads this process should evaluate with."""
+    return find_processors().n_threads
+
+
+def find_processors(root: Path = Path("/")) -> Processors:
+    """Return what the system says; `root` is where /proc and /sys are."""
+    if hasattr(os, "sched_getaffinity"):
+        usable = os.sched_getaffinity(0)
+        return Processors(len(usable), count_cores(usable, root), cpu_quota(root))
+    logical = os.cpu_count() or 1
+    # Without a topology, llama.cpp's guess: larger processors have two threads a core.
+    return Processors(logical, _fast_cores() or (logical if logical <= 4 else logical // 2))
+
+
+def count_cores(usable: set[int], root: Path = Path("/")) -> int:
+    """Return on how many cores these logical processors lie: Linux's topology."""
+    # Intel's processors with two kinds of cores name the fast ones.
+    fast = usable & _numbers(_read(root / "sys/devices/cpu_core/cpus"))
+    topology = root / "sys/devices/system/cpu"
+    siblings = (
+        _read(topology / f"cpu{number}/topology/thread_siblings_list") or str(number)
+        for number in fast or usable
+    )
+    return len(set(siblings))
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """Return how many processors' time the control groups allow, infinity without a limit.
+
+    Version 2 writes "quota period" or "max period" into cpu.max, version 1 two files, quota -1 for
+    no limit. A group is held to the limits of those above it, too.
+    """
+    quotas = [math.inf]
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        groups = Path(path.lstrip("/"))
+        for mount in (controllers or "", "cpu" if controllers else "unified"):
+            for group in (groups, *groups.parents):
+                folder = root / "sys/fs/cgroup" / mount / group
+                period = _read(folder / "cpu.cfs_period_us")
+                limit = f"{_read(folder / 'cpu.cfs_quota_us')} {period}"
+                quotas.append(_ratio(limit if controllers else _read(folder / "cpu.max")))
+    return min(quotas)
+
+
+def _ratio(limit: str) -> float:
+    try:
+        quota, period = map(int, limit.split())
+    except ValueError:  # "max", or no such file
+        return math.inf
+    return quota / period if quota > 0 and period > 0 else math.inf
+
+
+def _numbers(text: str) -> set[int]:
+    """Return the numbers of a list such as "0-3,8"."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _fast_cores() -> int:
+    """Return macOS's count of performance cores, or of all cores; 0 on other systems."""
+    if sys.platform != "darwin":
+        return 0
+    count, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    for name in (b"hw.perflevel0.physicalcpu", b"hw.physicalcpu"):
+        ask = ctypes.CDLL(None).sysctlbyname
+        if ask(name, ctypes.byref(count), ctypes.byref(size), None, ctypes.c_size_t(0)) == 0:
+            return count.value
+    return 0
+
+
+# -- how they wait ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def yielding_threads() -> Iterator[None]:
+    """Let a libgomp that is loaded meanwhile spin for SPIN_COUNT looks only.
+
+    It reads its environment once, while it is loaded. What users chose there stays, and so does
+    what other libraries and child processes see of it afterwards.
+    """
+    if any(name in os.environ for name in _CHOSEN_BY_USERS):
+        yield
+        return
+    os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+    try:
+        yield
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
+
+
+def describe_waiting(*, has_libgomp: bool) -> str:
+    """Return how threads wait for one another, and what changes that, as a short text."""
+    if not has_libgomp:
+        return "spinning (this llama.cpp is built without libgomp, which can be told to yield)"
+    for name in _CHOSEN_BY_USERS:
+        if name in os.environ:
+            return f"spinning as {name}={os.environ[name]} says"
+    return f"spinning briefly, then yielding (GOMP_SPINCOUNT={SPIN_COUNT})"
+
+
+# -- fork ------------------------------------------------------------------------------------------
+
+_at_work = False
+_forked = False
+
+
+def note_work() -> None:
+    """Remember that threads or a GPU are at work for this process, which a fork does not copy."""
+    global _at_work
+    _at_work = True
+
+
+def is_forked() -> bool:
+    """Return whether this process was forked from one whose threads or GPU were at work."""
+    return _forked
+
+
+def check_fork() -> None:
+    """Raise `ForkedError` where evaluating would wait for threads that are not there."""
+    if _forked:
+        problem = "this process was forked from one in which llama.cpp was already at work"
+        advice = "fork before the first evaluation, or start processes by spawn"
+        raise ForkedError(f"{problem}, and its threads stayed there: {advice}")
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _forked or _at_work
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

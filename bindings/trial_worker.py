@@ -1,0 +1,91 @@
+"""The process in which an unknown file is tried: started by `trial`, one file, then it ends.
+
+It loads a model, reads and writes some text, and evaluates a few tokens twice: several at once and
+then a single one, whose kernels differ. A model with NextN blocks evaluates those as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
+from specrun.bindings.library import llama
+from specrun.bindings.model import Model
+from specrun.bindings.mtp_context import MtpContext, StateBatch, can_draft_nextn
+from specrun.bindings.threads import available_cores
+from specrun.bindings.trial import report, trusting_files
+
+_TEXT = "A trial: 1 + 1 = 2,\n\n\tnaïve 水 <|end|>"
+_TOKENS = 8
+_MAX_THREADS = 4
+
+
+def run_trial(attempt: Callable[[Sequence[str]], None]) -> None:
+    """Limit this process, and report how `attempt` goes with the arguments of the command line."""
+    # Ctrl-C reaches the whole group of processes: who started this one decides what happens.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    llama()
+    limits, *arguments = sys.argv[1:]
+    _limit(**json.loads(limits))
+    report(opening=arguments)
+    try:
+        with trusting_files():
+            attempt(arguments)
+    except (OutOfMemoryError, DecodeMemoryError, MemoryError) as error:
+        report(memory=str(error))
+    except SpecrunError as error:
+        report(refused=str(error))
+    else:
+        report(done=True)
+
+
+def try_model(path: str | os.PathLike[str], *, vocab_only: bool = False) -> None:
+    """Do with a file what opening it for use does, and let it say something."""
+    with Model(path, vocab_only=vocab_only, load_nextn=not vocab_only) as model:
+        words = model.vocabulary
+        tokens = words.tokenize(_TEXT) + words.tokenize(_TEXT, parse_special=True)
+        words.detokenize([*tokens, *words.end_of_generation])
+        if vocab_only or not model.can_generate:
+            return
+        threads = min(available_cores(), _MAX_THREADS)
+        options = ContextOptions(n_ctx=256, n_batch=_TOKENS, n_threads=threads, n_outputs=_TOKENS)
+        if not model.nextn.alone:
+            _evaluate(Context(model, options), Batch(_TOKENS, 1))
+        if can_draft_nextn(model):
+            _evaluate(MtpContext(model, options), StateBatch(_TOKENS, model.n_embd_out))
+
+
+def _evaluate(context: Context, batch: Batch) -> None:
+    """Evaluate tokens from all over the vocabulary."""
+    size = context.model.vocabulary.size
+    tokens = [number * size // _TOKENS for number in range(_TOKENS)]
+    with context:
+        for several, start in ((tokens, 0), (tokens[-1:], _TOKENS)):
+            batch.fill_chain(several, start, [0], len(several))
+            context.decode(batch).logits(0)
+
+
+def _limit(memory: int, seconds: int) -> None:
+    """Bound what this process may take, as far as the system can, and let it leave no core file."""
+    try:
+        import resource
+    except ImportError:  # Windows: the time is still bounded by who started this process
+        return
+    # RLIMIT_DATA leaves out what is mapped from files, and so the weights of a mapped model.
+    wanted = {"RLIMIT_DATA": memory, "RLIMIT_CORE": 0, "RLIMIT_CPU": seconds * _MAX_THREADS}
+    for name, limit in wanted.items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        if hard == resource.RLIM_INFINITY or limit < hard:
+            resource.setrlimit(kind, (limit, hard))
+
+
+if __name__ == "__main__":
+    run_trial(lambda given: try_model(given[0], vocab_only=given[1] == "-vocabulary"))

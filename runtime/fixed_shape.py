@@ -1,0 +1,262 @@
+"""Fixed shape: every evaluation of a target has the same width, so that its bits are the same.
+
+Kernels round by how many tokens they are given: a quantized product of one row and of five differ
+in the last bits, and activations that are quantized again blow that up. Evaluations of one width
+compute every row alike, wherever it lies among the others, so a text does not depend on what
+drafted it. What a round does not need is filled with nodes that are never accepted, on a sequence
+of their own that no other node sees. Three things go with it:
+
+- The tree's leftmost path is evaluated first, so its cells lie where plain decoding's would. Where
+  another path was accepted, what is out of place is dropped and evaluated again at the head of the
+  next round: attention sums over cells in the order in which they lie.
+- Prompts are cut at multiples of a piece's length, whatever was cached of them.
+- Tokens that were generated keep the bits that they were generated with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.model import Model
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.target import (
+    CachedText,
+    DraftSize,
+    EvaluatedRows,
+    TargetModel,
+    target_context_options,
+)
+from specrun.runtime.tree import ROOT, DraftTree
+
+MULTIPLE = 8
+"""Widths are multiples of it: kernels treat the rows beyond the last multiple of 4 or 8 apart."""
+
+_PIECE = 64  # tokens of a prompt in one evaluation: what contexts with hidden states hold, too
+_FILLER = 0  # the token of nodes that are never accepted
+
+
+Shape = int | Literal["free", "fixed"]
+"""free: evaluations are as wide as needed; fixed: all have the least width that fits the drafter;
+a number: all have this width."""
+
+
+def width_of(shape: Shape, drafter: DraftSize, options: ContextOptions) -> int | None:
+    """Return the width of every evaluation, None if it is free.
+
+    Raises `OptionError` for a width that does not hold the drafter's trees and their root, or that
+    is none.
+    """
+    if shape == "free":
+        return None
+    n_batch = min(options.n_batch, options.n_ubatch)
+    least = -(-(1 + drafter.max_nodes) // MULTIPLE) * MULTIPLE
+    width = least if shape == "fixed" else shape
+    most = n_batch // MULTIPLE * MULTIPLE
+    if isinstance(width, bool) or not isinstance(width, int):
+        raise OptionError(f"shape is {shape!r}: give free, fixed or a width in tokens")
+    if not least <= width <= most or width % MULTIPLE:
+        why = f"drafts of up to {drafter.max_nodes} tokens and a batch of {n_batch}"
+        allowed = f"for {why} give a multiple of {MULTIPLE} from {least} to {most}, or fixed"
+        raise OptionError(f"shape is {width}: {allowed}")
+    return width
+
+
+def fixed_shape_options(model: Model, options: ContextOptions, width: int) -> ContextOptions:
+    """Return the settings of a context for evaluations of one width, from those of a free one.
+
+    Flash attention adds up cell by cell and leaves out what a row does not see, so branches beside
+    a path change nothing. Without it, sums are made of lanes whose cells those branches shift: then
+    chains are the same to the bit, and trees are refused with `OptionError`. Recurrent models are,
+    too (`UnsupportedModelError`).
+    """
+    if not model.can_branch:
+        kind = f"{model.architecture} models keep a recurrent state"
+        raise UnsupportedModelError(f"{kind}, which what fills a fixed shape would change")
+    if options.flash_attention == "off" and options.n_sequences > 1:
+        problem = "a fixed shape takes trees with flash attention only"
+        raise OptionError(f"{problem}: leave out -fa off, or draft chains")
+    return dataclasses.replace(
+        options,
+        n_outputs=max(width, options.n_outputs),
+        n_sequences=options.n_sequences + 1,
+        flash_attention="off" if options.flash_attention == "off" else "on",
+    )
+
+
+class _Arrangement(NamedTuple):
+    """A round's evaluation: tokens that are not cached yet, a tree, and what fills the width.
+
+    `parents` are those of all nodes below the first token that is not cached; `places[row]` is
+    where the root (row 0) and the nodes of the tree lie among them, the first token being 0.
+    """
+
+    parents: tuple[int, ...]
+    places: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _arranged(parents: tuple[int, ...], n_before: int, width: int) -> _Arrangement:
+    """Arrange a tree of `parents` behind `n_before` tokens that are not cached, its root not one.
+
+    Nodes are visited leftmost path first, children in their order.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    order: list[int] = []
+    waiting = [*reversed(children.get(ROOT, ()))]
+    while waiting:
+        node = waiting.pop()
+        order.append(node)
+        waiting += reversed(children.get(node, ()))
+    places = {ROOT: n_before} | {node: n_before + 1 + rank for rank, node in enumerate(order)}
+    # A node's number below the first token is its place less one.
+    chain = [*range(ROOT, n_before - 1)]
+    tree = [places[parents[node]] - 1 for node in order]
+    n_filled = 1 + len(chain) + len(tree)
+    filling = [ROOT, *range(n_filled - 1, width - 2)] if n_filled < width else []
+    in_rows = tuple(places[node] for node in range(ROOT, len(parents)))
+    return _Arrangement((*chain, *tree, *filling), in_rows, tuple(order))
+
+
+class _PlacedRows:
+    """The rows of a round in a wider evaluation: 0 for the root, i + 1 for node i."""
+
+    __slots__ = ("_places", "_rows")
+
+    def __init__(self, rows: EvaluatedRows, places: tuple[int, ...]) -> None:
+        self._rows, self._places = rows, places
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the logits of one row, [n_vocab]."""
+        return self._rows.logits(self._places[row])
+
+    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the final hidden state of one row, [n_embd]."""
+        return self._rows.hidden_state(self._places[row])
+
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Return the input of one of the target's layers at one row, [n_embd]."""
+        return self._rows.layer_input(self._places[row], layer)
+
+    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the state that NextN blocks read of one row, [n_embd_out]."""
+        return self._rows.nextn_state(self._places[row])
+
+
+class FixedShapeTarget(TargetModel):
+    """A target that evaluates `width` tokens at a time while it generates, needed or not.
+
+    Its context has a sequence more than the drafter's trees have leaves, and an output row for
+    every token of the width (`fixed_shape_options`).
+    """
+
+    width: int
+
+    def __init__(self, context: Context, width: int) -> None:
+        super().__init__(context)
+        self.width = width
+        self._piece = min(_PIECE, context.n_batch)
+
+    @property
+    def n_positions(self) -> int:
+        """How long a text may be: the last round has to fit with all that fills it."""
+        return self.context.n_ctx - self.width
+
+    @property
+    def max_nodes(self) -> int:
+        """The most tree nodes one evaluation can take beside the root."""
+        return self.width - 1
+
+    def reusable(self, text: CachedText, prompt: Sequence[int], *, states: bool) -> int:
+        """Return how many tokens of a prompt are to be taken as they are cached.
+
+        Within an earlier prompt that is a whole number of pieces, so that the bits of a prompt do
+        not depend on what was cached. The last token but one is evaluated again in any case: some
+        drafters need the state before the first new token, and others are to find the same.
+        """
+        # What an interrupted round left is dropped: more is to be evaluated before any cut.
+        self.rewind(text, len(text.tokens))
+        shared = min(common_prefix(text.tokens, prompt), len(text.tokens) - 1, len(prompt) - 1)
+        shared = max(0, shared - 1)
+        if min(shared, text.n_cached) < text.n_prompt:
+            return min(shared, text.n_cached) // self._piece * self._piece
+        # What was generated and is not cached gets the bits of its width, as if it had been.
+        self._catch_up(text, shared)
+        return shared
+
+    def _pieces(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+        """Yield where pieces of a prompt begin and end: at multiples of a piece's length."""
+        while start < end:
+            stop = min(end, (start // self._piece + 1) * self._piece)
+            yield start, stop
+            start = stop
+
+    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
+        """Evaluate what is not cached of the text, and `tree` below its last token, at once."""
+        last = len(text.tokens) - 1
+        if last - text.n_cached + 1 + len(tree) > self.width:
+            self._catch_up(text, last)
+        arranged = self._arranged(text, tree)
+        tokens = (*text.tokens[text.n_cached + 1 :], *(tree.tokens[i] for i in arranged.order))
+        rows = self._evaluate_filled(text, tokens, arranged.parents)
+        return _PlacedRows(rows, arranged.places)
+
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        """Keep root and `path`: cells that lie in place now, the others with the next round."""
+        arranged = self._arranged(text, tree)
+        kept = arranged.places[0]
+        for node in path:
+            if arranged.places[node + 1] != kept + 1:
+                break
+            kept += 1
+        filled = self._filled(arranged.parents)
+        self._keep_at(text.n_cached, filled, range(kept))
+        n_cached = text.n_cached + 1 + kept
+        text.tokens.extend(tree.tokens[node] for node in path)
+        # Last, so that an interrupt anywhere above leaves a number that is true.
+        text.n_cached = n_cached
+
+    def _arranged(self, text: CachedText, tree: DraftTree) -> _Arrangement:
+        return _arranged(tree.parents, len(text.tokens) - 1 - text.n_cached, self.width)
+
+    def _filled(self, parents: tuple[int, ...]) -> DraftTree:
+        return DraftTree.of_points((_FILLER,) * len(parents), parents)
+
+    def _evaluate_filled(
+        self, text: CachedText, tokens: Sequence[int], parents: tuple[int, ...]
+    ) -> EvaluatedRows:
+        """Evaluate the first token that is not cached, and below it tokens and what fills up."""
+        filling = (_FILLER,) * (len(parents) - len(tokens))
+        tree = DraftTree.of_points((*tokens, *filling), parents)
+        return self._evaluate_at(text.n_cached, text.tokens[text.n_cached], tree)
+
+    def _catch_up(self, text: CachedText, end: int) -> None:
+        """Evaluate generated tokens that are not cached, up to `end`, in the shape of a round."""
+        while text.n_cached < end:
+            tokens = text.tokens[text.n_cached : min(end, text.n_cached + self.width)]
+            arranged = _arranged((), len(tokens) - 1, self.width)
+            self._evaluate_filled(text, tokens[1:], arranged.parents)
+            self._keep_at(text.n_cached, self._filled(arranged.parents), range(len(tokens) - 1))
+            text.n_cached += len(tokens)
+
+
+def open_target(
+    model: Model, drafter: DraftSize, options: ContextOptions, shape: Shape
+) -> TargetModel:
+    """Make the context that verifies a drafter's trees, in evaluations of any or of one width."""
+    sized = target_context_options(options, drafter)
+    width = width_of(shape, drafter, options)
+    if width is None:
+        return TargetModel(Context(model, sized))
+    return FixedShapeTarget(Context(model, fixed_shape_options(model, sized, width)), width)

@@ -1,0 +1,247 @@
+"""`specrun prove`: sound pairs pass, and each check fails for what it is there to see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from support.commands import results_of, run
+from support.tiny_mamba import write_tiny_mamba
+from support.tiny_models import F32
+
+from specrun.bench.prove import rules, texts
+from specrun.bench.prove.cache import check_cache
+from specrun.bench.prove.prove import STEPS, Proof, ProofOptions, prove
+from specrun.bench.prove.rules import WithoutResidual, check_rule
+from specrun.bench.prove.setting import Check, Setting
+from specrun.bench.prove.texts import check_faults, check_law, check_texts
+from specrun.runtime import target as target_module
+from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt
+from specrun.runtime.drafter import NoDrafter
+from specrun.runtime.language import quoted
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.runtime import Runtime
+from specrun.runtime.target import CachedText, EvaluatedRows, Move, TargetModel
+from specrun.runtime.tree import DraftTree
+
+SECONDS = 1e-3  # each check does its least
+
+
+@pytest.fixture(scope="module")
+def drafter(tiny_flat_twin: Path) -> str:
+    return f"draft({quoted(str(tiny_flat_twin))}, tree=2x2)"
+
+
+@pytest.fixture
+def setting(tiny_model: Path, drafter: str) -> Iterator[Setting]:
+    with Runtime(tiny_model, drafter, **F32) as runtime:
+        yield Setting(runtime, 0, SECONDS)
+
+
+def statuses(proof: Proof) -> dict[str, str]:
+    return {check.name: check.status for check in proof.checks}
+
+
+@pytest.mark.parametrize("accept", ["exact", "kseq"])
+@pytest.mark.parametrize("shape", ["free", "fixed"])
+def test_a_sound_pair_passes(tiny_model: Path, drafter: str, shape: str, accept: str) -> None:
+    options = F32 | ({"flash_attention": "on"} if shape == "fixed" else {})
+    with Runtime(tiny_model, drafter, shape=shape, accept=accept, **options) as runtime:
+        proof = prove(runtime, ProofOptions(SECONDS))
+    wanted = dict.fromkeys((name for name, _ in STEPS), "passed") | {"batch noise": "measured"}
+    assert statuses(proof) == wanted, proof
+    assert proof.passed
+    bounds = {check.name: check.bound for check in proof.checks}
+    assert bounds["same text"] == (0.0 if shape == "fixed" else pytest.approx(2e-4, rel=1))
+    assert bounds["cache"] == (0.0 if shape == "fixed" else 1e-4)
+    assert all(check.times > 0 and check.control and check.false_alarm for check in proof.checks)
+
+
+def test_a_lossy_rule_is_not_held_to_the_law(tiny_model: Path, drafter: str) -> None:
+    with Runtime(tiny_model, drafter, accept="typical", **F32) as runtime:
+        found = [check(Setting(runtime, 0, SECONDS)) for check in (check_rule, check_law)]
+    assert [check.status for check in found] == ["left out", "left out"]
+    assert all("typical" in check.note and "not exact" in check.note for check in found)
+
+
+def test_a_recurrent_target_is_not_given_trees(tmp_path: Path) -> None:
+    with Runtime(write_tiny_mamba(tmp_path / "mamba.gguf"), **F32) as runtime:
+        proof = prove(runtime, ProofOptions(SECONDS))
+    found = statuses(proof)
+    assert proof.passed, proof
+    assert found["rule"] == found["faults"] == "passed"
+    assert found["cache"] == "left out"
+    assert "recurrent" in next(check.note for check in proof.checks if check.name == "cache")
+
+
+# -- what each check is there to see ---------------------------------------------------------------
+
+
+def test_a_rule_that_forgets_the_residual_fails_twice(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both the enumeration and 600 texts see it (chi-square of size 1e-4)."""
+    monkeypatch.setattr(texts, "_LEAST_TEXTS", 600)
+    sound = [check_rule(setting), check_law(setting)]
+    setting.runtime.session.rule = WithoutResidual()
+    found = [check_rule(setting), check_law(setting)]
+    assert [check.status for check in sound] == ["passed", "passed"]
+    assert [check.status for check in found] == ["failed", "failed"]
+
+
+def test_a_stale_sibling_fails(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves_onto = target_module.moves_onto
+
+    def keeps_strays(*arguments: object) -> tuple[Move, ...]:
+        moves = moves_onto(*arguments)  # type: ignore[arg-type]
+        return tuple(move._replace(strays=False) for move in moves)
+
+    assert check_cache(setting).status == "passed"
+    monkeypatch.setattr(target_module, "moves_onto", keeps_strays)
+    found = check_cache(setting)
+    assert found.status == "failed"
+    assert found.figure is not None
+    assert found.bound is not None
+    assert found.figure > 10 * found.bound
+
+
+class KeepsFirst:
+    """Keeps the first draft, whatever the target says of it."""
+
+    name, exact = "keeps first", True
+
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
+        rule: AcceptanceRule = ExactRule()
+        if not tree.n_candidates:
+            return rule.accept(tree, law_at, noise, position)
+        noise.seek(position + 1)
+        return Acceptance((0,), noise.choose(law_at(0)), rejected=False)
+
+
+def test_a_rule_that_keeps_drafts_changes_texts(setting: Setting) -> None:
+    setting.runtime.session.rule = KeepsFirst()
+    found = check_texts(setting)
+    assert found.status == "failed"
+    assert "part from plain decoding's" in found.note
+
+
+def test_what_a_failed_round_leaves_behind_fails(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that, once an evaluation failed, has lost cells that it still takes for cached."""
+    target = setting.runtime.session.target
+
+    def loses(text: CachedText, tree: DraftTree) -> EvaluatedRows:
+        try:
+            return TargetModel.evaluate(target, text, tree)
+        except BaseException:
+            target.context.memory.truncate(3, 20)
+            raise
+
+    assert check_faults(setting).status == "passed"
+    monkeypatch.setattr(texts, "_LEAST_FAULTS", 40)
+    monkeypatch.setattr(target, "evaluate", loses)
+    found = check_faults(setting)
+    assert found.status == "failed"
+    assert "are not a fresh session's" in found.note
+
+
+def test_an_error_is_a_failure_and_ctrl_c_an_end(setting: Setting) -> None:
+    def breaks(_: Setting) -> Check:
+        raise ValueError("broken")
+
+    def stops(_: Setting) -> Check:
+        raise KeyboardInterrupt
+
+    steps = [("a", breaks), ("b", stops), ("c", breaks)]
+    proof = prove(setting.runtime, ProofOptions(SECONDS), steps=steps)
+    assert statuses(proof) == {"a": "failed", "b": "left out", "c": "left out"}
+    assert [check.note for check in proof.checks] == [
+        "ValueError: broken",
+        "interrupted",
+        "interrupted",
+    ]
+    assert proof.interrupted
+    assert not proof.passed
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_how_close_two_tokens_were(setting: Setting) -> None:
+    """At temperature 0 the difference of log-probabilities; else what would turn the same draw."""
+    prompt = setting.prompts()[0]
+    with setting.session(NoDrafter()) as plain:
+        for temperature in (0.0, 1.3):
+            text = texts.answer(plain, prompt, texts.sampled(temperature), 5)
+            assert texts.parting(plain, prompt, (text, text), temperature, 5) is None
+            assert texts.parting(plain, prompt, (text[:-1], text), temperature, 5) == math.inf
+        text = texts.answer(plain, prompt, texts.sampled(0.0), 5)
+        law = texts.plain_law(plain, prompt, texts.sampled(1.0))
+        best, second = np.argsort(-law.probs)[:2].tolist()
+        assert text[0] == best
+        gap = math.log(law.probs[best] / law.probs[second])
+        found = texts.parting(plain, prompt, ([second, *text[1:]], text), 0.0, 5)
+        assert found == pytest.approx(gap)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 10, 47, 100])
+def test_the_tail_of_chi_square(freedom: int) -> None:
+    for statistic in (0.0, 0.1, 5.0, 60.0, 200.0):
+        wanted = stats.chi2.sf(statistic, freedom)
+        assert texts.chi_square_tail(statistic, freedom) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_the_chi_square_test_keeps_its_size() -> None:
+    """Texts drawn from the laws themselves: of 100 tests at size 5 %, 5 are expected to reject.
+
+    More than 17 have probability below 1e-5 (binomial); a law at 1.5 times the temperature is
+    rejected each time.
+    """
+    source = np.random.default_rng(3)
+
+    def law_after(prefix: tuple[int, ...]) -> Law:
+        return Law(np.random.default_rng([7, *prefix]).dirichlet(np.full(12, 0.5)))
+
+    n_texts, rejected = 300, 0
+    laws = texts.likely_laws(law_after, n_texts, frozenset())
+    assert 4 < len(laws) <= 48
+    for _ in range(100):
+        drawn = []
+        for _ in range(n_texts):
+            text: tuple[int, ...] = ()
+            while text in laws:
+                text = (*text, int(source.choice(12, p=laws[text].probs)))
+            drawn.append(text)
+        rejected += texts.fit(drawn, laws).p_value < 0.05
+    assert rejected <= 17
+    assert texts.fit(drawn, texts.tilted(laws, 1.5)).p_value < texts.ALPHA
+    assert texts.fit([(11, 99), *drawn], laws).p_value == 0.0 or (11,) not in laws
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command_reports_what_it_did(tiny_model: Path, drafter: str) -> None:
+    line = ["prove", "--minutes", "0.001", "-t", "1", "-fa", "off", "--json"]
+    done = run(" ".join(line), "-m", tiny_model, "--drafter", drafter)
+    (found,) = results_of(done)
+    assert [check["name"] for check in found["checks"]] == [name for name, _ in STEPS]
+    assert {check["status"] for check in found["checks"]} == {"passed", "measured"}
+
+
+def test_the_command_fails_with_its_checks(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "_TOLERANCE", -1.0)
+    done = run("prove --minutes 0.001 -t 1 -o md --drafter prompt-lookup", "-m", tiny_model)
+    assert done.exit_code == 1
+    assert "rule: exact changes the target's law" in done.stderr
+    assert "| failed" in done.stdout

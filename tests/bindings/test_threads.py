@@ -1,0 +1,243 @@
+"""Threads: counted on made-up machines, made to yield, and refused after a fork."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specrun.bindings.devices import supports_gpu_offload
+from specrun.bindings.library import has_function
+from specrun.bindings.threads import (
+    SPIN_COUNT,
+    Processors,
+    available_cores,
+    count_cores,
+    cpu_quota,
+    describe_waiting,
+    yielding_threads,
+)
+from specrun.runtime.demo import demo_target
+
+TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+def machine(root: Path, **files: str) -> Path:
+    """Write files by their paths below `root`."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def test_two_threads_of_a_core_are_one_core(tmp_path: Path) -> None:
+    pairs = {number: f"{number % 4},{number % 4 + 4}" for number in range(8)}
+    machine(tmp_path, **{TOPOLOGY.format(number): pairs[number] for number in pairs})
+    assert count_cores(set(range(8)), tmp_path) == 4
+    assert count_cores({0, 4}, tmp_path) == 1  # the affinity leaves both threads of one core
+    assert count_cores({0, 1, 6}, tmp_path) == 3
+
+
+def test_without_a_topology_every_processor_is_a_core(tmp_path: Path) -> None:
+    assert count_cores({0, 1, 5}, tmp_path) == 3
+
+
+def test_slow_cores_are_left_out_if_a_fast_one_may_be_used(tmp_path: Path) -> None:
+    siblings = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 4: "4", 5: "5", 6: "6", 7: "7"}
+    machine(tmp_path, **{TOPOLOGY.format(number): text for number, text in siblings.items()})
+    machine(tmp_path, **{"sys/devices/cpu_core/cpus": "0-3"})
+    assert count_cores(set(range(8)), tmp_path) == 2
+    assert count_cores({4, 5, 6}, tmp_path) == 3
+
+
+SECOND, FIRST = "0::/a/b", "9:name=systemd:/x\n2:cpu,cpuacct:/a/b\n0::/"
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, math.inf),
+        ({"proc/self/cgroup": SECOND}, math.inf),
+        ({"proc/self/cgroup": SECOND, "sys/fs/cgroup/a/b/cpu.max": "max 100000"}, math.inf),
+        ({"proc/self/cgroup": SECOND, "sys/fs/cgroup/a/b/cpu.max": "250000 100000"}, 2.5),
+        ({"proc/self/cgroup": SECOND, "sys/fs/cgroup/a/cpu.max": "50000 100000"}, 0.5),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "300000 100000"}, 3.0),
+        (
+            {
+                "proc/self/cgroup": SECOND,
+                "sys/fs/cgroup/a/b/cpu.max": "400000 100000",
+                "sys/fs/cgroup/a/cpu.max": "150000 100000",
+            },
+            1.5,
+        ),
+        ({"proc/self/cgroup": SECOND, "sys/fs/cgroup/a/b/cpu.max": "nonsense"}, math.inf),
+        (
+            {
+                "proc/self/cgroup": FIRST,
+                "sys/fs/cgroup/cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu,cpuacct/a/b/cpu.cfs_period_us": "100000",
+            },
+            math.inf,
+        ),
+        (
+            {
+                "proc/self/cgroup": FIRST,
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000",  # a container's own view
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            2.0,
+        ),
+    ],
+)
+def test_quotas_of_control_groups(tmp_path: Path, files: dict[str, str], quota: float) -> None:
+    assert cpu_quota(machine(tmp_path, **files)) == quota
+
+
+@pytest.mark.parametrize(
+    ("processors", "threads"),
+    [
+        (Processors(8, 4), 4),
+        (Processors(8, 4, 2.9), 2),
+        (Processors(8, 4, 0.5), 1),
+        (Processors(2, 2, 16.0), 2),
+    ],
+)
+def test_as_many_threads_as_cores_and_quota_allow(processors: Processors, threads: int) -> None:
+    assert processors.n_threads == threads
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinity")
+def test_no_more_threads_than_this_process_may_use() -> None:
+    assert 1 <= available_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_the_setting_is_seen_by_the_library_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    with yielding_threads():
+        assert os.environ["GOMP_SPINCOUNT"] == str(SPIN_COUNT)
+    assert "GOMP_SPINCOUNT" not in os.environ
+    assert f"GOMP_SPINCOUNT={SPIN_COUNT}" in describe_waiting(has_libgomp=True)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    with yielding_threads():
+        assert "GOMP_SPINCOUNT" not in os.environ
+    assert "OMP_WAIT_POLICY=active" in describe_waiting(has_libgomp=True)
+    assert "without libgomp" in describe_waiting(has_libgomp=False)
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, str(demo_target())],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_libgomp_reads_the_setting() -> None:
+    """It prints the settings it has read when it is loaded, if asked to."""
+    if not has_function("GOMP_parallel"):
+        pytest.skip("this llama.cpp is built without libgomp")
+    code = "from specrun.bindings.library import llama; llama()"
+    assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" in run(code, OMP_DISPLAY_ENV="verbose").stderr
+    chosen = run(code, OMP_DISPLAY_ENV="verbose", GOMP_SPINCOUNT="77").stderr
+    assert "GOMP_SPINCOUNT = '77'" in chosen
+
+
+FORK = """
+import os, sys, traceback
+from specrun.bindings.errors import ForkedError
+from specrun.runtime import Runtime, SamplingParams
+
+def ask(runtime):
+    params = SamplingParams(temperature=0)
+    return runtime.generate([1, 2, 3], params, max_tokens=4).token_ids
+
+def open_runtime():
+    options = dict(n_ctx=256, n_threads=THREADS, n_threads_batch=THREADS)
+    return Runtime.demo(DRAFTER, n_gpu_layers=0, **options)
+
+def child(work):
+    sys.stdout.flush()
+    if os.fork():
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        return
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)
+
+def refused(work):
+    try:
+        work()
+    except ForkedError as error:
+        print("refused:", error)
+    else:
+        raise AssertionError("it was not refused")
+"""
+AFTER_USE = """
+runtime = open_runtime()
+before = ask(runtime)
+
+def use_and_close():
+    refused(lambda: ask(runtime))
+    refused(open_runtime)
+    runtime.close()
+
+child(use_and_close)
+print("same:", ask(runtime) == before)
+runtime.close()
+"""
+BEFORE_USE = """
+from specrun.bindings.devices import devices
+devices()
+def use():
+    with open_runtime() as runtime:
+        print("tokens:", len(ask(runtime)))
+child(use)
+use()
+"""
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+def forking(body: str, threads: int, drafter: str) -> list[str]:
+    values = f"THREADS, DRAFTER = {threads}, {drafter!r}\n"
+    done = run(values + FORK + body)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@needs_fork
+@pytest.mark.parametrize("drafter", ["none", "medusa"])
+def test_a_forked_process_is_told_that_the_threads_stayed_behind(drafter: str) -> None:
+    first, second, last = forking(AFTER_USE, 2, drafter)
+    assert first.startswith("refused: this process was forked from one in which llama.cpp was")
+    assert "spawn" in first
+    assert second == first
+    assert last == "same: True"
+
+
+@needs_fork
+def test_a_process_that_was_forked_before_may_evaluate() -> None:
+    if supports_gpu_offload():
+        pytest.skip("loading llama.cpp starts the GPU's driver")
+    assert forking(BEFORE_USE, 2, "none") == ["tokens: 4", "tokens: 4"]
+
+
+@needs_fork
+def test_without_threads_a_forked_process_goes_on() -> None:
+    if supports_gpu_offload():
+        pytest.skip("loading llama.cpp starts the GPU's driver")
+    body = AFTER_USE.replace("refused(lambda: ask(runtime))", "print(ask(runtime) == before)")
+    body = body.replace("refused(open_runtime)", "open_runtime().close()")
+    assert forking(body, 1, "none") == ["True", "same: True"]

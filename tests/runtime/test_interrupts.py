@@ -1,0 +1,149 @@
+"""Ctrl-C at any line of an answer, with drafters of every method: the next is a fresh session's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.interrupts import FOLDERS, Interrupted, sampled_points
+from support.tiny_models import F32
+
+from specrun.runtime import Runtime, SamplingParams, SpecrunError
+from specrun.runtime.conversation import Conversation
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.target import TargetModel
+
+pytest.importorskip("torch")
+from support.every_drafter import DRAFTERS, named, write_all
+
+END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
+WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=END, seed=7)
+PROMPT = list(b"the quick brown fox, the quick")
+OTHER = [*PROMPT[:17], *b"another brown fox"]
+POINTS = 10
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_all(tmp_path_factory.mktemp("every drafter"))
+
+
+def said(
+    runtime: Runtime, prompt: Sequence[int], params: SamplingParams, length: int = 8
+) -> tuple[list[int], list[float], tuple[int, ...]]:
+    """Tokens and log-probabilities of an answer, and how its drafts fared."""
+    tokens, log_probs = [], []
+    stream = runtime.stream(prompt, params, max_tokens=length)
+    for event in stream:
+        tokens.append(event.token_id)
+        log_probs.append(event.logprob)
+    stats = stream.result.stats
+    return tokens, log_probs, (stats.rounds, stats.drafted, stats.accepted)
+
+
+def about(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What an equal answer equals: batches of other sizes round otherwise, far below this."""
+    tokens, log_probs, *others = answer
+    return tokens, pytest.approx(log_probs, abs=1e-4), *others
+
+
+def problems(
+    files: dict[str, Path],
+    target: str,
+    drafter: str,
+    *,
+    whole: bool,
+    within: Sequence[str] = FOLDERS,
+) -> list[str]:
+    """Interrupt an answer at some lines, or all; return where what follows is not a fresh answer.
+
+    One session lives through all of it. It has answered a prompt that shares a part with the one
+    that is interrupted, then answers either of them and, once it has forgotten everything, the
+    interrupted one again (in a whole sweep after every eighth line).
+    """
+    # Where drafts are drawn and depend on more than the text, the text at a temperature does, too.
+    by_history = any(part in drafter for part in ("auto", "ouroboros", "sampling=", "ensemble"))
+    params = WARM.replace(temperature=0.0) if by_history else WARM
+    # Which drafter is the fastest `auto` measures.
+    n_told = 2 if drafter.startswith("auto") else 3
+
+    def interrupted(runtime: Runtime, at: int) -> Interrupted:
+        with Interrupted(at, within) as interrupt:
+            try:
+                runtime.generate(PROMPT, params, max_tokens=5)
+            except KeyboardInterrupt:
+                # Here, in the handler of Ctrl-C, a session that is busy would stay so.
+                runtime.session.require_idle()
+                raise
+        return interrupt
+
+    found = []
+    with Runtime(files[target], named(drafter, files), **F32) as runtime:
+        fresh = {}
+        for prompt in (PROMPT, OTHER):
+            fresh[len(prompt)] = about(said(runtime, prompt, params))
+            runtime.session.forget()
+        said(runtime, OTHER, params, 2)
+        n_lines = interrupted(runtime, 0).lines
+        points = sampled_points(n_lines, POINTS, whole=whole)
+        for place, at in enumerate(points):
+            # What follows is the interrupted prompt, or the one before it.
+            prompt = (PROMPT, OTHER)[place % 2]
+            runtime.session.forget()
+            said(runtime, OTHER, params, 2)
+            interrupted(runtime, at)
+            where = f"after an interrupt before line {at} of {n_lines}"
+            try:
+                if said(runtime, prompt, params)[:2] != fresh[len(prompt)][:2]:
+                    found.append(f"another answer {where}")
+            except SpecrunError as error:
+                found.append(f"{error} {where}")
+            if whole and at % 8:
+                continue
+            runtime.session.forget()
+            if said(runtime, PROMPT, params)[:n_told] != fresh[len(PROMPT)][:n_told]:
+                found.append(f"another answer of a session that forgot, {where}")
+    assert n_lines > (500 if within is FOLDERS else 3)
+    return found
+
+
+@pytest.mark.parametrize(("target", "drafter"), DRAFTERS)
+def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(
+    files: dict[str, Path], target: str, drafter: str, whole_sweep: bool
+) -> None:
+    assert problems(files, target, drafter, whole=whole_sweep) == []
+
+
+def test_a_text_that_changes_before_its_cache_is_caught(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+
+    def begin(self: Conversation, target: TargetModel, prompt: Sequence[int]) -> int:
+        shared = min(common_prefix(self.tokens, prompt), self.n_cached, len(prompt) - 1)
+        self.tokens = list(prompt)
+        target.rewind(self, shared)
+        self.tokens = list(prompt)
+        self.drafter.begin(prompt)
+        target.prefill(self, len(prompt) - 1, self.drafter.learn_prompt)
+        return shared
+
+    monkeypatch.setattr(Conversation, "begin", begin)
+    found = problems(files, "shallow", "none", whole=True, within=[__file__])
+    assert found != []
+
+
+def test_a_stream_interrupted_at_any_line_leaves_its_session_usable(
+    files: dict[str, Path], whole_sweep: bool
+) -> None:
+    """Ctrl-C while somebody consumes the events and asks for log-probabilities."""
+    with Runtime(files["shallow"], named("draft(FILE:twin, n=4)", files), **F32) as runtime:
+        wanted = about(said(runtime, OTHER, WARM)[:2])
+        with Interrupted() as counting:
+            said(runtime, PROMPT, WARM, 5)
+        for at in sampled_points(counting.lines, 3 * POINTS, whole=whole_sweep):
+            with Interrupted(at):
+                said(runtime, PROMPT, WARM, 5)
+            assert said(runtime, OTHER, WARM)[:2] == wanted, f"line {at} of {counting.lines}"

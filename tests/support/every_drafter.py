@@ -1,0 +1,109 @@
+"""Drafters of every method over tiny models: `DRAFTERS`, and the files they read (`write_all`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specrun.bindings.model import Model
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+from specrun.runtime.language import quoted
+from support.tiny_eagle import random_eagle
+from support.tiny_eagle3 import random_eagle3
+from support.tiny_heads import random_medusa
+from support.tiny_hydra import random_hydra
+from support.tiny_models import CHAT
+from support.tiny_nextn import TinyNextN, write_tiny_qwen35
+
+_HIDDEN, _VOCAB = 32, 320
+
+HEADS = [
+    ("shallow", "eagle(FILE:eagle, n=4)"),
+    ("shallow", "eagle(FILE:eagle, depth=4, topk=2, nodes=6)"),
+    ("shallow", "eagle(FILE:eagle, tree=2x2x1, sampling=without)"),
+    ("deep", "eagle3(FILE:eagle3, n=4)"),
+    ("deep", "eagle3(FILE:eagle3, depth=3, topk=3, nodes=7)"),
+    ("shallow", "hydra(FILE:hydra, n=3)"),
+    ("shallow", "hydra(FILE:hydra++, n=3)"),
+    ("shallow", "hydra(FILE:hydra++, tree=2x2x1)"),
+    ("shallow", "hydra(FILE:hydra++, depth=3, topk=2, nodes=6)"),
+    ("shallow", "medusa(FILE:medusa, tree=3x2x1)"),
+    ("nextn", "mtp(n=4)"),
+    ("nextn", "mtp(n=3, sampling=with)"),
+    ("nextn", "mtp(FILE:blocks, n=3)"),
+    ("two blocks", "mtp(n=2)"),
+]
+"""Drafters with heads, and the targets that they read."""
+
+MODELS = [
+    "none",
+    "draft(FILE:twin, n=4)",
+    "draft(FILE:twin, n=4, p_min=adaptive)",
+    "draft(FILE:twin, tree=2x2)",
+    "draft(FILE:twin, depth=3, topk=2, nodes=5)",
+]
+"""Those without heads whose drafts follow from the text, of a target that can branch."""
+
+LEARNING = [
+    "prompt-lookup(min_ngram=1)",
+    "prompt-lookup(min_ngram=1, reference=FILE:text)",
+    "rest(FILE:store, min_match=1)",
+    "jacobi",
+    "lookahead(window=2, ngram=4, guesses=3)",
+]
+"""Those that learn from one answer to the next what helps to draft."""
+
+COMBINED = [
+    "cascade(draft(FILE:twin, n=6), draft(FILE:small, tree=2x2))",
+    "cascade(draft(FILE:twin, n=6), prompt-lookup(min_ngram=1))",
+    "relay(draft(FILE:twin)@2, draft(FILE:small)@3)",
+    "ensemble(draft(FILE:twin), prompt-lookup(min_ngram=1), lookahead(window=2, ngram=4))",
+    "ouroboros(draft(FILE:twin, n=3))",
+    "auto(draft(FILE:twin), prompt-lookup(min_ngram=1), none)",
+    "auto(cascade(draft(FILE:twin), draft(FILE:small)), medusa(FILE:medusa, tree=2x1))",
+]
+
+DRAFTERS = [
+    *(("shallow", drafter) for drafter in (*MODELS, *LEARNING, *COMBINED)),
+    *HEADS,
+    ("hybrid", "none"),
+    ("hybrid", "mtp(n=3)"),
+]
+
+
+def write_all(folder: Path) -> dict[str, Path]:
+    """Write tiny models, heads and stores into a folder; return them by name."""
+    nextn = TinyNextN(agreement=1.0, strength=0.2, seed=2)
+    files = {name: folder / f"{name}.gguf" for name in ("shallow", "deep", "twin", "small")}
+    for name, changes in {
+        "shallow": {},
+        "deep": {"layers": 6},
+        "twin": {"scale": 2.0},
+        "small": {"width": 16, "layers": 1, "seed": 1},
+    }.items():
+        write_random_llama(files[name], RandomLlama(**{**CHAT, **changes}))
+    heads = {
+        "eagle": random_eagle(_HIDDEN).write(folder / "eagle.gguf", _VOCAB),
+        "eagle3": random_eagle3(_HIDDEN, _VOCAB).write(folder / "eagle3.gguf", files["deep"]),
+        "hydra": random_hydra(_HIDDEN, _VOCAB).write(folder / "hydra.gguf", _VOCAB),
+        "hydra++": random_hydra(_HIDDEN, _VOCAB, prefix=True).write(
+            folder / "hydra++.gguf", _VOCAB
+        ),
+        "medusa": random_medusa(_HIDDEN, _VOCAB).write(folder / "medusa.gguf", _VOCAB),
+        "nextn": nextn.write(folder / "nextn.gguf"),
+        "two blocks": TinyNextN(blocks=2, seed=1).write(folder / "two blocks.gguf"),
+        "blocks": nextn.write_blocks_only(folder / "blocks.gguf"),
+        "hybrid": write_tiny_qwen35(folder / "hybrid.gguf", blocks=1),
+    }
+    text, store = folder / "text.txt", folder / "docs.store"
+    text.write_text("To be, or not to be, that is the question. To be, or not to sleep.\n" * 3)
+    with Model(files["shallow"], vocab_only=True) as model:
+        build_store([text], model.vocabulary, store, model="target")
+    return {**files, **heads, "text": text, "store": store}
+
+
+def named(expression: str, files: dict[str, Path]) -> str:
+    """Return a drafter's expression with paths in the place of FILE:name."""
+    for name, path in sorted(files.items(), reverse=True):  # "hydra++" before "hydra"
+        expression = expression.replace(f"FILE:{name}", quoted(str(path)))
+    return expression
