@@ -13,7 +13,7 @@ from specrun.bindings.model import Model
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.main import cli
 from specrun.cli.tune import command as tune_command
-from specrun.runtime.costs import load_curve, plan_file, tuned_expression
+from specrun.runtime.costs import load_curve, plan_file, tuned_plan
 from specrun.runtime.sampling import SamplingParams
 
 from ..conftest import Models
@@ -56,7 +56,7 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
     # As chat and generate ask for it, with the same options.
     warnings: list[str] = []
     context = ContextOptions(n_ctx=256, n_threads=1)
-    found = tuned_expression(
+    found = tuned_plan(
         models.target, models.plain, SamplingParams(), context=context, warn=warnings.append
     )
     assert found is not None
