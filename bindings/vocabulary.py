@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from specrun.bindings.errors import ClosedError, OptionError
@@ -130,6 +131,11 @@ class Vocabulary:
             known = self._pieces[token] = self._render(token, special=False)
         return known
 
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each of these tokens stands for."""
+        known = self._pieces
+        return [known[token] if token in known else self.piece(token) for token in tokens]
+
     def label(self, token: int) -> str:
         """Return the token's text for messages: control tokens are shown by name."""
         self._check(token)
@@ -137,7 +143,7 @@ class Vocabulary:
 
     def detokenize(self, tokens: list[int]) -> str:
         """Return the text of `tokens`, control tokens left out, invalid UTF-8 replaced."""
-        return b"".join(self.piece(token) for token in tokens).decode("utf-8", "replace")
+        return b"".join(self.pieces(tokens)).decode("utf-8", "replace")
 
     def first_difference(self, other: Vocabulary, start: int) -> int | None:
         """Return the first common id from `start` on whose stored text differs, or None."""

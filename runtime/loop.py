@@ -42,19 +42,21 @@ class DecodeSettings:
         return ExactRule() if self.params.is_greedy and not self.rule.exact else self.rule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Round:
     """One round's accepted tokens in order, then the target's own (None after an end token).
 
     `rows` are the target's rows (0 for the root, node + 1 for a node), valid until the next round
-    starts.
+    starts. `is_last` says that none will.
     """
 
+    # Not frozen, as nothing is that a round makes: that costs a call for every field.
     tree: DraftTree
     path: tuple[int, ...]
     next_token: int | None
     rejected: bool
     rows: EvaluatedRows
+    is_last: bool
 
     @property
     def tokens(self) -> list[int]:
@@ -81,7 +83,8 @@ def decode_rounds(
     """
     tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
     rule, params, limits = settings.rule_in_force, settings.params, settings.limits
-    while (allowance := limits.next_round(len(tokens))) is not None:
+    allowance = limits.next_round(len(tokens))
+    while allowance is not None:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
         tree = drafter.propose(_ask(conversation, settings, allowance))
@@ -98,9 +101,9 @@ def decode_rounds(
         # Observe: let the drafter learn what became of its guesses.
         drafter.observe(RoundOutcome(tokens, tree, path, next_token, rows))
         limits.spend(len(tokens) - start)
-        yield Round(tree, path, next_token, accepted.rejected, rows)
-        if tokens[-1] in settings.end_tokens:
-            return
+        ended = tokens[-1] in settings.end_tokens
+        allowance = None if ended else limits.next_round(len(tokens))
+        yield Round(tree, path, next_token, accepted.rejected, rows, is_last=allowance is None)
 
 
 def _ask(
