@@ -55,7 +55,8 @@ class Context:
         model.adopt(self)
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))
         threads = self._native.llama_n_threads, self._native.llama_n_threads_batch
-        self._has_threads = any(count(self._handle) > 1 for count in threads)
+        # Whether its threads are at work is noted once, with the first evaluation.
+        self._has_threads_to_note = any(count(self._handle) > 1 for count in threads)
         self.n_batch = int(self._native.llama_n_batch(self._handle))
         self.n_outputs = max(self.options.n_outputs, self.options.n_sequences)
         self.memory = Memory(
@@ -197,19 +198,23 @@ class Context:
         handle = self.handle
         self._check_batch(batch)
         check_fork()
-        if self._has_threads:
+        if self._has_threads_to_note:
             note_work()
+            self._has_threads_to_note = False
         self._buffers.renew()
-        self.memory.note_evaluation(1)  # until it succeeds there is nothing to take back
+        native, memory, struct = self._native, self.memory, batch.struct
+        if memory.n_rollback:
+            memory.note_evaluation(1)  # until it succeeds there is nothing to take back
         started = time.perf_counter()
-        code = self._native.llama_decode(handle, batch.struct)
+        code = native.llama_decode(handle, struct)
         # On CUDA the call above only enqueues: the time belongs to the evaluation all the same.
-        self._native.llama_synchronize(handle)
+        native.llama_synchronize(handle)
         self.native_seconds += time.perf_counter() - started
         if code != 0:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
-        self.memory.note_evaluation(batch.n_tokens)
+        if memory.n_rollback:
+            memory.note_evaluation(batch.n_tokens)
         # With hidden states llama.cpp gives a row for every token, asked for or not.
         every_token = self.options.hidden_states
         return Rows(self._buffers, batch, self._count_states(batch), every_token=every_token)

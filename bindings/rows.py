@@ -35,6 +35,8 @@ class OutputBuffers:
         # By function, or layer: arrays by their address, and those of the last evaluation.
         self._views: dict[str | int, tuple[int, FloatRows]] = {}
         self._fresh: dict[str | int, FloatRows] = {}
+        self._logits: list[FloatRows] = []
+        self._logits_of: FloatRows | None = None
         pointer = ctypes.c_void_p
         self._addresses = {
             name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
@@ -45,9 +47,13 @@ class OutputBuffers:
             show_layer_inputs(handle, options.layer_inputs)
             self._layer_address = layer_input_rows()
 
-    def logits(self, count: int) -> FloatRows:
-        """Return the first `count` rows of logits, or more, [.., n_vocab]."""
-        return self._view(_LOGITS, count, self._n_vocab)
+    def logits(self, count: int) -> list[FloatRows]:
+        """Return the first `count` rows of logits, or more, each a view [n_vocab]."""
+        rows = self._view(_LOGITS, count, self._n_vocab)
+        # As many views for each round would show, and they are the same ones nearly always.
+        if self._logits_of is not rows:
+            self._logits, self._logits_of = list(rows), rows
+        return self._logits
 
     def hidden_states(self, count: int) -> FloatRows:
         """Return the first `count` final hidden states, or more, [.., n_embd]."""
@@ -76,7 +82,7 @@ class OutputBuffers:
         """Make all rows stale, for good."""
         self._handle = None
         self.renew()
-        self._views = {}
+        self._views, self._logits, self._logits_of = {}, [], None
 
     def require_fresh(self, generation: int) -> None:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
@@ -131,7 +137,7 @@ class Rows:
     """
 
     __slots__ = (
-        *("_buffers", "_generation", "_indices"),
+        *("_buffers", "_generation", "_indices", "_logits"),
         *("_n_states", "_n_tokens", "_native_count", "count"),
     )
 
@@ -145,6 +151,7 @@ class Rows:
         self._native_count = self.count
         self._n_tokens = batch.n_tokens
         self._indices: npt.NDArray[np.intp] | None = None
+        self._logits: list[FloatRows] | None = None
         if every_token and self.count < batch.n_tokens:
             self._native_count = batch.n_tokens
             self._indices = np.flatnonzero(batch.outputs[: batch.n_tokens])
@@ -152,7 +159,9 @@ class Rows:
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
         index = self._index_of(row)
-        return self._buffers.logits(self._native_count)[index]  # type: ignore[no-any-return]
+        if self._logits is None:
+            self._logits = self._buffers.logits(self._native_count)
+        return self._logits[index]
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
@@ -178,7 +187,8 @@ class Rows:
         return self._buffers.nextn_states(self._n_states)[token]  # type: ignore[no-any-return]
 
     def _index_of(self, row: int) -> int:
-        self._buffers.require_fresh(self._generation)
+        if self._generation != self._buffers.generation:
+            self._buffers.require_fresh(self._generation)
         if not 0 <= row < self.count:
             raise OptionError(f"row {row} of an evaluation that gave {self.count} rows")
         return row if self._indices is None else int(self._indices[row])

@@ -16,6 +16,8 @@ _KIND_NAMES = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: 
 _ATTRIBUTE_UNKNOWN = 1 << 0
 _ATTRIBUTE_CONTROL = 1 << 3
 
+_Piece = ctypes.c_char * 64  # longer ones are rare
+
 
 class Vocabulary:
     """The vocabulary of one model. It lives as long as its `Model`, which owns its memory."""
@@ -133,8 +135,10 @@ class Vocabulary:
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """Return the bytes that each of these tokens stands for."""
-        known = self._pieces
-        return [known[token] if token in known else self.piece(token) for token in tokens]
+        try:
+            return [*map(self._pieces.__getitem__, tokens)]
+        except KeyError:
+            return [self.piece(token) for token in tokens]
 
     def label(self, token: int) -> str:
         """Return the token's text for messages: control tokens are shown by name."""
@@ -155,13 +159,13 @@ class Vocabulary:
         return None
 
     def _render(self, token: int, *, special: bool) -> bytes:
-        size = 64
+        buffer = _Piece()
         while True:
-            buffer = ctypes.create_string_buffer(size)
+            size = len(buffer)
             count = self._native.llama_token_to_piece(self._handle, token, buffer, size, 0, special)
             if count >= 0:
-                return buffer.raw[:count]
-            size = -count
+                return bytes(buffer[:count])
+            buffer = (ctypes.c_char * -count)()
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.size:

@@ -61,7 +61,7 @@ class Round:
     @property
     def tokens(self) -> list[int]:
         """All tokens the round produced, in order."""
-        accepted = [self.tree.tokens[node] for node in self.path]
+        accepted = [*map(self.tree.tokens.__getitem__, self.path)]
         return accepted if self.next_token is None else [*accepted, self.next_token]
 
     def node_before(self, index: int) -> int:
@@ -110,18 +110,26 @@ def _ask(
     conversation: Conversation, settings: DecodeSettings, allowance: Allowance
 ) -> DraftRequest:
     """Return what a drafter is told; its draws are independent of acceptance."""
-    tokens, most = conversation.tokens, (allowance.max_depth, allowance.max_nodes)
-    noise = conversation.noise.for_drafting(len(tokens))
-    return DraftRequest(tokens, settings.params, noise, *most, settings.end_tokens)
+    tokens = conversation.tokens
+    return DraftRequest(
+        tokens,
+        settings.params,
+        conversation.noise.for_drafting(len(tokens)),
+        allowance.max_depth,
+        allowance.max_nodes,
+        settings.end_tokens,
+    )
 
 
 def _target_laws(
     tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
 ) -> LawAt:
     """Return what gives the target's law after a node, by the settings of sampling."""
+    if not params.has_penalties:
+        return lambda node: transformed_law(rows.logits(node + 1), params)
 
     def law_at(node: int) -> Law:
-        above = [tree.tokens[i] for i in tree.path_to(node)] if params.has_penalties else ()
+        above = [tree.tokens[i] for i in tree.path_to(node)]
         return transformed_law(rows.logits(node + 1), params, penalty_window(tokens, above, params))
 
     return law_at

@@ -62,9 +62,11 @@ class _Clock:
         now = time.perf_counter() if self.left is None else self.left
         return now - self.started - self.elsewhere
 
-    def leave(self) -> None:
-        """Note that the consumer goes on."""
-        self.left = time.perf_counter()
+    def hand_out(self) -> None:
+        """Note that the consumer has a token, and goes on with it."""
+        self.left = now = time.perf_counter()
+        if self.first_token_s is None:
+            self.first_token_s = now - self.started - self.elsewhere
 
     def come_back(self) -> None:
         """Note that the runtime goes on."""
@@ -230,21 +232,27 @@ class Session:
         """
         step: _Step | None = None
         try:
-            step, state = self._step, getgeneratorstate(making)
-            if state == GEN_CREATED:
-                self.require_open()
-                self.require_idle()
-                # Weak: an answer that nobody holds any more is over.
-                self._answering = weakref.ref(making)
-            elif step is None and state == GEN_SUSPENDED:
-                making.close()
-                self.require_open()
+            step = self._step
+            if step is None or self._answering() is not making:
+                self._admit(making)
             next(making)
         finally:
             problems = [] if step is None else step.problems
             step = None  # frees what close() has left to it
             if problems:
                 raise problems.pop()
+
+    def _admit(self, making: Making) -> None:
+        """Let an answer begin, or end where the session was closed."""
+        state = getgeneratorstate(making)
+        if state == GEN_CREATED:
+            self.require_open()
+            self.require_idle()
+            # Weak: an answer that nobody holds any more is over.
+            self._answering = weakref.ref(making)
+        elif state == GEN_SUSPENDED:
+            making.close()
+            self.require_open()
 
     def load_prompt(self, prompt: Sequence[int]) -> int:
         """Bring the conversation to a prompt; return how many of its tokens were cached before."""
@@ -286,7 +294,6 @@ class GenerationStream(Iterator[TokenEvent]):
         # The consumer had control and may have closed the runtime: a step says so.
         while session.closed or (event := answer.next_event()) is None:
             session.step(self._making)
-        answer.clock.leave()
         return event
 
     def close(self) -> None:
@@ -454,7 +461,8 @@ class _Answer:
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         event = TokenEvent(text, tokens[index], origin, number, logits)
         self._keeper.add(event)
-        self._hand_out(tokens[index : index + 1], text)
+        self._said.append((tokens[index : index + 1], text))
+        self.clock.hand_out()
         return event
 
     def take_round(self) -> None:
@@ -466,16 +474,13 @@ class _Answer:
         text, count = self._assembler.push_all(spoken.pieces[start:])
         if spoken.round.is_last:
             text += self._held_back()
-        self._hand_out(spoken.tokens[start : start + count], text)
+        self._said.append((spoken.tokens[start : start + count], text))
+        self.clock.hand_out()
+        self.clock.come_back()
 
     def _held_back(self) -> str:
         """Return the text that the answer's last token carries beside its own."""
         return self._assembler.finish() if self._assembler.stopped_by is None else ""
-
-    def _hand_out(self, tokens: list[int], text: str) -> None:
-        self._said.append((tokens, text))
-        if self.clock.first_token_s is None:
-            self.clock.first_token_s = self.clock.elapsed()
 
     def _statistics(self) -> SpecStats:
         session, counter, clock = self.session, self._counter, self.clock

@@ -24,9 +24,19 @@ class TextAssembler:
         """The stop string that became complete, None while none has."""
         return self._state[2]
 
-    def push(self, piece: bytes) -> str:
-        """Return the text that is certain with `piece`; a complete stop string is `stopped_by`."""
-        return self._release(piece, final=False)
+    def push(self, piece: bytes, *, final: bool = False) -> str:
+        """Return the text that is certain with `piece`; a complete stop string is `stopped_by`.
+
+        Nothing comes after a `final` piece: an unfinished character is replaced.
+        """
+        unfinished, held, stopped_by = self._state
+        # Models may say bytes that are no UTF-8: they are shown as replacements, not raised.
+        data = unfinished + piece
+        text, n_read = codecs.utf_8_decode(data, "replace", final)
+        if self._stop:
+            text, held, stopped_by = self._cut(text, held, stopped_by)
+        self._state = (data[n_read:], held, stopped_by)
+        return text
 
     def push_all(self, pieces: Sequence[bytes]) -> tuple[str, int]:
         """Return the text that is certain with these pieces, and how many of them it took.
@@ -34,36 +44,24 @@ class TextAssembler:
         None are taken after one that completes a stop string.
         """
         before = self._state
-        text = self._release(b"".join(pieces), final=False)
+        text = self.push(b"".join(pieces))
         if self._state[2] is None:
             return text, len(pieces)
         # The text does not depend on how it is split; which piece ended it is seen one by one.
         self._state = before
         for count, piece in enumerate(pieces, 1):
-            self._release(piece, final=False)
+            self.push(piece)
             if self._state[2] is not None:
                 return text, count
         raise AssertionError("a stop string came with all pieces and with none of them")
 
     def finish(self) -> str:
         """Return the text held back; an unfinished character becomes the replacement character."""
-        text = self._release(b"", final=True)
+        text = self.push(b"", final=True)
         # What could have begun a stop string and did not is text.
         unfinished, held, stopped_by = self._state
         self._state = (unfinished, "", stopped_by)
         return text if stopped_by is not None else text + held
-
-    def _release(self, data: bytes, *, final: bool) -> str:
-        unfinished, held, stopped_by = self._state
-        if unfinished:
-            data = unfinished + data
-        # Models may say bytes that are no UTF-8: they are shown as replacements, not raised.
-        text, n_read = codecs.utf_8_decode(data, "replace", final)
-        unfinished = data[n_read:]
-        if self._stop:
-            text, held, stopped_by = self._cut(text, held, stopped_by)
-        self._state = (unfinished, held, stopped_by)
-        return text
 
     def _cut(self, text: str, held: str, stopped_by: str | None) -> tuple[str, str, str | None]:
         """Return of text what is certain, what is held back, and the stop string that ends it."""

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -58,8 +59,9 @@ class DraftTree:
     @property
     def candidate_depth(self) -> int:
         """The depth of the deepest node that can be accepted, 0 without any."""
-        pairs = zip(self.depths, self.is_candidate, strict=True)
-        return max((depth for depth, counts in pairs if counts), default=0)
+        if all(self.is_candidate):
+            return self.max_depth
+        return max(compress(self.depths, self.is_candidate), default=0)
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
