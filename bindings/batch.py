@@ -83,6 +83,8 @@ class Batch:
         self.n_outputs = 0
         # What the ids and flags in place are those of: a shape, or a single token's sequence.
         self._filled: BatchShape | int | None = None
+        # Whoever found that what it was filled with, but for tokens and positions, is no mistake.
+        self.checked_by: object = None
         # Bounds of what was filled in: the context checks a batch without walking it again.
         self.token_bounds = (0, 0)
         self.id_bounds = (0, 0)
@@ -144,14 +146,15 @@ class Batch:
         if len(tokens) != len(shape.depths):
             raise OptionError(f"{len(tokens)} tokens in a shape for {len(shape.depths)}")
         shape.pack(self.tokens, 0, *tokens)
-        shape.pack(self.positions, 0, *[start + depth for depth in shape.depths])
-        self.token_bounds = _bounds(tokens)
+        shape.pack(self.positions, 0, *map(start.__add__, shape.depths))
+        self.token_bounds = min(tokens), max(tokens)
         self.first_position = start
 
     def _fill_rest(
         self, n: int, id_counts: Ints | None, ids: Ints, outputs: Sequence[int] | FlagArray
     ) -> None:
         """Write ids and flags of n tokens."""
+        self.checked_by = None
         if id_counts is None:
             self._fill_single_ids(n, ids)
         else:
@@ -190,7 +193,8 @@ class Batch:
         self.token_bounds = (token, token)
         if self._filled == sequence:  # as a chain goes on, the rest is in place already
             return
-        self._filled = None  # filled is what is said to be so last: Ctrl-C may come on any line
+        # Filled is what is said to be so last: Ctrl-C may come on any line.
+        self._filled = self.checked_by = None
         self.id_counts[0] = 1
         self.outputs[0] = 1
         self.ids[0] = sequence

@@ -196,7 +196,11 @@ class Context:
         been dropped again from every sequence it named, so that a good batch may follow.
         """
         handle = self.handle
-        self._check_batch(batch)
+        low, high = batch.token_bounds
+        # Batches of one shape differ in tokens and positions only.
+        known = batch.checked_by is self and batch.first_position >= 0
+        if not (known and 0 <= low <= high < self._n_vocab):
+            self._check_batch(batch)
         check_fork()
         if self._has_threads_to_note:
             note_work()
@@ -236,6 +240,7 @@ class Context:
         elif batch.id_bounds[0] < 0 or batch.id_bounds[1] >= n_ids:
             problem = f"a sequence id of the batch is outside 0 to {n_ids - 1}"
         else:
+            batch.checked_by = self
             return
         raise OptionError(problem)
 

@@ -34,7 +34,7 @@ class OutputBuffers:
         self._n_vocab = model.vocabulary.size
         # By function, or layer: arrays by their address, and those of the last evaluation.
         self._views: dict[str | int, tuple[int, FloatRows]] = {}
-        self._fresh: dict[str | int, FloatRows] = {}
+        self._fresh: dict[str | int, tuple[int, FloatRows]] = {}
         self._logits: list[FloatRows] = []
         self._logits_of: FloatRows | None = None
         pointer = ctypes.c_void_p
@@ -76,13 +76,12 @@ class OutputBuffers:
     def renew(self) -> None:
         """Make all rows stale: the next evaluation begins."""
         self.generation += 1
-        self._fresh = {}
 
     def close(self) -> None:
         """Make all rows stale, for good."""
         self._handle = None
         self.renew()
-        self._views, self._logits, self._logits_of = {}, [], None
+        self._views, self._fresh, self._logits, self._logits_of = {}, {}, [], None
 
     def require_fresh(self, generation: int) -> None:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
@@ -104,9 +103,10 @@ class OutputBuffers:
 
     def _view(self, source: str | int, count: int, width: int) -> FloatRows:
         """Return rows of the buffer that a function's name, or a layer's number, stands for."""
+        generation = self.generation
         fresh = self._fresh.get(source)
-        if fresh is not None and len(fresh) >= count:
-            return fresh
+        if fresh is not None and fresh[0] == generation and len(fresh[1]) >= count:
+            return fresh[1]
         handle = self._open()
         address: int | None
         if isinstance(source, int):
@@ -123,7 +123,7 @@ class OutputBuffers:
             flat.keeps = handle  # as long as there is a view, its memory is not freed
             known = (address, np.ctypeslib.as_array(flat).reshape(count, width))
             self._views[source] = known
-        self._fresh[source] = known[1]
+        self._fresh[source] = (generation, known[1])
         return known[1]
 
 
@@ -158,10 +158,11 @@ class Rows:
 
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
-        index = self._index_of(row)
-        if self._logits is None:
-            self._logits = self._buffers.logits(self._native_count)
-        return self._logits[index]
+        buffers, rows = self._buffers, self._logits
+        if rows is None or self._generation != buffers.generation or not 0 <= row < self.count:
+            self._index_of(row)  # raises for what is stale or outside
+            rows = self._logits = buffers.logits(self._native_count)
+        return rows[row if self._indices is None else self._indices[row]]
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 from collections.abc import Sequence
+from itertools import compress, repeat
 from typing import Any
 
 from specrun.bindings.errors import ClosedError, OptionError
@@ -69,7 +70,8 @@ class Vocabulary:
     def end_of_generation(self) -> frozenset[int]:
         """Every token that ends an answer (eos, end of turn, end of message, ...)."""
         is_end = self._native.llama_vocab_is_eog
-        return frozenset(token for token in range(self.size) if is_end(self._handle, token))
+        ends = map(is_end, repeat(self._handle), range(self.size))
+        return frozenset(compress(range(self.size), ends))
 
     @functools.cached_property
     def special_texts(self) -> tuple[str, ...]:

@@ -54,9 +54,9 @@ class RoundLimits:
             self.context_full = True
             return None
         # A round produces at most depth + 1 tokens.
-        depth = room if self._left is None else min(room, self._left - 1)
+        depth = room if self._left is None or self._left > room else self._left - 1
         # Siblings share a position but not a cell: the whole tree has to fit.
-        return Allowance(max_depth=depth, max_nodes=min(room, self._max_nodes))
+        return Allowance(depth, room if room < self._max_nodes else self._max_nodes)
 
     def spend(self, n_tokens: int) -> None:
         """Count the tokens a round produced."""

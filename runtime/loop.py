@@ -62,7 +62,9 @@ class Round:
     def tokens(self) -> list[int]:
         """All tokens the round produced, in order."""
         accepted = [*map(self.tree.tokens.__getitem__, self.path)]
-        return accepted if self.next_token is None else [*accepted, self.next_token]
+        if self.next_token is not None:
+            accepted.append(self.next_token)
+        return accepted
 
     def node_before(self, index: int) -> int:
         """Return the node (or ROOT) whose law decided the round's `index`-th token."""

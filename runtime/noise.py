@@ -61,13 +61,13 @@ class SeededNoise:
     microsecond. Of `key`, any whole number, 64 bits count.
     """
 
+    # As of a new one: every round makes one for drafting, most of which nobody asks.
+    _position = _accepts = _choices = 0
+    _word: int | None = None
+
     def __init__(self, key: int, stream: int = 0) -> None:
         self._key = key & _WORD
         self._stream = stream
-        self._position = 0
-        self._accepts = 0
-        self._choices = 0
-        self._word: int | None = None
 
     @staticmethod
     def for_answer(seed: int, prompt: Sequence[int], index: int = 0) -> SeededNoise:
@@ -154,10 +154,11 @@ class DraftNoise(SeededNoise):
     It is that of the round that starts at `round_start`, for the drafts of who draws from `stream`.
     """
 
+    _own_stream: int | None = None
+
     def __init__(self, key: int, stream: int, round_start: int) -> None:
         super().__init__(key, stream)
         self._round_start = round_start
-        self._own_stream: int | None = None
 
     def _stream_number(self) -> int:
         # When it is first asked for: most rounds' drafts are point masses, which draw nothing.

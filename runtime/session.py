@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import GEN_CREATED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
-from typing import NamedTuple
 
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import (
@@ -320,16 +319,6 @@ class GenerationStream(Iterator[TokenEvent]):
             raise
 
 
-class _Spoken(NamedTuple):
-    """A round whose tokens are handed out; what was handed out before it is `said[:base]`."""
-
-    round: Round
-    number: int
-    tokens: list[int]
-    pieces: list[bytes]
-    base: int
-
-
 class _Answer:
     """What a stream has generated so far, and the generator that goes on with it.
 
@@ -357,7 +346,9 @@ class _Answer:
         self._keeper = LogprobKeeper()
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
         self._said: list[tuple[Sequence[int], str]] = []
-        self._spoken: _Spoken | None = None
+        # The round whose tokens are handed out, and how many items there were before it: a tuple,
+        # because they change together.
+        self._spoken: tuple[Round, int, list[int], list[bytes], int] | None = None
         self._cached = 0
         self._finish: FinishReason = "cancelled"
         self.clock = _Clock(0.0, (0.0, 0.0))
@@ -420,7 +411,7 @@ class _Answer:
             if tokens[-1] in end_tokens:
                 pieces[-1], finish = b"", "stop"
             self._count(this_round, len(tokens))
-            self._spoken = _Spoken(this_round, number, tokens, pieces, len(self._said))
+            self._spoken = this_round, number, tokens, pieces, len(self._said)
             yield
             if self._assembler.stopped_by is not None:
                 finish = "stop"
@@ -430,6 +421,9 @@ class _Answer:
 
     def _count(self, this_round: Round, n_new: int) -> None:
         tree, n_accepted = this_round.tree, len(this_round.path)
+        if not tree.tokens:
+            self._counter.count(0, 0, 0, n_new, 0, 0)
+            return
         n_candidates = tree.n_candidates
         # A path that was cut at its end token was not refused there.
         refused = this_round.rejected and this_round.next_token is not None
@@ -470,11 +464,12 @@ class _Answer:
         spoken, self._spoken = self._spoken, None
         if spoken is None or self._assembler.stopped_by is not None:
             return
-        start = len(self._said) - spoken.base
-        text, count = self._assembler.push_all(spoken.pieces[start:])
-        if spoken.round.is_last:
+        this_round, _, tokens, pieces, base = spoken
+        start = len(self._said) - base
+        text, count = self._assembler.push_all(pieces[start:])
+        if this_round.is_last:
             text += self._held_back()
-        self._said.append((spoken.tokens[start : start + count], text))
+        self._said.append((tokens[start : start + count], text))
         self.clock.hand_out()
         self.clock.come_back()
 

@@ -262,7 +262,8 @@ class TargetModel:
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep root and `path` for every sequence, touching only the round's positions."""
-        self._keep_at(text.n_cached, tree.parents, path)
+        if tree.parents:
+            self._keep_at(text.n_cached, tree.parents, path)
         text.commit([tree.tokens[node] for node in path])
 
     def _pieces(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
