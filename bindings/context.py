@@ -68,7 +68,10 @@ class Context:
             n_rollback=self._n_rollback,
         )
         self.native_seconds = 0.0
+        # A GPU may still be at work when llama_decode returns; processors are done.
+        self._only_enqueues = bool(self._native.llama_supports_gpu_offload())
         self._n_vocab = model.vocabulary.size
+        self._has_hidden_states = self.options.hidden_states
         try:
             self._buffers = OutputBuffers(self._handle, model, self.options)
             if self.options.nextn_states:
@@ -103,9 +106,6 @@ class Context:
         # A recurrent state is one sequence's: trees are not for it.
         can = self.model.can_roll_back and self.options.n_sequences == 1
         return self.options.n_rollback if can else 0
-
-    def _count_states(self, batch: Batch) -> int:
-        return batch.n_outputs if self._evaluates_nextn else batch.n_tokens
 
     def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
         """Return what llama.cpp is asked for."""
@@ -211,17 +211,17 @@ class Context:
             memory.note_evaluation(1)  # until it succeeds there is nothing to take back
         started = time.perf_counter()
         code = native.llama_decode(handle, struct)
-        # On CUDA the call above only enqueues: the time belongs to the evaluation all the same.
-        native.llama_synchronize(handle)
+        if self._only_enqueues:  # the time belongs to the evaluation all the same
+            native.llama_synchronize(handle)
         self.native_seconds += time.perf_counter() - started
         if code != 0:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
         if memory.n_rollback:
             memory.note_evaluation(batch.n_tokens)
+        n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
         # With hidden states llama.cpp gives a row for every token, asked for or not.
-        every_token = self.options.hidden_states
-        return Rows(self._buffers, batch, self._count_states(batch), every_token=every_token)
+        return Rows(self._buffers, batch, n_states, every_token=self._has_hidden_states)
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse what llama.cpp would answer with an assertion, which ends the process."""

@@ -35,8 +35,7 @@ class OutputBuffers:
         # By function, or layer: arrays by their address, and those of the last evaluation.
         self._views: dict[str | int, tuple[int, FloatRows]] = {}
         self._fresh: dict[str | int, tuple[int, FloatRows]] = {}
-        self._logits: list[FloatRows] = []
-        self._logits_of: FloatRows | None = None
+        self._logits: tuple[int, list[FloatRows]] = (0, [])
         pointer = ctypes.c_void_p
         self._addresses = {
             name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
@@ -49,11 +48,12 @@ class OutputBuffers:
 
     def logits(self, count: int) -> list[FloatRows]:
         """Return the first `count` rows of logits, or more, each a view [n_vocab]."""
-        rows = self._view(_LOGITS, count, self._n_vocab)
-        # As many views for each round would show, and they are the same ones nearly always.
-        if self._logits_of is not rows:
-            self._logits, self._logits_of = list(rows), rows
-        return self._logits
+        address, rows = self._logits
+        # The buffer only moves when it grows, so views are made once and are good for all rounds.
+        if self._addresses[_LOGITS](self._open()) != address or len(rows) < count:
+            rows = list(self._view(_LOGITS, count, self._n_vocab))
+            self._logits = self._views[_LOGITS][0], rows
+        return rows
 
     def hidden_states(self, count: int) -> FloatRows:
         """Return the first `count` final hidden states, or more, [.., n_embd]."""
@@ -81,7 +81,7 @@ class OutputBuffers:
         """Make all rows stale, for good."""
         self._handle = None
         self.renew()
-        self._views, self._fresh, self._logits, self._logits_of = {}, {}, [], None
+        self._views, self._fresh, self._logits = {}, {}, (0, [])
 
     def require_fresh(self, generation: int) -> None:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""

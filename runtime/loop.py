@@ -44,27 +44,20 @@ class DecodeSettings:
 
 @dataclass(slots=True)
 class Round:
-    """One round's accepted tokens in order, then the target's own (None after an end token).
+    """One round: its accepted tokens in order, then the target's own (None after an end token).
 
-    `rows` are the target's rows (0 for the root, node + 1 for a node), valid until the next round
-    starts. `is_last` says that none will.
+    `tokens` are all of them. `rows` are the target's rows (0 for the root, node + 1 for a node),
+    valid until the next round starts. `is_last` says that none will.
     """
 
     # Not frozen, as nothing is that a round makes: that costs a call for every field.
     tree: DraftTree
     path: tuple[int, ...]
     next_token: int | None
+    tokens: list[int]
     rejected: bool
     rows: EvaluatedRows
     is_last: bool
-
-    @property
-    def tokens(self) -> list[int]:
-        """All tokens the round produced, in order."""
-        accepted = [*map(self.tree.tokens.__getitem__, self.path)]
-        if self.next_token is not None:
-            accepted.append(self.next_token)
-        return accepted
 
     def node_before(self, index: int) -> int:
         """Return the node (or ROOT) whose law decided the round's `index`-th token."""
@@ -105,7 +98,8 @@ def decode_rounds(
         limits.spend(len(tokens) - start)
         ended = tokens[-1] in settings.end_tokens
         allowance = None if ended else limits.next_round(len(tokens))
-        yield Round(tree, path, next_token, accepted.rejected, rows, is_last=allowance is None)
+        new, is_last = tokens[start:], allowance is None
+        yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last)
 
 
 def _ask(

@@ -157,8 +157,7 @@ class DraftNoise(SeededNoise):
     _own_stream: int | None = None
 
     def __init__(self, key: int, stream: int, round_start: int) -> None:
-        super().__init__(key, stream)
-        self._round_start = round_start
+        self._key, self._stream, self._round_start = key & _WORD, stream, round_start
 
     def _stream_number(self) -> int:
         # When it is first asked for: most rounds' drafts are point masses, which draw nothing.

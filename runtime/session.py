@@ -346,9 +346,9 @@ class _Answer:
         self._keeper = LogprobKeeper()
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
         self._said: list[tuple[Sequence[int], str]] = []
-        # The round whose tokens are handed out, and how many items there were before it: a tuple,
-        # because they change together.
-        self._spoken: tuple[Round, int, list[int], list[bytes], int] | None = None
+        # The round that is handed out, its number, its tokens' pieces, and how many items there
+        # were before it: a tuple, because they change together.
+        self._spoken: tuple[Round, int, list[bytes], int] | None = None
         self._cached = 0
         self._finish: FinishReason = "cancelled"
         self.clock = _Clock(0.0, (0.0, 0.0))
@@ -410,8 +410,8 @@ class _Answer:
             pieces = session.vocabulary.pieces(tokens)
             if tokens[-1] in end_tokens:
                 pieces[-1], finish = b"", "stop"
-            self._count(this_round, len(tokens))
-            self._spoken = this_round, number, tokens, pieces, len(self._said)
+            self._count(this_round)
+            self._spoken = this_round, number, pieces, len(self._said)
             yield
             if self._assembler.stopped_by is not None:
                 finish = "stop"
@@ -419,22 +419,16 @@ class _Answer:
             self._keeper.before_evaluation()
         self._finish = finish
 
-    def _count(self, this_round: Round, n_new: int) -> None:
-        tree, n_accepted = this_round.tree, len(this_round.path)
-        if not tree.tokens:
-            self._counter.count(0, 0, 0, n_new, 0, 0)
+    def _count(self, this_round: Round) -> None:
+        tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
+        n_nodes = len(tree.tokens)
+        if not n_nodes:
+            self._counter.count(0, 0, 0, n_new)
             return
-        n_candidates = tree.n_candidates
         # A path that was cut at its end token was not refused there.
-        refused = this_round.rejected and this_round.next_token is not None
-        self._counter.count(
-            n_candidates,
-            tree.candidate_depth,
-            n_accepted,
-            n_tokens=n_new,
-            n_others=len(tree) - n_candidates,
-            n_tested=n_accepted + refused,
-        )
+        tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
+        n_candidates, depth = tree.n_candidates, tree.candidate_depth
+        self._counter.count(n_candidates, depth, n_accepted, n_new, n_nodes - n_candidates, tested)
 
     # -- handing it out ----------------------------------------------------------------------------
 
@@ -443,19 +437,20 @@ class _Answer:
         spoken = self._spoken
         if spoken is None or self._assembler.stopped_by is not None:
             return None
-        this_round, number, tokens, pieces, base = spoken
+        this_round, number, pieces, base = spoken
         index = len(self._said) - base
-        if index >= len(tokens):
+        if index == len(pieces):
             return None
         text = self._assembler.push(pieces[index])
-        if this_round.is_last and index == len(tokens) - 1:
+        if this_round.is_last and index == len(pieces) - 1:
             text += self._held_back()
+        token, path = this_round.tokens[index], this_round.path
         # Read when somebody asks: a softmax for every token would be most of the overhead.
         logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
-        origin: Origin = "drafted" if index < len(this_round.path) else "target"
-        event = TokenEvent(text, tokens[index], origin, number, logits)
+        origin: Origin = "drafted" if index < len(path) else "target"
+        event = TokenEvent(text, token, origin, number, logits)
         self._keeper.add(event)
-        self._said.append((tokens[index : index + 1], text))
+        self._said.append(((token,), text))
         self.clock.hand_out()
         return event
 
@@ -464,12 +459,12 @@ class _Answer:
         spoken, self._spoken = self._spoken, None
         if spoken is None or self._assembler.stopped_by is not None:
             return
-        this_round, _, tokens, pieces, base = spoken
+        this_round, _, pieces, base = spoken
         start = len(self._said) - base
         text, count = self._assembler.push_all(pieces[start:])
         if this_round.is_last:
             text += self._held_back()
-        self._said.append((tokens[start : start + count], text))
+        self._said.append((this_round.tokens[start : start + count], text))
         self.clock.hand_out()
         self.clock.come_back()
 

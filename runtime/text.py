@@ -44,7 +44,7 @@ class TextAssembler:
         None are taken after one that completes a stop string.
         """
         before = self._state
-        text = self.push(b"".join(pieces))
+        text = self.push(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         if self._state[2] is None:
             return text, len(pieces)
         # The text does not depend on how it is split; which piece ended it is seen one by one.
