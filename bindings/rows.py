@@ -35,7 +35,7 @@ class OutputBuffers:
         # By function, or layer: arrays by their address, and those of the last evaluation.
         self._views: dict[str | int, tuple[int, FloatRows]] = {}
         self._fresh: dict[str | int, tuple[int, FloatRows]] = {}
-        self._logits: tuple[int, list[FloatRows]] = (0, [])
+        self._logits: tuple[int, int, list[FloatRows]] = (-1, 0, [])
         pointer = ctypes.c_void_p
         self._addresses = {
             name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
@@ -48,11 +48,14 @@ class OutputBuffers:
 
     def logits(self, count: int) -> list[FloatRows]:
         """Return the first `count` rows of logits, or more, each a view [n_vocab]."""
-        address, rows = self._logits
+        generation, (known, address, rows) = self.generation, self._logits
+        if known == generation and len(rows) >= count:
+            return rows
         # The buffer only moves when it grows, so views are made once and are good for all rounds.
         if self._addresses[_LOGITS](self._open()) != address or len(rows) < count:
             rows = list(self._view(_LOGITS, count, self._n_vocab))
-            self._logits = self._views[_LOGITS][0], rows
+            address = self._views[_LOGITS][0]
+        self._logits = generation, address, rows
         return rows
 
     def hidden_states(self, count: int) -> FloatRows:
@@ -81,7 +84,7 @@ class OutputBuffers:
         """Make all rows stale, for good."""
         self._handle = None
         self.renew()
-        self._views, self._fresh, self._logits = {}, {}, (0, [])
+        self._views, self._fresh, self._logits = {}, {}, (-1, 0, [])
 
     def require_fresh(self, generation: int) -> None:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
@@ -137,7 +140,7 @@ class Rows:
     """
 
     __slots__ = (
-        *("_buffers", "_generation", "_indices", "_logits"),
+        *("_buffers", "_generation", "_indices"),
         *("_n_states", "_n_tokens", "_native_count", "count"),
     )
 
@@ -151,18 +154,14 @@ class Rows:
         self._native_count = self.count
         self._n_tokens = batch.n_tokens
         self._indices: npt.NDArray[np.intp] | None = None
-        self._logits: list[FloatRows] | None = None
         if every_token and self.count < batch.n_tokens:
             self._native_count = batch.n_tokens
             self._indices = np.flatnonzero(batch.outputs[: batch.n_tokens])
 
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
-        buffers, rows = self._buffers, self._logits
-        if rows is None or self._generation != buffers.generation or not 0 <= row < self.count:
-            self._index_of(row)  # raises for what is stale or outside
-            rows = self._logits = buffers.logits(self._native_count)
-        return rows[row if self._indices is None else self._indices[row]]
+        index = self._index_of(row)
+        return self._buffers.logits(self._native_count)[index]
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
