@@ -55,7 +55,8 @@ class Context:
         model.adopt(self)
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))
         threads = self._native.llama_n_threads, self._native.llama_n_threads_batch
-        self._has_threads = any(count(self._handle) > 1 for count in threads)
+        # Whether its threads are at work is noted once, with the first evaluation.
+        self._has_threads_to_note = any(count(self._handle) > 1 for count in threads)
         self.n_batch = int(self._native.llama_n_batch(self._handle))
         self.n_outputs = max(self.options.n_outputs, self.options.n_sequences)
         self.memory = Memory(
@@ -67,7 +68,10 @@ class Context:
             n_rollback=self._n_rollback,
         )
         self.native_seconds = 0.0
+        # A GPU may still be at work when llama_decode returns; processors are done.
+        self._only_enqueues = bool(self._native.llama_supports_gpu_offload())
         self._n_vocab = model.vocabulary.size
+        self._has_hidden_states = self.options.hidden_states
         try:
             self._buffers = OutputBuffers(self._handle, model, self.options)
             if self.options.nextn_states:
@@ -102,9 +106,6 @@ class Context:
         # A recurrent state is one sequence's: trees are not for it.
         can = self.model.can_roll_back and self.options.n_sequences == 1
         return self.options.n_rollback if can else 0
-
-    def _count_states(self, batch: Batch) -> int:
-        return batch.n_outputs if self._evaluates_nextn else batch.n_tokens
 
     def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
         """Return what llama.cpp is asked for."""
@@ -195,24 +196,32 @@ class Context:
         been dropped again from every sequence it named, so that a good batch may follow.
         """
         handle = self.handle
-        self._check_batch(batch)
+        low, high = batch.token_bounds
+        # Batches of one shape differ in tokens and positions only.
+        known = batch.checked_by is self and batch.first_position >= 0
+        if not (known and 0 <= low <= high < self._n_vocab):
+            self._check_batch(batch)
         check_fork()
-        if self._has_threads:
+        if self._has_threads_to_note:
             note_work()
+            self._has_threads_to_note = False
         self._buffers.renew()
-        self.memory.note_evaluation(1)  # until it succeeds there is nothing to take back
+        native, memory, struct = self._native, self.memory, batch.struct
+        if memory.n_rollback:
+            memory.note_evaluation(1)  # until it succeeds there is nothing to take back
         started = time.perf_counter()
-        code = self._native.llama_decode(handle, batch.struct)
-        # On CUDA the call above only enqueues: the time belongs to the evaluation all the same.
-        self._native.llama_synchronize(handle)
+        code = native.llama_decode(handle, struct)
+        if self._only_enqueues:  # the time belongs to the evaluation all the same
+            native.llama_synchronize(handle)
         self.native_seconds += time.perf_counter() - started
         if code != 0:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
-        self.memory.note_evaluation(batch.n_tokens)
+        if memory.n_rollback:
+            memory.note_evaluation(batch.n_tokens)
+        n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
         # With hidden states llama.cpp gives a row for every token, asked for or not.
-        every_token = self.options.hidden_states
-        return Rows(self._buffers, batch, self._count_states(batch), every_token=every_token)
+        return Rows(self._buffers, batch, n_states, every_token=self._has_hidden_states)
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse what llama.cpp would answer with an assertion, which ends the process."""
@@ -231,6 +240,7 @@ class Context:
         elif batch.id_bounds[0] < 0 or batch.id_bounds[1] >= n_ids:
             problem = f"a sequence id of the batch is outside 0 to {n_ids - 1}"
         else:
+            batch.checked_by = self
             return
         raise OptionError(problem)
 

@@ -35,7 +35,7 @@ class Memory:
         self._n_sequences = n_sequences
         self._can_branch = can_branch
         self._unified = unified
-        self._n_rollback = n_rollback
+        self.n_rollback = n_rollback  # the most tokens that a recurrent state can take back at once
         self._may_take_back = 0  # how many tokens a recurrent state can take back now
 
     @property
@@ -51,7 +51,7 @@ class Memory:
 
     def note_evaluation(self, n_tokens: int) -> None:
         """Note how many tokens a recurrent state saw at once: it can return to before them."""
-        self._may_take_back = min(self._n_rollback, n_tokens - 1)
+        self._may_take_back = min(self.n_rollback, n_tokens - 1)
 
     def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
         """Drop positions start <= p < end (-1: to the end) of one sequence, or of all of them.

@@ -34,7 +34,8 @@ class OutputBuffers:
         self._n_vocab = model.vocabulary.size
         # By function, or layer: arrays by their address, and those of the last evaluation.
         self._views: dict[str | int, tuple[int, FloatRows]] = {}
-        self._fresh: dict[str | int, FloatRows] = {}
+        self._fresh: dict[str | int, tuple[int, FloatRows]] = {}
+        self._logits: tuple[int, int, list[FloatRows]] = (-1, 0, [])
         pointer = ctypes.c_void_p
         self._addresses = {
             name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
@@ -45,9 +46,17 @@ class OutputBuffers:
             show_layer_inputs(handle, options.layer_inputs)
             self._layer_address = layer_input_rows()
 
-    def logits(self, count: int) -> FloatRows:
-        """Return the first `count` rows of logits, or more, [.., n_vocab]."""
-        return self._view(_LOGITS, count, self._n_vocab)
+    def logits(self, count: int) -> list[FloatRows]:
+        """Return the first `count` rows of logits, or more, each a view [n_vocab]."""
+        generation, (known, address, rows) = self.generation, self._logits
+        if known == generation and len(rows) >= count:
+            return rows
+        # The buffer only moves when it grows, so views are made once and are good for all rounds.
+        if self._addresses[_LOGITS](self._open()) != address or len(rows) < count:
+            rows = list(self._view(_LOGITS, count, self._n_vocab))
+            address = self._views[_LOGITS][0]
+        self._logits = generation, address, rows
+        return rows
 
     def hidden_states(self, count: int) -> FloatRows:
         """Return the first `count` final hidden states, or more, [.., n_embd]."""
@@ -70,13 +79,12 @@ class OutputBuffers:
     def renew(self) -> None:
         """Make all rows stale: the next evaluation begins."""
         self.generation += 1
-        self._fresh = {}
 
     def close(self) -> None:
         """Make all rows stale, for good."""
         self._handle = None
         self.renew()
-        self._views = {}
+        self._views, self._fresh, self._logits = {}, {}, (-1, 0, [])
 
     def require_fresh(self, generation: int) -> None:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
@@ -98,9 +106,10 @@ class OutputBuffers:
 
     def _view(self, source: str | int, count: int, width: int) -> FloatRows:
         """Return rows of the buffer that a function's name, or a layer's number, stands for."""
+        generation = self.generation
         fresh = self._fresh.get(source)
-        if fresh is not None and len(fresh) >= count:
-            return fresh
+        if fresh is not None and fresh[0] == generation and len(fresh[1]) >= count:
+            return fresh[1]
         handle = self._open()
         address: int | None
         if isinstance(source, int):
@@ -117,7 +126,7 @@ class OutputBuffers:
             flat.keeps = handle  # as long as there is a view, its memory is not freed
             known = (address, np.ctypeslib.as_array(flat).reshape(count, width))
             self._views[source] = known
-        self._fresh[source] = known[1]
+        self._fresh[source] = (generation, known[1])
         return known[1]
 
 
@@ -152,7 +161,7 @@ class Rows:
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
         index = self._index_of(row)
-        return self._buffers.logits(self._native_count)[index]  # type: ignore[no-any-return]
+        return self._buffers.logits(self._native_count)[index]
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
@@ -178,7 +187,8 @@ class Rows:
         return self._buffers.nextn_states(self._n_states)[token]  # type: ignore[no-any-return]
 
     def _index_of(self, row: int) -> int:
-        self._buffers.require_fresh(self._generation)
+        if self._generation != self._buffers.generation:
+            self._buffers.require_fresh(self._generation)
         if not 0 <= row < self.count:
             raise OptionError(f"row {row} of an evaluation that gave {self.count} rows")
         return row if self._indices is None else int(self._indices[row])

@@ -5,15 +5,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+from collections.abc import Sequence
+from itertools import compress, repeat
 from typing import Any
 
 from specrun.bindings.errors import ClosedError, OptionError
-from specrun.bindings.library import llama
+from specrun.bindings.library import llama, native_function
 
 # llama_vocab_type
 _KIND_NAMES = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
 _ATTRIBUTE_UNKNOWN = 1 << 0
 _ATTRIBUTE_CONTROL = 1 << 3
+
+_PIECE_SIZE = 64  # longer ones are rare
+_Piece = ctypes.c_char * _PIECE_SIZE
 
 
 class Vocabulary:
@@ -27,6 +32,11 @@ class Vocabulary:
         self.adds_bos: bool = bool(self._native.llama_vocab_get_add_bos(handle))
         self.adds_eos: bool = bool(self._native.llama_vocab_get_add_eos(handle))
         self._pieces: dict[int, bytes] = {}
+        # With pointers that are numbers: most tokens of a text are looked up once, round by round.
+        whole, pointer = ctypes.c_int32, ctypes.c_void_p
+        self._to_piece = native_function(
+            "llama_token_to_piece", whole, pointer, whole, pointer, whole, whole, ctypes.c_bool
+        )
 
     @property
     def _handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
@@ -66,7 +76,8 @@ class Vocabulary:
     def end_of_generation(self) -> frozenset[int]:
         """Every token that ends an answer (eos, end of turn, end of message, ...)."""
         is_end = self._native.llama_vocab_is_eog
-        return frozenset(token for token in range(self.size) if is_end(self._handle, token))
+        ends = map(is_end, repeat(self._handle), range(self.size))
+        return frozenset(compress(range(self.size), ends))
 
     @functools.cached_property
     def special_texts(self) -> tuple[str, ...]:
@@ -124,20 +135,25 @@ class Vocabulary:
 
         A character may be split over several tokens, so bytes are joined before they are decoded.
         """
-        known = self._pieces.get(token)
-        if known is None:
-            self._check(token)
-            known = self._pieces[token] = self._render(token, special=False)
-        return known
+        return self.pieces((token,))[0]
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each of these tokens stands for."""
+        known, pieces = self._pieces, []
+        for token in tokens:
+            piece = known.get(token)
+            if piece is None:
+                piece = known[token] = self._render(token, special=False)
+            pieces.append(piece)
+        return pieces
 
     def label(self, token: int) -> str:
         """Return the token's text for messages: control tokens are shown by name."""
-        self._check(token)
         return self._render(token, special=True).decode("utf-8", "replace")
 
     def detokenize(self, tokens: list[int]) -> str:
         """Return the text of `tokens`, control tokens left out, invalid UTF-8 replaced."""
-        return b"".join(self.piece(token) for token in tokens).decode("utf-8", "replace")
+        return b"".join(self.pieces(tokens)).decode("utf-8", "replace")
 
     def first_difference(self, other: Vocabulary, start: int) -> int | None:
         """Return the first common id from `start` on whose stored text differs, or None."""
@@ -149,13 +165,13 @@ class Vocabulary:
         return None
 
     def _render(self, token: int, *, special: bool) -> bytes:
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            count = self._native.llama_token_to_piece(self._handle, token, buffer, size, 0, special)
-            if count >= 0:
-                return buffer.raw[:count]
-            size = -count
+        self._check(token)
+        buffer, size = _Piece(), _PIECE_SIZE
+        count = self._to_piece(self._handle, token, buffer, size, 0, special)
+        if count < 0:
+            buffer, size = (ctypes.c_char * -count)(), -count
+            count = self._to_piece(self._handle, token, buffer, size, 0, special)
+        return bytes(buffer[:count])
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.size:

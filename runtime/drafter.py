@@ -13,7 +13,8 @@ from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
 
-@dataclass(frozen=True, slots=True)
+# Neither requests nor outcomes are frozen: that costs a call for every field, in every round.
+@dataclass(slots=True)
 class DraftRequest:
     """What a drafter may know: committed tokens, settings, its own noise, and how much to draft.
 
@@ -31,7 +32,7 @@ class DraftRequest:
     end_tokens: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundOutcome:
     """What became of a round: the tree, the accepted path and the target's own token after it.
 

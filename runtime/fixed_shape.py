@@ -216,8 +216,8 @@ class FixedShapeTarget(TargetModel):
         if last - text.n_cached + 1 + len(tree) > self.width:
             self._catch_up(text, last)
         arranged = self._arranged(text, tree)
-        tokens = (*text.tokens[text.n_cached + 1 :], *(tree.tokens[i] for i in arranged.order))
-        rows = self._evaluate_filled(text, tokens, arranged.parents)
+        tokens = [*text.tokens[text.n_cached :], *map(tree.tokens.__getitem__, arranged.order)]
+        rows = self._evaluate_filled(text.n_cached, tokens, arranged.parents)
         return _PlacedRows(rows, arranged.places)
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
@@ -228,8 +228,7 @@ class FixedShapeTarget(TargetModel):
             if arranged.places[node + 1] != kept + 1:
                 break
             kept += 1
-        filled = self._filled(arranged.parents)
-        self._keep_at(text.n_cached, filled, range(kept))
+        self._keep_at(text.n_cached, arranged.parents, range(kept))
         n_cached = text.n_cached + 1 + kept
         text.tokens.extend(tree.tokens[node] for node in path)
         # Last, so that an interrupt anywhere above leaves a number that is true.
@@ -238,24 +237,20 @@ class FixedShapeTarget(TargetModel):
     def _arranged(self, text: CachedText, tree: DraftTree) -> _Arrangement:
         return _arranged(tree.parents, len(text.tokens) - 1 - text.n_cached, self.width)
 
-    def _filled(self, parents: tuple[int, ...]) -> DraftTree:
-        return DraftTree.of_points((_FILLER,) * len(parents), parents)
-
     def _evaluate_filled(
-        self, text: CachedText, tokens: Sequence[int], parents: tuple[int, ...]
+        self, start: int, tokens: list[int], parents: tuple[int, ...]
     ) -> EvaluatedRows:
-        """Evaluate the first token that is not cached, and below it tokens and what fills up."""
-        filling = (_FILLER,) * (len(parents) - len(tokens))
-        tree = DraftTree.of_points((*tokens, *filling), parents)
-        return self._evaluate_at(text.n_cached, text.tokens[text.n_cached], tree)
+        """Evaluate the tokens from position `start` on, and what fills up the tree of `parents`."""
+        filling = [_FILLER] * (1 + len(parents) - len(tokens))
+        return self._evaluate_at(start, tokens + filling, parents)
 
     def _catch_up(self, text: CachedText, end: int) -> None:
         """Evaluate generated tokens that are not cached, up to `end`, in the shape of a round."""
         while text.n_cached < end:
             tokens = text.tokens[text.n_cached : min(end, text.n_cached + self.width)]
-            arranged = _arranged((), len(tokens) - 1, self.width)
-            self._evaluate_filled(text, tokens[1:], arranged.parents)
-            self._keep_at(text.n_cached, self._filled(arranged.parents), range(len(tokens) - 1))
+            parents = _arranged((), len(tokens) - 1, self.width).parents
+            self._evaluate_filled(text.n_cached, tokens, parents)
+            self._keep_at(text.n_cached, parents, range(len(tokens) - 1))
             text.n_cached += len(tokens)
 
 

@@ -8,16 +8,20 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.tree import DraftTree
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Allowance:
     """The deepest and the largest tree of one round."""
 
+    # Not frozen: that costs a call for every field, in every round.
     max_depth: int
     max_nodes: int
 
     def check(self, tree: DraftTree, drafter: str) -> None:
         """Raise if a drafter proposed more than it was allowed."""
-        if len(tree) > self.max_nodes or tree.max_depth > self.max_depth:
+        n_nodes = len(tree.tokens)
+        if n_nodes <= self.max_depth and n_nodes <= self.max_nodes:  # no tree is deeper than large
+            return
+        if n_nodes > self.max_nodes or tree.max_depth > self.max_depth:
             allowed = f"{self.max_nodes} nodes of depth {self.max_depth} were allowed"
             proposed = f"{len(tree)} nodes of depth {tree.max_depth}"
             raise OptionError(f"{drafter} proposed {proposed} where {allowed}")
@@ -50,9 +54,9 @@ class RoundLimits:
             self.context_full = True
             return None
         # A round produces at most depth + 1 tokens.
-        depth = room if self._left is None else min(room, self._left - 1)
+        depth = room if self._left is None or self._left > room else self._left - 1
         # Siblings share a position but not a cell: the whole tree has to fit.
-        return Allowance(max_depth=depth, max_nodes=min(room, self._max_nodes))
+        return Allowance(depth, room if room < self._max_nodes else self._max_nodes)
 
     def spend(self, n_tokens: int) -> None:
         """Count the tokens a round produced."""

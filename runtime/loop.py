@@ -42,25 +42,22 @@ class DecodeSettings:
         return ExactRule() if self.params.is_greedy and not self.rule.exact else self.rule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Round:
-    """One round's accepted tokens in order, then the target's own (None after an end token).
+    """One round: its accepted tokens in order, then the target's own (None after an end token).
 
-    `rows` are the target's rows (0 for the root, node + 1 for a node), valid until the next round
-    starts.
+    `tokens` are all of them. `rows` are the target's rows (0 for the root, node + 1 for a node),
+    valid until the next round starts. `is_last` says that none will.
     """
 
+    # Not frozen, as nothing is that a round makes: that costs a call for every field.
     tree: DraftTree
     path: tuple[int, ...]
     next_token: int | None
+    tokens: list[int]
     rejected: bool
     rows: EvaluatedRows
-
-    @property
-    def tokens(self) -> list[int]:
-        """All tokens the round produced, in order."""
-        accepted = [self.tree.tokens[node] for node in self.path]
-        return accepted if self.next_token is None else [*accepted, self.next_token]
+    is_last: bool
 
     def node_before(self, index: int) -> int:
         """Return the node (or ROOT) whose law decided the round's `index`-th token."""
@@ -81,7 +78,8 @@ def decode_rounds(
     """
     tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
     rule, params, limits = settings.rule_in_force, settings.params, settings.limits
-    while (allowance := limits.next_round(len(tokens))) is not None:
+    allowance = limits.next_round(len(tokens))
+    while allowance is not None:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
         tree = drafter.propose(_ask(conversation, settings, allowance))
@@ -98,27 +96,36 @@ def decode_rounds(
         # Observe: let the drafter learn what became of its guesses.
         drafter.observe(RoundOutcome(tokens, tree, path, next_token, rows))
         limits.spend(len(tokens) - start)
-        yield Round(tree, path, next_token, accepted.rejected, rows)
-        if tokens[-1] in settings.end_tokens:
-            return
+        ended = tokens[-1] in settings.end_tokens
+        allowance = None if ended else limits.next_round(len(tokens))
+        new, is_last = tokens[start:], allowance is None
+        yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last)
 
 
 def _ask(
     conversation: Conversation, settings: DecodeSettings, allowance: Allowance
 ) -> DraftRequest:
     """Return what a drafter is told; its draws are independent of acceptance."""
-    tokens, most = conversation.tokens, (allowance.max_depth, allowance.max_nodes)
-    noise = conversation.noise.for_drafting(len(tokens))
-    return DraftRequest(tokens, settings.params, noise, *most, settings.end_tokens)
+    tokens = conversation.tokens
+    return DraftRequest(
+        tokens,
+        settings.params,
+        conversation.noise.for_drafting(len(tokens)),
+        allowance.max_depth,
+        allowance.max_nodes,
+        settings.end_tokens,
+    )
 
 
 def _target_laws(
     tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
 ) -> LawAt:
     """Return what gives the target's law after a node, by the settings of sampling."""
+    if not params.has_penalties:
+        return lambda node: transformed_law(rows.logits(node + 1), params)
 
     def law_at(node: int) -> Law:
-        above = [tree.tokens[i] for i in tree.path_to(node)] if params.has_penalties else ()
+        above = [tree.tokens[i] for i in tree.path_to(node)]
         return transformed_law(rows.logits(node + 1), params, penalty_window(tokens, above, params))
 
     return law_at

@@ -61,13 +61,13 @@ class SeededNoise:
     microsecond. Of `key`, any whole number, 64 bits count.
     """
 
+    # As of a new one: every round makes one for drafting, most of which nobody asks.
+    _position = _accepts = _choices = 0
+    _word: int | None = None
+
     def __init__(self, key: int, stream: int = 0) -> None:
         self._key = key & _WORD
         self._stream = stream
-        self._position = 0
-        self._accepts = 0
-        self._choices = 0
-        self._word: int | None = None
 
     @staticmethod
     def for_answer(seed: int, prompt: Sequence[int], index: int = 0) -> SeededNoise:
@@ -131,15 +131,16 @@ class SeededNoise:
         It depends on this source's own stream: a drafter that drafts for a drafter draws other
         numbers.
         """
-        key = struct.pack("<qq", self._stream, round_start)
-        digest = hashlib.blake2b(key, digest_size=8).digest()
-        return DraftNoise(self._key, int.from_bytes(digest, "little", signed=True))
+        return DraftNoise(self._key, self._stream_number(), round_start)
+
+    def _stream_number(self) -> int:
+        return self._stream
 
     def _hash(self, index: int) -> int:
         """Return 64 bits: number `index` of the position's own SplitMix64 sequence."""
         if self._word is None:
             # blake2b once a position: its further numbers are SplitMix64's, which cost less.
-            key = struct.pack("<Qqq", self._key, self._stream, self._position)
+            key = struct.pack("<Qqq", self._key, self._stream_number(), self._position)
             self._word = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         word = (self._word + index * _GOLDEN_INT) & _WORD
         word = ((word ^ (word >> 30)) * _MIX_1_INT) & _WORD
@@ -148,7 +149,23 @@ class SeededNoise:
 
 
 class DraftNoise(SeededNoise):
-    """Noise for drafts, which no run has to repeat: one uniform number on the cumulative law."""
+    """Noise for drafts, which no run has to repeat: one uniform number on the cumulative law.
+
+    It is that of the round that starts at `round_start`, for the drafts of who draws from `stream`.
+    """
+
+    _own_stream: int | None = None
+
+    def __init__(self, key: int, stream: int, round_start: int) -> None:
+        self._key, self._stream, self._round_start = key & _WORD, stream, round_start
+
+    def _stream_number(self) -> int:
+        # When it is first asked for: most rounds' drafts are point masses, which draw nothing.
+        if self._own_stream is None:
+            key = struct.pack("<qq", self._stream, self._round_start)
+            digest = hashlib.blake2b(key, digest_size=8).digest()
+            self._own_stream = int.from_bytes(digest, "little", signed=True)
+        return self._own_stream
 
     def choose(self, law: Law) -> int:
         """Return a token of `law` by the next choice draw of this position."""

@@ -62,7 +62,7 @@ class TokenEvent:
             return room
         logits = self._logits()
         copied = np.empty_like(logits) if room is None else room
-        np.copyto(copied, logits)
+        copied[:] = logits
         # In place of the view, which raises once the next evaluation has begun.
         self._logits = lambda: copied
         return copied
@@ -94,18 +94,21 @@ class LogprobKeeper:
 
     def before_evaluation(self) -> None:
         """Save what is still held, because the rows are about to be overwritten."""
-        earlier = self._copied() if self._copied is not None else None
+        copied, self._copied = self._copied, None
+        earlier = copied() if copied is not None else None
         if earlier is not None:
             _ = earlier.logprob
-        self._copied = None
+        if not self._current:
+            return
         for reference in self._current[:-1]:
             event = reference()
             if event is not None:
                 _ = event.logprob
-        last = self._current[-1]() if self._current else None
+        reference = self._current[-1]
+        last = reference()
         if last is not None:
             self._room = last.keep_logits(self._room)
-            self._copied = weakref.ref(last)
+            self._copied = reference
         self._current.clear()
 
     def finish(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import GEN_CREATED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
@@ -41,8 +40,8 @@ from specrun.runtime.sampling import SamplingParams, whole_number
 from specrun.runtime.target import TargetModel
 from specrun.runtime.text import TextAssembler
 
-Events = Generator[TokenEvent, None, None]
-"""An answer that is being made: it knows itself whether it has begun and whether it has ended."""
+Making = Generator[None, None, None]
+"""An answer that is being made, round by round: it knows itself whether it has begun and ended."""
 
 _UNDER_WAY = (GEN_RUNNING, GEN_SUSPENDED)
 
@@ -56,9 +55,23 @@ class _Clock:
     elsewhere: float = 0.0
     prompt_s: float = 0.0
     first_token_s: float | None = None
+    left: float | None = None  # when the consumer was given what it has now
 
     def elapsed(self) -> float:
-        return time.perf_counter() - self.started - self.elsewhere
+        now = time.perf_counter() if self.left is None else self.left
+        return now - self.started - self.elsewhere
+
+    def hand_out(self) -> None:
+        """Note that the consumer has a token, and goes on with it."""
+        self.left = now = time.perf_counter()
+        if self.first_token_s is None:
+            self.first_token_s = now - self.started - self.elsewhere
+
+    def come_back(self) -> None:
+        """Note that the runtime goes on."""
+        left, self.left = self.left, None
+        if left is not None:
+            self.elsewhere += time.perf_counter() - left
 
 
 class _Step:
@@ -102,7 +115,7 @@ class Session:
         self.conversation = Conversation(drafter)
         self._owned = owned
         self._step: _Step | None = _Step()
-        self._answering: Callable[[], Events | None] = lambda: None
+        self._answering: Callable[[], Making | None] = lambda: None
 
     @classmethod
     def open(
@@ -179,8 +192,8 @@ class Session:
 
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""
-        events = self._answering()
-        if events is not None and getgeneratorstate(events) in _UNDER_WAY:
+        making = self._answering()
+        if making is not None and getgeneratorstate(making) in _UNDER_WAY:
             problem = "an answer is still being streamed: finish it or close() the stream first"
             raise BusyError(problem)
 
@@ -211,28 +224,34 @@ class Session:
         if problems:  # a pool that cannot be saved
             raise problems.pop()
 
-    def step(self, events: Events) -> TokenEvent:
-        """Let an answer go on to its next event.
+    def step(self, making: Making) -> None:
+        """Let an answer go on by a round; `StopIteration` where it has ended.
 
         Raises `BusyError` where it would begin while another one is under way.
         """
         step: _Step | None = None
         try:
-            step, state = self._step, getgeneratorstate(events)
-            if state == GEN_CREATED:
-                self.require_open()
-                self.require_idle()
-                # Weak: an answer that nobody holds any more is over.
-                self._answering = weakref.ref(events)
-            elif step is None and state == GEN_SUSPENDED:
-                events.close()
-                self.require_open()
-            return next(events)
+            step = self._step
+            if step is None or self._answering() is not making:
+                self._admit(making)
+            next(making)
         finally:
             problems = [] if step is None else step.problems
             step = None  # frees what close() has left to it
             if problems:
                 raise problems.pop()
+
+    def _admit(self, making: Making) -> None:
+        """Let an answer begin, or end where the session was closed."""
+        state = getgeneratorstate(making)
+        if state == GEN_CREATED:
+            self.require_open()
+            self.require_idle()
+            # Weak: an answer that nobody holds any more is over.
+            self._answering = weakref.ref(making)
+        elif state == GEN_SUSPENDED:
+            making.close()
+            self.require_open()
 
     def load_prompt(self, prompt: Sequence[int]) -> int:
         """Bring the conversation to a prompt; return how many of its tokens were cached before."""
@@ -263,17 +282,22 @@ class GenerationStream(Iterator[TokenEvent]):
         self.seed = seed
         # The generator knows the answer, not this stream: no cycle, so dropping the stream ends it.
         self._answer = _Answer(session, prompt, params, seed, index, max_tokens)
-        self._events = self._answer.run()
+        self._making = self._answer.make()
 
     def __iter__(self) -> GenerationStream:
         return self
 
     def __next__(self) -> TokenEvent:
-        return self._answer.session.step(self._events)
+        answer, session = self._answer, self._answer.session
+        answer.clock.come_back()
+        # The consumer had control and may have closed the runtime: a step says so.
+        while session.closed or (event := answer.next_event()) is None:
+            session.step(self._making)
+        return event
 
     def close(self) -> None:
         """Stop the answer; what was generated so far stays in `result`."""
-        self._events.close()
+        self._making.close()
 
     @property
     def result(self) -> GenerationResult:
@@ -282,16 +306,25 @@ class GenerationStream(Iterator[TokenEvent]):
 
     def drain(self) -> GenerationResult:
         """Run to the end and return the result."""
+        answer = self._answer
         try:
-            deque(self, maxlen=0)  # keeps no event: no log-probability is computed for nobody
+            answer.clock.come_back()
+            while True:
+                answer.take_round()
+                answer.session.step(self._making)
+        except StopIteration:
+            return answer.result
         except BaseException:
             self.close()  # or the error's traceback would keep the answer, and the session busy
             raise
-        return self.result
 
 
 class _Answer:
-    """What a stream has generated so far, and the generator that goes on with it."""
+    """What a stream has generated so far, and the generator that goes on with it.
+
+    `make` decodes, a round at a time. What the round says is handed out token by token, as events,
+    or at once, without: of a drained stream nobody reads events.
+    """
 
     def __init__(
         self,
@@ -311,29 +344,35 @@ class _Answer:
         self._counter = RoundCounter()
         self._assembler = TextAssembler(params.stop)
         self._keeper = LogprobKeeper()
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
+        # Tokens, and the text that became certain with them: an item is handed out as a whole.
+        self._said: list[tuple[Sequence[int], str]] = []
+        # The round that is handed out, its number, its tokens' pieces, and how many items there
+        # were before it: a tuple, because they change together.
+        self._spoken: tuple[Round, int, list[bytes], int] | None = None
         self._cached = 0
         self._finish: FinishReason = "cancelled"
-        self._clock = _Clock(0.0, (0.0, 0.0))
+        self.clock = _Clock(0.0, (0.0, 0.0))
         self._stats: SpecStats | None = None
 
     @property
     def result(self) -> GenerationResult:
         """The answer so far, complete once the stream is exhausted or closed."""
-        usage = Usage(len(self._prompt), len(self._token_ids), self._cached)
-        text, token_ids = "".join(self._texts), list(self._token_ids)
+        token_ids = [token for tokens, _ in self._said for token in tokens]
+        text = "".join(text for _, text in self._said)
+        usage = Usage(len(self._prompt), len(token_ids), self._cached)
         stats = self._stats or self._statistics()
         return GenerationResult(text, token_ids, self._finish, usage, stats, self._seed)
 
-    def run(self) -> Events:
-        """Yield the events of the answer."""
+    # -- making it ---------------------------------------------------------------------------------
+
+    def make(self) -> Making:
+        """Decode the answer; at every yield there is a round to hand out."""
         session = self.session
         try:
-            self._clock = _Clock(time.perf_counter(), session.native_seconds())
+            self.clock = _Clock(time.perf_counter(), session.native_seconds())
             self._cached = session.load_prompt(self._prompt)
-            self._clock.prompt_s = self._clock.elapsed()
-            yield from self._answer()
+            self.clock.prompt_s = self.clock.elapsed()
+            yield from self._decode()
         except SpecrunError:
             session.require_open()  # whatever it met then: that is why
             raise
@@ -341,9 +380,10 @@ class _Answer:
             self._conclude()
 
     def _conclude(self) -> None:
+        self._spoken = None  # what was not handed out was not said
         if self._finish == "cancelled":
             # What waited for the rest of a character or a stop string was said.
-            self._texts.append(self._assembler.finish())
+            self._said.append(((), self._assembler.finish()))
         self._stats = self._statistics()
         try:
             self._keeper.finish()
@@ -352,9 +392,8 @@ class _Answer:
             if not self.session.closed:
                 raise
 
-    def _answer(self) -> Generator[TokenEvent, None, None]:
+    def _decode(self) -> Making:
         session, conversation = self.session, self.session.conversation
-        tokens = conversation.tokens
         end_tokens = session.vocabulary.end_of_generation
         limits = RoundLimits(
             n_ctx=session.target.n_positions,
@@ -364,68 +403,83 @@ class _Answer:
         conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
         settings = DecodeSettings(session.rule, self._params, limits, end_tokens)
         rounds = decode_rounds(session.target, conversation, settings)
-        for number, this_round in enumerate(rounds):
-            ended = tokens[-1] in end_tokens
-            # Known before the events are made, because the last one carries the text held back.
-            final = ended or limits.next_round(len(tokens)) is None
-            yield from self._events_of(this_round, number, final, end_tokens)
-            if self._assembler.stopped_by is not None:
-                self._finish = "stop"
-                return
-            if ended:
-                self._finish = "stop"
-            self._keeper.before_evaluation()
         # A full context counts as length, like the token limit.
-        if self._finish != "stop":
-            self._finish = "length"
-
-    def _events_of(
-        self, this_round: Round, number: int, final: bool, end_tokens: frozenset[int]
-    ) -> Generator[TokenEvent, None, None]:
-        new = this_round.tokens
-        tree, n_accepted = this_round.tree, len(this_round.path)
-        # A path that was cut at its end token was not refused there.
-        refused = this_round.rejected and this_round.next_token is not None
-        self._counter.count(
-            tree.n_candidates,
-            tree.candidate_depth,
-            n_accepted,
-            n_tokens=len(new),
-            n_others=len(tree) - tree.n_candidates,
-            n_tested=n_accepted + refused,
-        )
-        for index, token in enumerate(new):
-            piece = b"" if token in end_tokens else self.session.vocabulary.piece(token)
-            text = self._assembler.push(piece)
-            if self._assembler.stopped_by is None and final and index == len(new) - 1:
-                text += self._assembler.finish()
-            self._token_ids.append(token)
-            self._texts.append(text)
-            # Read when somebody asks: a softmax for every token would be most of the overhead.
-            logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
-            origin: Origin = "drafted" if index < n_accepted else "target"
-            event = TokenEvent(text, token, origin, number, logits)
-            self._keeper.add(event)
-            if self._clock.first_token_s is None:
-                self._clock.first_token_s = self._clock.elapsed()
-            paused = time.perf_counter()
-            yield event
-            self._clock.elsewhere += time.perf_counter() - paused
-            # The consumer had control and may have closed the runtime.
-            self.session.require_open()
-            # Dropped here, so that only the consumer decides whether its logits are still needed.
-            del event
+        finish: FinishReason = "length"
+        for number, this_round in enumerate(rounds):
+            tokens = this_round.tokens
+            pieces = session.vocabulary.pieces(tokens)
+            if tokens[-1] in end_tokens:
+                pieces[-1], finish = b"", "stop"
+            self._count(this_round)
+            self._spoken = this_round, number, pieces, len(self._said)
+            yield
             if self._assembler.stopped_by is not None:
-                return
+                finish = "stop"
+                break
+            self._keeper.before_evaluation()
+        self._finish = finish
+
+    def _count(self, this_round: Round) -> None:
+        tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
+        n_nodes = len(tree.tokens)
+        if not n_nodes:
+            self._counter.count(0, 0, 0, n_new)
+            return
+        # A path that was cut at its end token was not refused there.
+        tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
+        n_candidates, depth = tree.n_candidates, tree.candidate_depth
+        self._counter.count(n_candidates, depth, n_accepted, n_new, n_nodes - n_candidates, tested)
+
+    # -- handing it out ----------------------------------------------------------------------------
+
+    def next_event(self) -> TokenEvent | None:
+        """Hand out the next token of the round; None: all of them were."""
+        spoken = self._spoken
+        if spoken is None or self._assembler.stopped_by is not None:
+            return None
+        this_round, number, pieces, base = spoken
+        index = len(self._said) - base
+        if index == len(pieces):
+            return None
+        text = self._assembler.push(pieces[index])
+        if this_round.is_last and index == len(pieces) - 1:
+            text += self._held_back()
+        token, path = this_round.tokens[index], this_round.path
+        # Read when somebody asks: a softmax for every token would be most of the overhead.
+        logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
+        origin: Origin = "drafted" if index < len(path) else "target"
+        event = TokenEvent(text, token, origin, number, logits)
+        self._keeper.add(event)
+        self._said.append(((token,), text))
+        self.clock.hand_out()
+        return event
+
+    def take_round(self) -> None:
+        """Hand out what is left of the round, if anything, without events."""
+        spoken, self._spoken = self._spoken, None
+        if spoken is None or self._assembler.stopped_by is not None:
+            return
+        this_round, _, pieces, base = spoken
+        start = len(self._said) - base
+        text, count = self._assembler.push_all(pieces[start:])
+        if this_round.is_last:
+            text += self._held_back()
+        self._said.append((this_round.tokens[start : start + count], text))
+        self.clock.hand_out()
+        self.clock.come_back()
+
+    def _held_back(self) -> str:
+        """Return the text that the answer's last token carries beside its own."""
+        return self._assembler.finish() if self._assembler.stopped_by is None else ""
 
     def _statistics(self) -> SpecStats:
-        session, counter, clock = self.session, self._counter, self._clock
+        session, counter, clock = self.session, self._counter, self.clock
         wall = clock.elapsed() if clock.started else 0.0
         target_s = drafter_s = 0.0
         if clock.started:
             times = zip(session.native_seconds(), clock.native_before, strict=True)
             target_s, drafter_s = (now - before for now, before in times)
-        decoding, n_tokens = wall - clock.prompt_s, len(self._token_ids)
+        decoding, n_tokens = wall - clock.prompt_s, sum(len(tokens) for tokens, _ in self._said)
         # The prompt's last token is the first round's root, not part of the prefill.
         evaluated = len(self._prompt) - self._cached - 1
         return SpecStats(

@@ -12,12 +12,12 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.batch import Batch, IntArray
+from specrun.bindings.batch import Batch, BatchShape
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
@@ -29,9 +29,6 @@ _PREFILL_CHUNK = 256
 # With hidden states every token of a prompt needs an output row: the least that pieces hold.
 _HIDDEN_STATE_ROWS = 64
 
-Number = TypeVar("Number", bound=np.generic)
-
-
 # -- trees as sequences ----------------------------------------------------------------------------
 
 
@@ -41,16 +38,12 @@ class TreeLayout:
 
     `ids[i]` are the ids of node i: those of all leaves below it. Ids that no leaf needs ride along
     with the first leaf, so that every evaluation names every id (llama.cpp reuses its graph only
-    for equal counts) and a chain needs no bookkeeping after acceptance. `flat_ids`, `id_counts`,
-    `depths` and `outputs` describe a batch of the root followed by the nodes (read-only);
-    `deepest[s]` is the depth of sequence s.
+    for equal counts) and a chain needs no bookkeeping after acceptance. `shape` is that of a batch
+    of the root followed by the nodes; `deepest[s]` is the depth of sequence s.
     """
 
     ids: tuple[tuple[int, ...], ...]
-    flat_ids: IntArray
-    id_counts: IntArray
-    depths: IntArray
-    outputs: npt.NDArray[np.int8]
+    shape: BatchShape
     deepest: tuple[int, ...]
     n_leaves: int
 
@@ -78,19 +71,10 @@ def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
         while node != ROOT:
             below[node].append(sequence)
             node = parents[node]
-    # The root carries every id: all paths start from it.
-    flat = [*range(n_sequences)]
-    for ids in below:
-        flat.extend(ids)
-    return TreeLayout(
-        ids=tuple(map(tuple, below)),
-        flat_ids=_constant(flat, np.int32),
-        id_counts=_constant([n_sequences, *map(len, below)], np.int32),
-        depths=_constant([0, *depths], np.int32),
-        outputs=_constant([1] * (n + 1), np.int8),
-        deepest=tuple(deepest),
-        n_leaves=len(leaves),
-    )
+    # The root carries every id: all paths start from it. Siblings share a position, which is their
+    # depth and not their place in the batch.
+    shape = BatchShape.of([0, *depths], [range(n_sequences), *below], [1] * (n + 1))
+    return TreeLayout(tuple(map(tuple, below)), shape, tuple(deepest), len(leaves))
 
 
 class Move(NamedTuple):
@@ -123,12 +107,6 @@ def moves_onto(
         if shared < len(path):
             moves.append(Move(sequence, shared, layout.deepest[sequence] > shared))
     return tuple(moves)
-
-
-def _constant(values: list[int], kind: type[Number]) -> npt.NDArray[Number]:
-    array = np.array(values, kind)
-    array.flags.writeable = False
-    return array
 
 
 # -- texts and what evaluates them -----------------------------------------------------------------
@@ -212,7 +190,8 @@ class TargetModel:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._n_sequences = context.options.n_sequences
-        self._all_ids = np.arange(self._n_sequences, dtype=np.int32)
+        self._all_ids = tuple(range(self._n_sequences))
+        self._can_branch = context.model.can_branch
         self._batch = Batch(context.n_batch, self._n_sequences)
 
     @property
@@ -231,7 +210,7 @@ class TargetModel:
         `states`: the drafter needs the state before the first new token, with that token.
         """
         shared = min(common_prefix(text.tokens, prompt), text.n_cached, len(prompt) - 1)
-        return max(0, shared - 1) if states and self.context.model.can_branch else shared
+        return max(0, shared - 1) if states and self._can_branch else shared
 
     def rewind(self, text: CachedText, length: int) -> None:
         """Drop everything of the text after its first `length` tokens.
@@ -243,7 +222,7 @@ class TargetModel:
         # A failed evaluation clears a memory that cannot drop a part: what it holds is the truth.
         text.n_cached = min(was_cached, memory.last_position() + 1)
         text.cut(length)
-        if self.context.model.can_branch:
+        if self._can_branch:
             # Even if nothing was cut: an interrupted round's nodes lie behind what is cached.
             memory.truncate(text.n_cached)
         # A recurrent state cannot drop a part: it starts again from nothing.
@@ -279,12 +258,13 @@ class TargetModel:
         if text.n_cached != len(text.tokens) - 1:
             cached = f"of {len(text.tokens)} tokens {text.n_cached} are cached"
             raise OptionError(f"{cached}: a tree grows from the first that is not")
-        return self._evaluate_at(text.n_cached, text.tokens[-1], tree)
+        return self._evaluate_at(text.n_cached, [text.tokens[-1], *tree.tokens], tree.parents)
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep root and `path` for every sequence, touching only the round's positions."""
-        self._keep_at(text.n_cached, tree, path)
-        text.commit(tree.tokens[node] for node in path)
+        if tree.parents:
+            self._keep_at(text.n_cached, tree.parents, path)
+        text.commit([tree.tokens[node] for node in path])
 
     def _pieces(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield where pieces of a prompt begin and end, of at most so many tokens."""
@@ -294,28 +274,29 @@ class TargetModel:
         """Return what the model is fed for these tokens."""
         return tokens
 
-    def _evaluate_at(self, root: int, token: int, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate `token` at position `root` and `tree` below it."""
-        layout = layout_tree(tree.parents, self._n_sequences)
-        if len(tree) and not self.context.model.can_branch:
-            self._require_chain(len(tree), layout)
+    def _evaluate_at(
+        self, start: int, tokens: list[int], parents: tuple[int, ...]
+    ) -> EvaluatedRows:
+        """Evaluate a root at position `start`, and below it the tree of the other tokens."""
+        layout = layout_tree(parents, self._n_sequences)
+        if parents and not self._can_branch:
+            self._require_chain(len(parents), layout)
         if layout.n_leaves > self._n_sequences:
             there = f"the context's {self._n_sequences} sequences"
             raise OptionError(f"a draft tree with more leaves than {there}")
-        # Siblings share a position, which is their depth and not their place in the batch.
-        fed, positions = self._fed([token, *tree.tokens]), layout.depths + root
-        self._batch.fill(fed, positions, layout.id_counts, layout.flat_ids, layout.outputs)
+        self._batch.fill_shape(self._fed(tokens), start, layout.shape)
         return self.context.decode(self._batch)
 
-    def _keep_at(self, root: int, tree: DraftTree, path: Sequence[int]) -> None:
+    def _keep_at(self, root: int, parents: tuple[int, ...], path: Sequence[int]) -> None:
         """Keep the token at `root` and the nodes of `path` below it, for every sequence."""
-        layout = layout_tree(tree.parents, self._n_sequences)
-        moves = moves_onto(tuple(path), tree.parents, self._n_sequences)
+        layout = layout_tree(parents, self._n_sequences)
         end = root + 1 + len(path)
         memory = self.context.memory
-        if tree.max_depth > len(path):
+        # Before anything is changed: it raises for what is no path.
+        moves = moves_onto(tuple(path), parents, self._n_sequences) if path else ()
+        if max(layout.deepest) > len(path):
             memory.truncate(end)  # one walk drops what is deeper than the path, of all sequences
-        if path:
+        if moves:
             # Its last node's sequences hold the whole path: the others take over what they lack.
             source = layout.ids[path[-1]][0]
             # Each call walks all cells of the context: sequences that hold the path need none.

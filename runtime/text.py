@@ -14,39 +14,68 @@ class TextAssembler:
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
-        # Models may say bytes that are no UTF-8: they are shown as replacements, not raised.
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
-        self._held = ""
-        self.stopped_by: str | None = None
+        # Together, because they change together: bytes of a character that is not whole, text that
+        # may become a stop string, and the stop string that came.
+        self._state: tuple[bytes, str, str | None] = (b"", "", None)
 
-    def push(self, piece: bytes) -> str:
-        """Return the text that is certain with `piece`; a complete stop string is `stopped_by`."""
-        return self._release(self._decoder.decode(piece))
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that became complete, None while none has."""
+        return self._state[2]
+
+    def push(self, piece: bytes, *, final: bool = False) -> str:
+        """Return the text that is certain with `piece`; a complete stop string is `stopped_by`.
+
+        Nothing comes after a `final` piece: an unfinished character is replaced.
+        """
+        unfinished, held, stopped_by = self._state
+        # Models may say bytes that are no UTF-8: they are shown as replacements, not raised.
+        data = unfinished + piece
+        text, n_read = codecs.utf_8_decode(data, "replace", final)
+        if self._stop:
+            text, held, stopped_by = self._cut(text, held, stopped_by)
+        self._state = (data[n_read:], held, stopped_by)
+        return text
+
+    def push_all(self, pieces: Sequence[bytes]) -> tuple[str, int]:
+        """Return the text that is certain with these pieces, and how many of them it took.
+
+        None are taken after one that completes a stop string.
+        """
+        before = self._state
+        text = self.push(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._state[2] is None:
+            return text, len(pieces)
+        # The text does not depend on how it is split; which piece ended it is seen one by one.
+        self._state = before
+        for count, piece in enumerate(pieces, 1):
+            self.push(piece)
+            if self._state[2] is not None:
+                return text, count
+        raise AssertionError("a stop string came with all pieces and with none of them")
 
     def finish(self) -> str:
         """Return the text held back; an unfinished character becomes the replacement character."""
-        text = self._release(self._decoder.decode(b"", final=True))
+        text = self.push(b"", final=True)
         # What could have begun a stop string and did not is text.
-        rest, self._held = self._held, ""
-        return text if self.stopped_by is not None else text + rest
+        unfinished, held, stopped_by = self._state
+        self._state = (unfinished, "", stopped_by)
+        return text if stopped_by is not None else text + held
 
-    def _release(self, text: str) -> str:
-        if not self._stop:
-            return text
-        if self.stopped_by is not None:
-            return ""
-        text = self._held + text
+    def _cut(self, text: str, held: str, stopped_by: str | None) -> tuple[str, str, str | None]:
+        """Return of text what is certain, what is held back, and the stop string that ends it."""
+        if stopped_by is not None:
+            return "", "", stopped_by
+        text = held + text
         places = ((text.find(stop), stop) for stop in self._stop)
         found = [(index + len(stop), index, stop) for index, stop in places if index >= 0]
         if found:
             # The one that is complete first: the answer must not depend on how the text was split.
-            _, index, self.stopped_by = min(found)
-            self._held = ""
-            return text[:index]
-        keep = self._possible_stop(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+            _, index, stop = min(found)
+            return text[:index], "", stop
+        certain = len(text) - self._possible_stop(text)
+        return text[:certain], text[certain:], None
 
     def _possible_stop(self, text: str) -> int:
         """Return the length of the longest end of `text` that begins a stop string."""

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -53,13 +54,12 @@ class DraftTree:
     @property
     def n_candidates(self) -> int:
         """How many nodes can be accepted."""
-        return sum(self.is_candidate)
+        return _candidates(self.depths, self.is_candidate)[0]
 
     @property
     def candidate_depth(self) -> int:
         """The depth of the deepest node that can be accepted, 0 without any."""
-        pairs = zip(self.depths, self.is_candidate, strict=True)
-        return max((depth for depth, counts in pairs if counts), default=0)
+        return _candidates(self.depths, self.is_candidate)[1]
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
@@ -92,6 +92,12 @@ class DraftTree:
             return points
         # Node i hangs below i - 1, and ROOT is -1.
         return dataclasses.replace(points, draws={i - 1: (Draw(i, laws[i]),) for i in range(n)})
+
+
+@functools.lru_cache(maxsize=256)
+def _candidates(depths: tuple[int, ...], is_candidate: tuple[bool, ...]) -> tuple[int, int]:
+    """Return how many nodes can be accepted, and the depth of the deepest of them."""
+    return sum(is_candidate), max(compress(depths, is_candidate), default=0)
 
 
 # Rounds repeat a few shapes: each is worked out once and shared, hence read-only.

@@ -261,7 +261,7 @@ def test_layout_gives_every_path_its_sequences(parents: tuple[int, ...]) -> None
         if parents
         else set(range(4))
     )
-    assert list(layout.flat_ids[:4]) == [0, 1, 2, 3]
+    assert list(layout.shape.ids[:4]) == [0, 1, 2, 3]
 
 
 def test_moves_bring_every_other_sequence_onto_the_path():

@@ -261,14 +261,15 @@ class DraftModelTarget(TargetModel):
             super().prefill(text, len(text.tokens) - 1)
         # Missing tokens become the chain above the tree: one evaluation reads the weights once.
         joined, n_missing = _joined(text, tree)
-        rows = self._evaluate_at(text.n_cached, text.tokens[text.n_cached], joined)
+        tokens = [text.tokens[text.n_cached], *joined.tokens]
+        rows = self._evaluate_at(text.n_cached, tokens, joined.parents)
         return _Rows(rows, n_missing, self._shared_size)
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep the evaluated root and these nodes, a path from the root down; drop the others."""
         joined, n_missing = _joined(text, tree)
         kept = [*range(n_missing), *(n_missing + node for node in path)]
-        self._keep_at(text.n_cached, joined, kept)
+        self._keep_at(text.n_cached, joined.parents, kept)
         text.commit(tree.tokens[node] for node in path)
 
     def close(self) -> None:

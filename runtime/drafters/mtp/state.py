@@ -112,7 +112,7 @@ class MtpState(TextRows[None]):
             self._batch.fill_one(pairs[0][0], start)
         else:
             tokens = [token for token, _ in pairs]
-            self._batch.fill(tokens, range(start, start + n), None, [0] * n, [int(with_rows)] * n)
+            self._batch.fill_chain(tokens, start, (0,), n if with_rows else 0)
         # Into the batch's own array: llama.cpp reads states from there, beside the tokens.
         for row, (_, state) in enumerate(pairs):
             self._batch.states[row] = state
