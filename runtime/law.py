@@ -14,9 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.compiled import LOOPS
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
+
+SHORT = 128
+"""Tokens of a law up to which a loop is quicker than numpy."""
 
 # Shared by all point masses, hence read-only.
 _CERTAIN = np.ones(1)
@@ -64,6 +68,9 @@ class Law:
         """Return the token at `uniform` (in [0, 1)) of the cumulative law, none of zero mass."""
         if len(self.probs) == 1:
             return 0 if self.ids is None else int(self.ids[0])
+        if LOOPS is not None and len(self.probs) <= SHORT:
+            index = LOOPS.place_at(self.probs, uniform)
+            return index if self.ids is None else int(self.ids[index])
         cumulative = self.probs.cumsum()
         # Scaling by the last sum absorbs rounding; side "right" steps over entries of zero mass.
         index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
@@ -89,8 +96,7 @@ class Law:
         """
         left = self.probs - draft.aligned_to(self)
         np.maximum(left, 0.0, out=left)
-        total = float(left.sum())
-        return Law(left / total, self.ids) if total > 0.0 else self
+        return Law(left, self.ids) if scale_to_one(left) > 0.0 else self
 
     def without(self, token: int) -> Law:
         """Return the law given that it is not `token`: the residual of a rejected point mass.
@@ -102,8 +108,7 @@ class Law:
             return self
         left = self.probs.copy()
         left[index] = 0.0
-        total = float(np.add.reduce(left))
-        return Law(left / total, self.ids) if total > 0.0 else self
+        return Law(left, self.ids) if scale_to_one(left) > 0.0 else self
 
     def aligned_to(self, other: Law) -> FloatArray:
         """Return this law's probabilities of the tokens of `other`, in its order."""
@@ -121,9 +126,23 @@ class Law:
             inside = other.ids < len(self.probs)
             # The inner 0 is only a valid index: its value is not used.
             return np.where(inside, self.probs[np.where(inside, other.ids, 0)], 0.0)
+        if LOOPS is not None:
+            aligned = np.empty(len(other.ids))
+            LOOPS.align(self.probs, self.ids, other.ids, aligned)
+            return aligned
         # One past the end is no index; the last slot then fails the comparison.
         slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
+
+
+def scale_to_one(weights: FloatArray) -> float:
+    """Divide weights by their sum, unless that is not positive; return the sum."""
+    if LOOPS is not None:
+        return LOOPS.scale_to_one(weights)
+    total = float(np.add.reduce(weights))
+    if total > 0.0:
+        weights /= total
+    return total
 
 
 class LawWithout(Law):

@@ -20,7 +20,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specrun.runtime.law import Law
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.law import SHORT, Law
 
 Words = npt.NDArray[np.uint64]
 # The increment and the multipliers of SplitMix64 (Steele, Lea and Flood 2014).
@@ -30,7 +31,6 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 # Python's integers for single numbers: numpy's scalars warn when a product wraps around.
 _GOLDEN_INT, _MIX_1_INT, _MIX_2_INT = int(_GOLDEN), int(_MIX_1), int(_MIX_2)
 _WORD = 0xFFFFFFFFFFFFFFFF
-_SHORT = 128  # tokens of a law up to which Python lists are quicker than numpy
 # The last one is not SplitMix64's: it leaves the 53 bits that a float64 holds.
 _SHIFTS = tuple(np.uint64(bits) for bits in (30, 27, 31, 11))
 
@@ -108,8 +108,12 @@ class SeededNoise:
         if len(law.probs) == 1:
             return law.token_at(0.0)
         self._choices += 1
-        uniforms = _uniforms(law, self._hash(2 * self._choices))
-        if len(uniforms) <= _SHORT:
+        key = self._hash(2 * self._choices)
+        if LOOPS is not None and len(law.probs) <= SHORT:
+            best = LOOPS.race(law.probs, law.ids, key)
+            return best if law.ids is None else int(law.ids[best])
+        uniforms = _uniforms(law, key)
+        if len(uniforms) <= SHORT:
             best = _first_to_arrive(uniforms.tolist(), law.probs.tolist())
             return best if law.ids is None else int(law.ids[best])
         best = int(law.probs.argmax())
@@ -131,15 +135,16 @@ class SeededNoise:
         It depends on this source's own stream: a drafter that drafts for a drafter draws other
         numbers.
         """
-        key = struct.pack("<qq", self._stream, round_start)
-        digest = hashlib.blake2b(key, digest_size=8).digest()
-        return DraftNoise(self._key, int.from_bytes(digest, "little", signed=True))
+        return DraftNoise(self, round_start)
+
+    def _stream_number(self) -> int:
+        return self._stream
 
     def _hash(self, index: int) -> int:
         """Return 64 bits: number `index` of the position's own SplitMix64 sequence."""
         if self._word is None:
             # blake2b once a position: its further numbers are SplitMix64's, which cost less.
-            key = struct.pack("<Qqq", self._key, self._stream, self._position)
+            key = struct.pack("<Qqq", self._key, self._stream_number(), self._position)
             self._word = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         word = (self._word + index * _GOLDEN_INT) & _WORD
         word = ((word ^ (word >> 30)) * _MIX_1_INT) & _WORD
@@ -149,6 +154,19 @@ class SeededNoise:
 
 class DraftNoise(SeededNoise):
     """Noise for drafts, which no run has to repeat: one uniform number on the cumulative law."""
+
+    def __init__(self, parent: SeededNoise, round_start: int) -> None:
+        super().__init__(parent._key)
+        self._origin: tuple[SeededNoise, int] | None = (parent, round_start)
+
+    def _stream_number(self) -> int:
+        # Hashed when it is first drawn from: most drafts are point masses, which draw nothing.
+        if self._origin is not None:
+            parent, round_start = self._origin
+            key = struct.pack("<qq", parent._stream_number(), round_start)
+            digest = hashlib.blake2b(key, digest_size=8).digest()
+            self._stream, self._origin = int.from_bytes(digest, "little", signed=True), None
+        return self._stream
 
     def choose(self, law: Law) -> int:
         """Return a token of `law` by the next choice draw of this position."""
@@ -163,7 +181,7 @@ class DraftNoise(SeededNoise):
         has a few dozen tokens, over which plain Python is several times quicker than a numpy call
         for every step.
         """
-        if len(law.probs) > _SHORT:
+        if len(law.probs) > SHORT:
             return choose_in_turn(self, law, count)
         weights = law.probs.tolist()
         places: list[int] = []
