@@ -59,10 +59,8 @@ class Law:
             return float(self.probs[token]) if token < len(self.probs) else 0.0
         if len(self.ids) == 1:  # greedy decoding asks nothing else
             return 1.0 if self.ids[0] == token else 0.0
-        index = bisect_left(self.ids, token)  # a few comparisons, quicker than a numpy call
-        if index < len(self.ids) and self.ids[index] == token:
-            return float(self.probs[index])
-        return 0.0
+        place = _place_of(token, self.ids)
+        return float(self.probs[place]) if place >= 0 else 0.0
 
     def token_at(self, uniform: float) -> int:
         """Return the token at `uniform` (in [0, 1)) of the cumulative law, none of zero mass."""
@@ -94,20 +92,30 @@ class Law:
         equals Q and a rejection has probability zero: it can only come from rounding, and P itself
         is returned.
         """
-        left = self.probs - draft.aligned_to(self)
-        np.maximum(left, 0.0, out=left)
+        left = self.left_over(draft)
         return Law(left, self.ids) if scale_to_one(left) > 0.0 else self
+
+    def left_over(self, draft: Law, share: float = 1.0) -> FloatArray:
+        """Return max(0, share P - Q) of the tokens of this law, in its order."""
+        ids, draft_ids = self.ids, draft.ids
+        if LOOPS is not None and ids is not None and draft_ids is not None:
+            left = np.empty(len(ids))
+            LOOPS.left_over(self.probs, ids, draft.probs, draft_ids, share, left)
+            return left
+        left = share * self.probs - draft.aligned_to(self)
+        np.maximum(left, 0.0, out=left)
+        return left
 
     def without(self, token: int) -> Law:
         """Return the law given that it is not `token`: the residual of a rejected point mass.
 
         A law that is sure of `token` is returned as it is: rejecting it then had probability zero.
         """
-        index = token if self.ids is None else bisect_left(self.ids, token)
-        if index >= len(self.probs) or (self.ids is not None and self.ids[index] != token):
+        place = token if self.ids is None else _place_of(token, self.ids)
+        if not 0 <= place < len(self.probs):
             return self
         left = self.probs.copy()
-        left[index] = 0.0
+        left[place] = 0.0
         return Law(left, self.ids) if scale_to_one(left) > 0.0 else self
 
     def aligned_to(self, other: Law) -> FloatArray:
@@ -126,13 +134,17 @@ class Law:
             inside = other.ids < len(self.probs)
             # The inner 0 is only a valid index: its value is not used.
             return np.where(inside, self.probs[np.where(inside, other.ids, 0)], 0.0)
-        if LOOPS is not None:
-            aligned = np.empty(len(other.ids))
-            LOOPS.align(self.probs, self.ids, other.ids, aligned)
-            return aligned
         # One past the end is no index; the last slot then fails the comparison.
         slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
+
+
+def _place_of(token: int, ids: IdArray) -> int:
+    """Return the place of a token among ascending ids, -1 if it is not there."""
+    if LOOPS is not None:
+        return LOOPS.place_of(token, ids)
+    place = bisect_left(ids, token)  # a few comparisons, quicker than a numpy call
+    return place if place < len(ids) and ids[place] == token else -1
 
 
 def scale_to_one(weights: FloatArray) -> float:

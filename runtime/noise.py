@@ -142,14 +142,17 @@ class SeededNoise:
 
     def _hash(self, index: int) -> int:
         """Return 64 bits: number `index` of the position's own SplitMix64 sequence."""
+        word = (self._position_word() + index * _GOLDEN_INT) & _WORD
+        word = ((word ^ (word >> 30)) * _MIX_1_INT) & _WORD
+        word = ((word ^ (word >> 27)) * _MIX_2_INT) & _WORD
+        return word ^ (word >> 31)
+
+    def _position_word(self) -> int:
         if self._word is None:
             # blake2b once a position: its further numbers are SplitMix64's, which cost less.
             key = struct.pack("<Qqq", self._key, self._stream_number(), self._position)
             self._word = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-        word = (self._word + index * _GOLDEN_INT) & _WORD
-        word = ((word ^ (word >> 30)) * _MIX_1_INT) & _WORD
-        word = ((word ^ (word >> 27)) * _MIX_2_INT) & _WORD
-        return word ^ (word >> 31)
+        return self._word
 
 
 class DraftNoise(SeededNoise):
@@ -183,6 +186,12 @@ class DraftNoise(SeededNoise):
         """
         if len(law.probs) > SHORT:
             return choose_in_turn(self, law, count)
+        if LOOPS is not None:
+            word, first = self._position_word(), self._choices + 1
+            tokens = LOOPS.distinct(law.probs, law.ids, count, word, first)
+            # A law of one token asks for no number, here as in `choose`.
+            self._choices += len(tokens) if len(law.probs) > 1 else 0
+            return tokens
         weights = law.probs.tolist()
         places: list[int] = []
         while len(places) < count:
@@ -190,7 +199,6 @@ class DraftNoise(SeededNoise):
             total = cumulative[-1]
             if not total > 0.0:
                 break
-            # A law of one token asks for no number, here as in `choose`.
             place = 0
             if len(weights) > 1:
                 place = bisect_right(cumulative, self._next_uniform() * total)

@@ -122,16 +122,15 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
 
 
 def _ranked(loops: Loops, logits: Logits, row: Logits, params: SamplingParams) -> Law:
-    """Return what top-k, top-p and min-p leave, as `_truncated` does, by compiled loops."""
-    ids, values = np.empty(params.top_k, np.intp), np.empty(params.top_k)
-    highest = loops.top_k(logits, ids, values)
-    if not math.isfinite(highest):
-        _require_finite(highest, row, params)
-    masses = np.exp(values) if params.top_p < 1.0 else values  # not read without a top-p
-    lowest = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    """Return what top-k, top-p and min-p leave, as `_truncated` does, by a compiled loop."""
+    k, min_p = params.top_k, params.min_p
+    ids, probs = np.empty(k, np.intp), np.empty(k)
+    lowest = math.log(min_p) if min_p > 0.0 else -math.inf
     temperature = max(params.temperature, _COLDEST)
-    count = loops.cut(ids, values, masses, params.top_p, lowest, temperature)
-    return _softmax(values[:count], ids[:count])
+    count = loops.truncate(logits, ids, probs, np.exp, params.top_p, lowest, temperature)
+    if not count:
+        _require_finite(float(logits.max()), row, params)
+    return Law(probs[:count], ids[:count])
 
 
 def _truncated(logits: Logits, ids: IdArray | None, row: Logits, params: SamplingParams) -> Law:
@@ -185,10 +184,6 @@ def _untruncated(logits: Logits, row: Logits, params: SamplingParams) -> Law:
 def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> Law:
     """Return softmax(values / temperature) on `ids`; the highest value is 0."""
     values /= max(temperature, _COLDEST)
-    return _softmax(values, ids)
-
-
-def _softmax(values: FloatArray, ids: IdArray | None) -> Law:
     np.exp(values, out=values)
     scale_to_one(values)
     return Law(values, ids)

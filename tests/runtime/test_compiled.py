@@ -153,6 +153,8 @@ def test_draws_and_residuals_are_pythons_own(monkeypatch: pytest.MonkeyPatch):
             found.append(draft.aligned_to(target).tobytes())
             rest = (target.residual(draft), target.without(target.most_likely[0]))
             found += [left.probs.tobytes() for left in rest]
+            found.append(target.left_over(draft, 0.3).tobytes())
+            found += [target.probability(token) for token in (0, 5, 899, 2000)]
         return found
 
     compiled = results()
@@ -176,21 +178,27 @@ def test_sums_are_numpys(size):
 @needs_loops
 def test_arrays_of_another_kind_are_refused():
     row, ids, values = np.zeros(50, np.float32), np.zeros(5, np.intp), np.zeros(5)
+    settings = (np.exp, 0.9, -1.0, 1.0)
+    assert LOOPS.truncate(row, ids, values, *settings) == 5
     for wrong in (
         (row.astype(np.float64), ids, values),
         (np.zeros(100, np.float32)[::2], ids, values),
+        (row.reshape(5, 10), ids, values),
         (row, ids.astype(np.int32), values),
         (row, ids, values[:4]),
         (row[:4], ids, values),
         (row, ids[:0], values[:0]),
         (row, ids, "values"),
-        (row, ids),
     ):
         with pytest.raises((TypeError, ValueError, BufferError)):
-            LOOPS.top_k(*wrong)
+            LOOPS.truncate(*wrong, *settings)
+    with pytest.raises(TypeError, match="3 arguments where 7"):
+        LOOPS.truncate(row, ids, values)
+    with pytest.raises(TypeError):
+        LOOPS.truncate(row, ids, values, lambda _: None, 0.9, -1.0, 1.0)
     read_only = values.copy()
     read_only.flags.writeable = False
     with pytest.raises((BufferError, ValueError)):
         LOOPS.scale_to_one(read_only)
     with pytest.raises(ValueError, match="differ in length"):
-        LOOPS.cut(ids, values, values[:3], 1.0, -1.0, 1.0)
+        LOOPS.left_over(values, ids, values, ids[:3], 1.0, values)
