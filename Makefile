@@ -8,7 +8,7 @@ VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 KIND := $(if $(WHEEL),wheel,$(if $(CUDA),cuda,cpu))
 FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel.py $(if $(CUDA),--cuda))
-INPUTS := pyproject.toml constraints.txt tools/llama_wheel.py
+INPUTS := pyproject.toml constraints.txt $(wildcard runtime/compiled/*.[ch]) tools/llama_wheel.py
 
 .PHONY: chat test test-real check env dev clean
 .DELETE_ON_ERROR:
@@ -53,4 +53,4 @@ $(VENV)/.dev-$(KIND): $(VENV)/.env-$(KIND)
 	@rm -f $(VENV)/.dev-* && touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build *.egg-info runtime/compiled/*.so

@@ -14,9 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.compiled import LOOPS
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
+
+SHORT = 128
+"""Tokens of a law up to which a loop is quicker than numpy."""
 
 # Shared by all point masses, hence read-only.
 _CERTAIN = np.ones(1)
@@ -55,15 +59,16 @@ class Law:
             return float(self.probs[token]) if token < len(self.probs) else 0.0
         if len(self.ids) == 1:  # greedy decoding asks nothing else
             return 1.0 if self.ids[0] == token else 0.0
-        index = bisect_left(self.ids, token)  # a few comparisons, quicker than a numpy call
-        if index < len(self.ids) and self.ids[index] == token:
-            return float(self.probs[index])
-        return 0.0
+        place = _place_of(token, self.ids)
+        return float(self.probs[place]) if place >= 0 else 0.0
 
     def token_at(self, uniform: float) -> int:
         """Return the token at `uniform` (in [0, 1)) of the cumulative law, none of zero mass."""
         if len(self.probs) == 1:
             return 0 if self.ids is None else int(self.ids[0])
+        if LOOPS is not None and len(self.probs) <= SHORT:
+            index = LOOPS.place_at(self.probs, uniform)
+            return index if self.ids is None else int(self.ids[index])
         cumulative = self.probs.cumsum()
         # Scaling by the last sum absorbs rounding; side "right" steps over entries of zero mass.
         index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
@@ -87,23 +92,31 @@ class Law:
         equals Q and a rejection has probability zero: it can only come from rounding, and P itself
         is returned.
         """
-        left = self.probs - draft.aligned_to(self)
+        left = self.left_over(draft)
+        return Law(left, self.ids) if scale_to_one(left) > 0.0 else self
+
+    def left_over(self, draft: Law, share: float = 1.0) -> FloatArray:
+        """Return max(0, share P - Q) of the tokens of this law, in its order."""
+        ids, draft_ids = self.ids, draft.ids
+        if LOOPS is not None and ids is not None and draft_ids is not None:
+            left = np.empty(len(ids))
+            LOOPS.left_over(self.probs, ids, draft.probs, draft_ids, share, left)
+            return left
+        left = share * self.probs - draft.aligned_to(self)
         np.maximum(left, 0.0, out=left)
-        total = float(left.sum())
-        return Law(left / total, self.ids) if total > 0.0 else self
+        return left
 
     def without(self, token: int) -> Law:
         """Return the law given that it is not `token`: the residual of a rejected point mass.
 
         A law that is sure of `token` is returned as it is: rejecting it then had probability zero.
         """
-        index = token if self.ids is None else bisect_left(self.ids, token)
-        if index >= len(self.probs) or (self.ids is not None and self.ids[index] != token):
+        place = token if self.ids is None else _place_of(token, self.ids)
+        if not 0 <= place < len(self.probs):
             return self
         left = self.probs.copy()
-        left[index] = 0.0
-        total = float(np.add.reduce(left))
-        return Law(left / total, self.ids) if total > 0.0 else self
+        left[place] = 0.0
+        return Law(left, self.ids) if scale_to_one(left) > 0.0 else self
 
     def aligned_to(self, other: Law) -> FloatArray:
         """Return this law's probabilities of the tokens of `other`, in its order."""
@@ -124,6 +137,24 @@ class Law:
         # One past the end is no index; the last slot then fails the comparison.
         slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
+
+
+def _place_of(token: int, ids: IdArray) -> int:
+    """Return the place of a token among ascending ids, -1 if it is not there."""
+    if LOOPS is not None:
+        return LOOPS.place_of(token, ids)
+    place = bisect_left(ids, token)  # a few comparisons, quicker than a numpy call
+    return place if place < len(ids) and ids[place] == token else -1
+
+
+def scale_to_one(weights: FloatArray) -> float:
+    """Divide weights by their sum, unless that is not positive; return the sum."""
+    if LOOPS is not None:
+        return LOOPS.scale_to_one(weights)
+    total = float(np.add.reduce(weights))
+    if total > 0.0:
+        weights /= total
+    return total
 
 
 class LawWithout(Law):

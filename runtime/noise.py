@@ -20,7 +20,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specrun.runtime.law import Law
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.law import SHORT, Law
 
 Words = npt.NDArray[np.uint64]
 # The increment and the multipliers of SplitMix64 (Steele, Lea and Flood 2014).
@@ -30,7 +31,6 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 # Python's integers for single numbers: numpy's scalars warn when a product wraps around.
 _GOLDEN_INT, _MIX_1_INT, _MIX_2_INT = int(_GOLDEN), int(_MIX_1), int(_MIX_2)
 _WORD = 0xFFFFFFFFFFFFFFFF
-_SHORT = 128  # tokens of a law up to which Python lists are quicker than numpy
 # The last one is not SplitMix64's: it leaves the 53 bits that a float64 holds.
 _SHIFTS = tuple(np.uint64(bits) for bits in (30, 27, 31, 11))
 
@@ -108,8 +108,12 @@ class SeededNoise:
         if len(law.probs) == 1:
             return law.token_at(0.0)
         self._choices += 1
-        uniforms = _uniforms(law, self._hash(2 * self._choices))
-        if len(uniforms) <= _SHORT:
+        key = self._hash(2 * self._choices)
+        if LOOPS is not None and len(law.probs) <= SHORT:
+            best = LOOPS.race(law.probs, law.ids, key)
+            return best if law.ids is None else int(law.ids[best])
+        uniforms = _uniforms(law, key)
+        if len(uniforms) <= SHORT:
             best = _first_to_arrive(uniforms.tolist(), law.probs.tolist())
             return best if law.ids is None else int(law.ids[best])
         best = int(law.probs.argmax())
@@ -138,14 +142,17 @@ class SeededNoise:
 
     def _hash(self, index: int) -> int:
         """Return 64 bits: number `index` of the position's own SplitMix64 sequence."""
+        word = (self._position_word() + index * _GOLDEN_INT) & _WORD
+        word = ((word ^ (word >> 30)) * _MIX_1_INT) & _WORD
+        word = ((word ^ (word >> 27)) * _MIX_2_INT) & _WORD
+        return word ^ (word >> 31)
+
+    def _position_word(self) -> int:
         if self._word is None:
             # blake2b once a position: its further numbers are SplitMix64's, which cost less.
             key = struct.pack("<Qqq", self._key, self._stream_number(), self._position)
             self._word = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-        word = (self._word + index * _GOLDEN_INT) & _WORD
-        word = ((word ^ (word >> 30)) * _MIX_1_INT) & _WORD
-        word = ((word ^ (word >> 27)) * _MIX_2_INT) & _WORD
-        return word ^ (word >> 31)
+        return self._word
 
 
 class DraftNoise(SeededNoise):
@@ -180,8 +187,14 @@ class DraftNoise(SeededNoise):
         has a few dozen tokens, over which plain Python is several times quicker than a numpy call
         for every step.
         """
-        if len(law.probs) > _SHORT:
+        if len(law.probs) > SHORT:
             return choose_in_turn(self, law, count)
+        if LOOPS is not None:
+            word, first = self._position_word(), self._choices + 1
+            tokens = LOOPS.distinct(law.probs, law.ids, count, word, first)
+            # A law of one token asks for no number, here as in `choose`.
+            self._choices += len(tokens) if len(law.probs) > 1 else 0
+            return tokens
         weights = law.probs.tolist()
         places: list[int] = []
         while len(places) < count:
@@ -189,7 +202,6 @@ class DraftNoise(SeededNoise):
             total = cumulative[-1]
             if not total > 0.0:
                 break
-            # A law of one token asks for no number, here as in `choose`.
             place = 0
             if len(weights) > 1:
                 place = bisect_right(cumulative, self._next_uniform() * total)

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import DecodeFailedError, OptionError
-from specrun.runtime.law import FloatArray, IdArray, Law
+from specrun.runtime.compiled import LOOPS, MOST_RANKED, Loops
+from specrun.runtime.law import FloatArray, IdArray, Law, scale_to_one
 from specrun.runtime.sampling import SamplingParams
 
 Logits = npt.NDArray[np.float32]
@@ -32,6 +33,8 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
         return Law.point(greedy_token(logits, params, window))
     row, logits = logits, _adjusted(logits, params, window)
     # llama.cpp's order has the temperature last: the cuts are made on the untempered law.
+    if LOOPS is not None and 0 < params.top_k < len(logits) and params.top_k <= MOST_RANKED:
+        return _ranked(LOOPS, logits, row, params)
     if 0 < params.top_k < len(logits):
         ids = _not_below_highest(logits, params.top_k)
     elif params.top_p < 1.0:
@@ -118,6 +121,18 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
     logits[ids] = values - np.float32(params.presence_penalty)
 
 
+def _ranked(loops: Loops, logits: Logits, row: Logits, params: SamplingParams) -> Law:
+    """Return what top-k, top-p and min-p leave, as `_truncated` does, by a compiled loop."""
+    k, min_p = params.top_k, params.min_p
+    ids, probs = np.empty(k, np.intp), np.empty(k)
+    lowest = math.log(min_p) if min_p > 0.0 else -math.inf
+    temperature = max(params.temperature, _COLDEST)
+    count = loops.truncate(logits, ids, probs, np.exp, params.top_p, lowest, temperature)
+    if not count:
+        _require_finite(float(logits.max()), row, params)
+    return Law(probs[:count], ids[:count])
+
+
 def _truncated(logits: Logits, ids: IdArray | None, row: Logits, params: SamplingParams) -> Law:
     """Return what top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all).
 
@@ -170,7 +185,7 @@ def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> La
     """Return softmax(values / temperature) on `ids`; the highest value is 0."""
     values /= max(temperature, _COLDEST)
     np.exp(values, out=values)
-    values /= np.add.reduce(values)
+    scale_to_one(values)
     return Law(values, ids)
 
 

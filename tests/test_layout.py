@@ -39,6 +39,7 @@ FLOORS = (
         "foundations",
         (
             *(
+                "compiled",
                 "law",
                 "noise",
                 "transform",

@@ -27,8 +27,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.rule import Acceptance, LawAt
@@ -105,9 +103,7 @@ class _Level:
     @functools.cached_property
     def weights(self) -> FloatArray:
         """The weights (p_i P_{i+1} - Q_{i+1})+ of the recovered token, on the support of `law`."""
-        weights = self.share * self.law.probs - self.draft.aligned_to(self.law)
-        np.maximum(weights, 0.0, out=weights)
-        return weights
+        return self.law.left_over(self.draft, self.share)
 
     @property
     def keep_probability(self) -> float:

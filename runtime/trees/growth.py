@@ -193,11 +193,10 @@ def draft_chain(
     laws: list[Law] = []
     while len(tokens) < most and not (tokens and tokens[-1] in end_tokens):
         law = law_after(tokens)
-        best, best_prob = law.most_likely
-        if best_prob < threshold and not (always_first and not tokens):
+        if threshold > 0.0 and (tokens or not always_first) and law.most_likely[1] < threshold:
             break
         if points:
-            tokens.append(best)
+            tokens.append(law.most_likely[0])
             continue
         noise.seek(start + len(tokens))
         tokens.append(noise.choose(law))

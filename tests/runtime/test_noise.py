@@ -312,11 +312,18 @@ def test_distinct_tokens_are_those_of_drawing_in_turn():
             assert len(tokens) == min(count, int(np.count_nonzero(law.probs)))
 
 
-def test_a_race_over_lists_has_numpys_winner(monkeypatch: pytest.MonkeyPatch):
+def test_a_race_has_the_same_winner_compiled_over_lists_and_over_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+):
     generator = np.random.default_rng(12)
     laws = [random_law(generator) for _ in range(300)]
-    winners = [at(SeededNoise(5), position).choose(law) for position, law in enumerate(laws)]
-    monkeypatch.setattr("specrun.runtime.noise._SHORT", 0)
-    assert winners == [
-        at(SeededNoise(5), position).choose(law) for position, law in enumerate(laws)
-    ]
+
+    def winners() -> list[int]:
+        return [at(SeededNoise(5), position).choose(law) for position, law in enumerate(laws)]
+
+    found = [winners()]
+    monkeypatch.setattr("specrun.runtime.noise.LOOPS", None)
+    found.append(winners())
+    monkeypatch.setattr("specrun.runtime.noise.SHORT", 0)
+    found.append(winners())
+    assert found[0] == found[1] == found[2]

@@ -77,8 +77,10 @@ class DraftModelDrafter(ModelDrafter):
         def law_after(drafted: list[int]) -> Law:
             # Only what is not cached: after a fully accepted
             # draft that is two tokens, fed together.
-            new = drafted[-1:] or request.tokens[len(state.cached) :]
-            row = state.feed(new)
+            if drafted:
+                row = state.feed_one(drafted[-1])
+            else:
+                row = state.feed(request.tokens[len(state.cached) :])
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
 
         tree = draft_chain(

@@ -35,6 +35,9 @@ class DraftModelState:
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
         self.context = context
         self.cached: list[int] = []
+        # Set while the cache and `cached` change: an interrupt leaves it set, and `rewind` then
+        # asks the memory itself.
+        self._changing = False
         self.main = 0
         self.batch = Batch(context.n_batch, 1)
         self._own_size = context.model.vocabulary.size
@@ -62,23 +65,32 @@ class DraftModelState:
             # Rows of earlier pieces are asked for too: one row each is cheaper than a second kind
             # of batch.
             self.batch.fill_chain(known, start, (self.main,), 1)
+            self._changing = True
             rows = self.context.decode(self.batch)
             self.cached.extend(piece)
+            self._changing = False
         return self.shared(rows.logits(0))
 
     def feed_one(self, token: int) -> Logits:
         """Evaluate a token after the cached ones; return its logits, a view [shared vocab]."""
-        self.batch.fill_one(self.known(token), len(self.cached), self.main)
+        known = token if token < self._own_size else self._stand_in
+        self.batch.fill_one(known, len(self.cached), self.main)
+        self._changing = True
         rows = self.context.decode(self.batch)
         self.cached.append(token)
+        self._changing = False
         return self.shared(rows.logits(0))
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop what an interrupted evaluation may have left."""
-        if length < len(self.cached) or self.context.memory.last_position(self.main) >= length:
+        memory = self.context.memory
+        left_over = self._changing and memory.last_position(self.main) >= length
+        if length < len(self.cached) or left_over:
+            self._changing = True
             # First: an interrupt in between must not leave tokens that are not cached.
             del self.cached[length:]
-            self.context.memory.truncate(length)
+            memory.truncate(length)
+        self._changing = False
 
     def close(self) -> None:
         """Free the context; the model belongs to the weights. Calling it again does nothing."""

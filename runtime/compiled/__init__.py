@@ -1,0 +1,74 @@
+"""Inner loops of laws in C (loops.c), where there was a compiler when specrun was installed.
+
+Whoever uses a loop has the same in Python beside it: both give the same bits, and a law of a few
+dozen tokens is not worth a numpy call for every step.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.intp]
+
+MOST_RANKED = 256
+"""The most entries that `Loops.truncate` ranks."""
+
+
+class Loops(Protocol):
+    """The functions of loops.c, over contiguous arrays; their docstrings say what they do."""
+
+    def truncate(
+        self,
+        row: npt.NDArray[np.float32],
+        ids: Ids,
+        probs: Numbers,
+        exp: np.ufunc,
+        share: float,
+        lowest: float,
+        temperature: float,
+    ) -> int:
+        """Make the law of a row's highest; return how many truncation leaves."""
+
+    def scale_to_one(self, weights: Numbers) -> float:
+        """Divide by the sum, unless that is not positive."""
+
+    def place_at(self, probs: Numbers, uniform: float) -> int:
+        """Return the place at a number of the cumulative law."""
+
+    def distinct(
+        self, probs: Numbers, ids: Ids | None, count: int, word: int, first: int
+    ) -> list[int]:
+        """Draw up to `count` tokens, each from what the earlier ones left."""
+
+    def race(self, probs: Numbers, ids: Ids | None, key: int) -> int:
+        """Return the place of the token that arrives first."""
+
+    def left_over(
+        self,
+        probs: Numbers,
+        ids: Ids,
+        draft_probs: Numbers,
+        draft_ids: Ids,
+        share: float,
+        out: Numbers,
+    ) -> None:
+        """Write max(0, share P - Q)."""
+
+    def place_of(self, token: int, ids: Ids) -> int:
+        """Return the place of a token, -1 if it is not there."""
+
+
+def _load() -> Loops | None:
+    try:
+        return cast(Loops, importlib.import_module("specrun.runtime.compiled._loops"))
+    except ImportError:
+        return None
+
+
+LOOPS = _load()
+"""The loops, None where they were not compiled."""

@@ -1,0 +1,382 @@
+/* Inner loops of laws: what truncation leaves of a row, draws from short laws, residuals.
+
+   Everything here has a twin in Python, which serves where there was no compiler, and both give
+   the same bits: sums run in the same order, exponentials stay with numpy, and the compiler may not
+   contract or reorder (-ffp-contract=off, no -ffast-math). All arrays are one-dimensional and
+   contiguous. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+
+#include "arrays.h"
+#include "highest.h"
+
+#define MOST_DRAWN 128 /* tokens of a law from which several are drawn at once */
+#define SUM_BLOCK 128  /* numbers that numpy adds without halving */
+
+/* -- sums -------------------------------------------------------------------------------------- */
+
+/* Add in the order in which numpy adds. */
+static double sum_of(const double *values, Py_ssize_t size)
+{
+    if (size > SUM_BLOCK) {
+        Py_ssize_t half = size / 2;
+        half -= half % 8;
+        return sum_of(values, half) + sum_of(values + half, size - half);
+    }
+    double parts[8] = {0.0}, total = 0.0;
+    Py_ssize_t i = 0;
+    if (size >= 8) {
+        for (int j = 0; j < 8; j++)
+            parts[j] = values[j];
+        for (i = 8; i + 8 <= size; i += 8)
+            for (int j = 0; j < 8; j++)
+                parts[j] += values[i + j];
+        total = ((parts[0] + parts[1]) + (parts[2] + parts[3]))
+              + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+    }
+    for (; i < size; i++)
+        total += values[i];
+    return total;
+}
+
+/* Divide by the sum, unless that is not positive; return the sum. */
+static double scale(double *weights, Py_ssize_t size)
+{
+    double total = sum_of(weights, size);
+    if (total > 0.0)
+        for (Py_ssize_t i = 0; i < size; i++)
+            weights[i] /= total;
+    return total;
+}
+
+PyDoc_STRVAR(scale_to_one_doc,
+"scale_to_one(weights): divide by the sum, unless that is not positive; return the sum.");
+
+static PyObject *scale_to_one(PyObject *self, PyObject *weights)
+{
+    Py_buffer view;
+    if (open_array(weights, &view, 'd', 1))
+        return NULL;
+    double total = scale(view.buf, length_of(&view));
+    PyBuffer_Release(&view);
+    return PyFloat_FromDouble(total);
+}
+
+/* -- truncation -------------------------------------------------------------------------------- */
+
+/* Return how many of these masses, the highest first, bring their sum to a share of all. */
+static Py_ssize_t count_to_share(const double *masses, Py_ssize_t count, double share)
+{
+    double total = 0.0, reached = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        total += masses[i];
+    double wanted = share * total;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        reached += masses[i];
+        if (reached >= wanted)
+            return i + 1;
+    }
+    return count;
+}
+
+static void order_by_id(int64_t *ids, double *values, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 1; i < count; i++) {
+        int64_t id = ids[i];
+        double value = values[i];
+        Py_ssize_t place = i;
+        for (; place > 0 && ids[place - 1] > id; place--) {
+            ids[place] = ids[place - 1];
+            values[place] = values[place - 1];
+        }
+        ids[place] = id;
+        values[place] = value;
+    }
+}
+
+/* Call numpy's exponential: `out` is written to, None makes an array. */
+static PyObject *exponential(PyObject *exp, PyObject *array, PyObject *out)
+{
+    PyObject *const arguments[] = {array, out};
+    return PyObject_Vectorcall(exp, arguments, out == Py_None ? 1 : 2, NULL);
+}
+
+/* Return how many of ranked tokens truncation leaves; -1 is an error. */
+static Py_ssize_t count_left(
+    PyObject *exp, PyObject *array, const double *values, Py_ssize_t count, double share,
+    double lowest)
+{
+    if (share < 1.0) {
+        Py_buffer view;
+        PyObject *masses = exponential(exp, array, Py_None);
+        if (masses == NULL || open_array(masses, &view, 'd', 0)) {
+            Py_XDECREF(masses);
+            return -1;
+        }
+        count = count_to_share(view.buf, count, share);
+        PyBuffer_Release(&view);
+        Py_DECREF(masses);
+    }
+    while (count > 1 && values[count - 1] < lowest)
+        count--;
+    return count;
+}
+
+PyDoc_STRVAR(truncate_doc,
+"truncate(row, ids, probs, exp, share, lowest, temperature): make the law of a row's highest.\n\n"
+"The len(ids) highest stand, at most 256 and no more than the row has; of equals the lower ids. Of\n"
+"these the first stay, up to the one that brings their masses to `share` of all (1: all), and of\n"
+"these those no further than `lowest` below the highest. Writes their ids, ascending, and their\n"
+"probabilities. Returns how many; 0 if the highest is not finite or there is a NaN.");
+
+static PyObject *truncate_row(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    Py_buffer views[3];
+    if (check_count(n_args, 7))
+        return NULL;
+    double share = PyFloat_AsDouble(args[4]), lowest = PyFloat_AsDouble(args[5]);
+    double temperature = PyFloat_AsDouble(args[6]);
+    if (PyErr_Occurred() || open_arrays(args, views, "fQD"))
+        return NULL;
+    Py_ssize_t size = length_of(&views[0]), k = length_of(&views[1]), count = 0;
+    int64_t *ids = views[1].buf;
+    double *probs = views[2].buf;
+    if (k < 1 || k > MOST_RANKED || k > size || k != length_of(&views[2])) {
+        PyErr_Format(PyExc_ValueError, "the %zd highest of %zd entries", k, size);
+        count = -1;
+        goto done;
+    }
+    Ranking ranking = {.count = 0, .most = k, .has_nan = 0};
+    rank_row(&ranking, views[0].buf, size);
+    if (ranking.has_nan || !isfinite(ranking.values[0]))
+        goto done;
+    for (Py_ssize_t i = 0; i < k; i++) {
+        ids[i] = ranking.ids[i];
+        probs[i] = (double)ranking.values[i] - (double)ranking.values[0];
+    }
+    count = count_left(args[3], args[2], probs, k, share, lowest);
+    if (count < 0)
+        goto done;
+    order_by_id(ids, probs, count);
+    for (Py_ssize_t i = 0; i < count; i++)
+        probs[i] /= temperature;
+    PyObject *written = exponential(args[3], args[2], args[2]);
+    if (written == NULL) {
+        count = -1;
+        goto done;
+    }
+    Py_DECREF(written);
+    scale(probs, count);
+done:
+    close_arrays(views, 3);
+    return count < 0 ? NULL : PyLong_FromSsize_t(count);
+}
+
+/* -- draws and residuals ------------------------------------------------------------------------ */
+
+/* The output of SplitMix64 (Steele, Lea and Flood 2014) after `counter` steps from `key`. */
+static uint64_t split_mix(uint64_t key, uint64_t counter)
+{
+    uint64_t word = key + counter * 0x9E3779B97F4A7C15u;
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
+    return word ^ (word >> 31);
+}
+
+static double uniform_of(uint64_t word)
+{
+    return (double)(word >> 11) * 0x1p-53;
+}
+
+/* Return the place at `uniform` of the cumulative law; -1 if nothing has mass. */
+static Py_ssize_t place_in(const double *probs, Py_ssize_t size, double uniform)
+{
+    double total = 0.0, reached = 0.0;
+    Py_ssize_t last = -1;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        total += probs[i];
+        if (probs[i] != 0.0)
+            last = i;
+    }
+    double wanted = uniform * total;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        reached += probs[i];
+        if (reached > wanted)
+            return i;
+    }
+    /* The product was rounded up to the sum itself: the last token with mass is meant. */
+    return last;
+}
+
+PyDoc_STRVAR(place_at_doc,
+"place_at(probs, uniform): return the place at `uniform` of the cumulative law, none of zero mass.");
+
+static PyObject *place_at(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    Py_buffer view;
+    if (check_count(n_args, 2))
+        return NULL;
+    double uniform = PyFloat_AsDouble(args[1]);
+    if (PyErr_Occurred() || open_array(args[0], &view, 'd', 0))
+        return NULL;
+    Py_ssize_t place = place_in(view.buf, length_of(&view), uniform);
+    PyBuffer_Release(&view);
+    return PyLong_FromSsize_t(place);
+}
+
+PyDoc_STRVAR(distinct_doc,
+"distinct(probs, ids, count, word, first): draw up to `count` tokens, each from what is left.\n\n"
+"Draw i takes number 2 (first + i) of the SplitMix64 sequence from `word`. With `ids` None, tokens\n"
+"are numbered by their places. Laws have at most 128 tokens.");
+
+static PyObject *distinct(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    Py_buffer views[2];
+    if (check_count(n_args, 5))
+        return NULL;
+    Py_ssize_t count = PyLong_AsSsize_t(args[2]), first = PyLong_AsSsize_t(args[4]);
+    uint64_t word = PyLong_AsUnsignedLongLong(args[3]);
+    int is_dense = args[1] == Py_None;
+    if (PyErr_Occurred() || open_arrays(args, views, is_dense ? "d" : "dq"))
+        return NULL;
+    Py_ssize_t size = length_of(&views[0]);
+    const int64_t *ids = is_dense ? NULL : views[1].buf;
+    PyObject *tokens = NULL;
+    if (size < 1 || size > MOST_DRAWN || (!is_dense && length_of(&views[1]) != size))
+        PyErr_Format(PyExc_ValueError, "draws from a law of %zd tokens", size);
+    else
+        tokens = PyList_New(0);
+    double left[MOST_DRAWN];
+    if (tokens != NULL)
+        memcpy(left, views[0].buf, (size_t)size * sizeof *left);
+    for (Py_ssize_t i = 0; tokens != NULL && i < count; i++) {
+        /* The rest is not renormalised: the number is scaled by the new total instead. */
+        double uniform = size > 1 ? uniform_of(split_mix(word, 2 * (uint64_t)(first + i))) : 0.0;
+        Py_ssize_t place = place_in(left, size, uniform);
+        if (place < 0)
+            break;
+        left[place] = 0.0;
+        PyObject *token = PyLong_FromLongLong(is_dense ? place : ids[place]);
+        if (token == NULL || PyList_Append(tokens, token))
+            Py_CLEAR(tokens);
+        Py_XDECREF(token);
+    }
+    close_arrays(views, is_dense ? 1 : 2);
+    return tokens;
+}
+
+PyDoc_STRVAR(race_doc,
+"race(probs, ids, key): return the place of the token that arrives first, by the numbers of a key.\n\n"
+"With `ids` None, tokens are numbered by their places.");
+
+static PyObject *race(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    Py_buffer views[2];
+    if (check_count(n_args, 3))
+        return NULL;
+    uint64_t key = PyLong_AsUnsignedLongLong(args[2]);
+    int is_dense = args[1] == Py_None;
+    if (PyErr_Occurred() || open_arrays(args, views, is_dense ? "d" : "dq"))
+        return NULL;
+    const double *probs = views[0].buf;
+    const int64_t *ids = is_dense ? NULL : views[1].buf;
+    Py_ssize_t size = length_of(&views[0]), best = 0;
+    double best_time = INFINITY;
+    if (!is_dense && length_of(&views[1]) < size)
+        size = length_of(&views[1]);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        /* A token without mass never arrives. */
+        if (!(probs[i] > 0.0))
+            continue;
+        uint64_t word = split_mix(key, (uint64_t)(is_dense ? i : ids[i]) + 1);
+        double time = -log1p(-uniform_of(word)) / probs[i];
+        if (time < best_time) {
+            best_time = time;
+            best = i;
+        }
+    }
+    close_arrays(views, is_dense ? 1 : 2);
+    return PyLong_FromSsize_t(best);
+}
+
+PyDoc_STRVAR(left_over_doc,
+"left_over(probs, ids, draft_probs, draft_ids, share, out): write max(0, share P - Q).\n\n"
+"Both ids ascend; `out` is on the support of P.");
+
+static PyObject *left_over(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    Py_buffer views[4], view;
+    if (check_count(n_args, 6))
+        return NULL;
+    double share = PyFloat_AsDouble(args[4]);
+    if (PyErr_Occurred() || open_arrays(args, views, "dqdq"))
+        return NULL;
+    if (open_array(args[5], &view, 'd', 1)) {
+        close_arrays(views, 4);
+        return NULL;
+    }
+    const double *probs = views[0].buf, *draft_probs = views[2].buf;
+    const int64_t *ids = views[1].buf, *draft_ids = views[3].buf;
+    double *out = view.buf;
+    Py_ssize_t size = length_of(&views[0]), n_drafted = length_of(&views[2]), place = 0;
+    int fits = length_of(&views[1]) == size && length_of(&view) == size
+        && length_of(&views[3]) == n_drafted;
+    for (Py_ssize_t i = 0; fits && i < size; i++) {
+        while (place < n_drafted && draft_ids[place] < ids[i])
+            place++;
+        double draft = place < n_drafted && draft_ids[place] == ids[i] ? draft_probs[place] : 0.0;
+        double left = share * probs[i] - draft;
+        out[i] = left > 0.0 ? left : 0.0;
+    }
+    PyBuffer_Release(&view);
+    close_arrays(views, 4);
+    if (fits)
+        Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "probabilities and ids differ in length");
+    return NULL;
+}
+
+PyDoc_STRVAR(place_of_doc,
+"place_of(token, ids): return the place of a token among ascending ids, -1 if it is not there.");
+
+static PyObject *place_of(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    Py_buffer view;
+    if (check_count(n_args, 2))
+        return NULL;
+    int64_t token = PyLong_AsLongLong(args[0]);
+    if (PyErr_Occurred() || open_array(args[1], &view, 'q', 0))
+        return NULL;
+    const int64_t *ids = view.buf;
+    Py_ssize_t low = 0, end = length_of(&view), high = end;
+    while (low < high) {
+        Py_ssize_t middle = low + (high - low) / 2;
+        if (ids[middle] < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    Py_ssize_t place = low < end && ids[low] == token ? low : -1;
+    PyBuffer_Release(&view);
+    return PyLong_FromSsize_t(place);
+}
+
+/* -- the module -------------------------------------------------------------------------------- */
+
+#define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
+
+static PyMethodDef functions[] = {
+    {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
+    FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
+    {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc}, {NULL}};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_loops", "Inner loops of laws; see Loops.", -1, functions};
+
+PyMODINIT_FUNC PyInit__loops(void)
+{
+    return PyModule_Create(&module);
+}

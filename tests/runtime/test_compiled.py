@@ -1,0 +1,204 @@
+"""Compiled loops: the same bits as Python's own, and laws bit for bit what a plain sort makes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from specrun.bindings.errors import DecodeFailedError, OptionError
+from specrun.runtime import SamplingParams, law, noise, transform
+from specrun.runtime.compiled import LOOPS, MOST_RANKED
+from specrun.runtime.law import Law
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.transform import transformed_law
+
+MODULES = (law, noise, transform)
+SIZES = [1, 2, 15, 16, 40, 41, 300, 511, 512, 513, 2047, 2048, 5000]
+needs_loops = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+
+
+@pytest.fixture(params=["compiled", "python"])
+def either_way(request, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        for module in MODULES:
+            monkeypatch.setattr(module, "LOOPS", None)
+    elif LOOPS is None:
+        pytest.skip("installed without a compiler")
+
+
+def ranked(values: np.ndarray, *, higher_ids_first: bool = False) -> np.ndarray:
+    """The places by value, the highest first; of equals the lower id, unless asked otherwise."""
+    ids = np.arange(len(values))
+    return np.lexsort((-ids if higher_ids_first else ids, -values))
+
+
+def plain_law(
+    row: np.ndarray, params: SamplingParams, window: list[int], *, higher_ids_first: bool = False
+) -> Law:
+    """The law by one sort of the whole row, in the arithmetic that laws have: numpy's in float64,
+    masses added from the highest down, probabilities by id."""
+    logits = row.copy()
+    for token, bias in params.logit_bias.items():
+        if token < len(logits):
+            logits[token] += bias
+    for token in sorted(set(window)):
+        if params.has_penalties and token < len(logits):
+            value, scale = logits[token], np.float32(params.repeat_penalty)
+            value = value * scale if value <= 0 else value / scale
+            value -= np.float32(window.count(token)) * np.float32(params.frequency_penalty)
+            logits[token] = value - np.float32(params.presence_penalty)
+    order = ranked(logits, higher_ids_first=higher_ids_first)
+    if params.is_greedy:
+        return Law.point(int(order[0]))
+    values = logits.astype(np.float64) - float(logits[order[0]])
+    is_cut = 0 < params.top_k < len(logits)
+    if is_cut:
+        order = order[: params.top_k]
+    if params.top_p < 1.0:
+        masses = np.exp(values[order]).cumsum()
+        order = order[: int((masses < params.top_p * masses[-1]).sum()) + 1]
+    if params.min_p > 0.0:
+        order = order[values[order] >= math.log(params.min_p)]
+    kept = np.sort(order)
+    weights = np.exp(values[kept] / max(params.temperature, 1e-30))
+    weights /= np.add.reduce(weights)
+    is_dense = not is_cut and params.top_p == 1.0 and params.min_p == 0.0
+    return Law(weights, None if is_dense else kept)
+
+
+def random_case(seed: int) -> tuple[np.ndarray, SamplingParams, list[int]]:
+    """A row with ties, zeros of both signs and infinities, and settings of every kind."""
+    generator = np.random.default_rng(seed)
+    size = int(generator.choice(SIZES))
+    row = (generator.choice([0.5, 2.0, 6.0]) * generator.standard_normal(size)).astype(np.float32)
+    if generator.random() < 0.4:  # ties, also across every cut
+        row = np.round(row * generator.choice([0.2, 1.0, 4.0])).astype(np.float32)
+    if generator.random() < 0.3:
+        row[generator.random(size) < generator.choice([0.1, 0.999])] = -math.inf
+        row[-1] = 1.0  # the bias below leaves it, too
+    params = SamplingParams(
+        temperature=float(generator.choice([0.0, 1e-40, 0.3, 0.8, 1.0, 2.5])),
+        top_k=int(generator.choice([0, 1, 2, 7, 40, 64, 65, MOST_RANKED, MOST_RANKED + 1])),
+        top_p=float(generator.choice([0.0, 0.4, 0.95, 1.0])),
+        min_p=float(generator.choice([0.0, 0.05, 1.0])),
+        repeat_penalty=float(generator.choice([1.0, 1.3])),
+        frequency_penalty=float(generator.choice([0.0, 0.7])),
+        presence_penalty=float(generator.choice([0.0, -0.4])),
+        logit_bias={0: -math.inf, 3: 2.0} if size > 1 and generator.random() < 0.3 else {},
+    )
+    return row, params, generator.integers(size, size=int(generator.integers(9))).tolist()
+
+
+def same_law(first: Law, other: Law) -> bool:
+    if (first.ids is None) != (other.ids is None):
+        return False
+    same_ids = first.ids is None or np.array_equal(first.ids, other.ids)
+    return same_ids and first.probs.tobytes() == other.probs.tobytes()
+
+
+@pytest.mark.usefixtures("either_way")
+def test_laws_are_bit_for_bit_those_of_a_plain_sort():
+    told_apart = 0
+    for seed in range(1500):
+        row, params, window = random_case(seed)
+        before = row.tobytes()
+        made = transformed_law(row, params, window)
+        assert same_law(made, plain_law(row, params, window)), seed
+        assert row.tobytes() == before
+        told_apart += not same_law(made, plain_law(row, params, window, higher_ids_first=True))
+    assert told_apart > 100  # where ties fall the other way, this test sees it
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("size", [30, 3000])
+@pytest.mark.parametrize("top_k", [1, 20])
+def test_rows_that_are_no_law_are_refused(size, top_k):
+    params = SamplingParams(top_k=top_k)
+    for broken in (math.nan, math.inf):
+        for place in (0, size // 2, size - 1):
+            row = np.linspace(-1, 1, size).astype(np.float32)
+            row[place] = broken
+            with pytest.raises(DecodeFailedError, match="logits of"):
+                transformed_law(row, params)
+    with pytest.raises(DecodeFailedError, match="logits of -inf"):
+        transformed_law(np.full(size, -math.inf, np.float32), params)
+    with pytest.raises(OptionError, match="none of"):
+        bias = dict.fromkeys(range(size), -math.inf)
+        transformed_law(np.zeros(size, np.float32), params.replace(logit_bias=bias))
+
+
+def random_law(generator: np.random.Generator) -> Law:
+    """A law of 1 to 300 tokens, dense or on a support, some of mass zero."""
+    size = int(generator.choice([1, 2, 7, 8, 9, 31, 128, 129, 300]))
+    weights = generator.exponential(size=size) ** 3 * (generator.random(size) < 0.8)
+    weights[int(generator.integers(size))] = 1.0
+    ids = None if generator.random() < 0.3 else np.sort(generator.choice(900, size, replace=False))
+    return Law(weights / np.add.reduce(weights), ids)
+
+
+@needs_loops
+def test_draws_and_residuals_are_pythons_own(monkeypatch: pytest.MonkeyPatch):
+    def results() -> list[object]:
+        generator, found = np.random.default_rng(5), []
+        for position in range(600):
+            target, draft = random_law(generator), random_law(generator)
+            source = SeededNoise(position)
+            source.seek(position)
+            drafting = source.for_drafting(position)
+            found += [source.choose(target), source.choose(draft), drafting.choose(target)]
+            found += [target.token_at(uniform) for uniform in (0.0, 0.5, 1.0 - 2.0**-53)]
+            found += drafting.choose_distinct(target, 6)
+            found.append(draft.aligned_to(target).tobytes())
+            rest = (target.residual(draft), target.without(target.most_likely[0]))
+            found += [left.probs.tobytes() for left in rest]
+            found.append(target.left_over(draft, 0.3).tobytes())
+            found += [target.probability(token) for token in (0, 5, 899, 2000)]
+        return found
+
+    compiled = results()
+    for module in MODULES:
+        monkeypatch.setattr(module, "LOOPS", None)
+    assert compiled == results()
+
+
+@needs_loops
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 127, 128, 129, 136, 137, 300, 1000, 5000])
+def test_sums_are_numpys(size):
+    generator, told_apart = np.random.default_rng(size), 0
+    for _ in range(50):
+        weights = generator.exponential(size=size) ** 3
+        total = float(np.add.reduce(weights))
+        assert LOOPS.scale_to_one(weights.copy()) == total
+        told_apart += float(weights.cumsum()[-1]) != total
+    assert told_apart > 0 or size < 8  # added one by one they differ
+
+
+@needs_loops
+def test_arrays_of_another_kind_are_refused():
+    row, ids, values = np.zeros(50, np.float32), np.zeros(5, np.intp), np.zeros(5)
+    settings = (np.exp, 0.9, -1.0, 1.0)
+    assert LOOPS.truncate(row, ids, values, *settings) == 5
+    for wrong in (
+        (row.astype(np.float64), ids, values),
+        (np.zeros(100, np.float32)[::2], ids, values),
+        (row.reshape(5, 10), ids, values),
+        (row, ids.astype(np.int32), values),
+        (row, ids, values[:4]),
+        (row[:4], ids, values),
+        (row, ids[:0], values[:0]),
+        (row, ids, "values"),
+    ):
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            LOOPS.truncate(*wrong, *settings)
+    with pytest.raises(TypeError, match="3 arguments where 7"):
+        LOOPS.truncate(row, ids, values)
+    with pytest.raises(TypeError):
+        LOOPS.truncate(row, ids, values, lambda _: None, 0.9, -1.0, 1.0)
+    read_only = values.copy()
+    read_only.flags.writeable = False
+    with pytest.raises((BufferError, ValueError)):
+        LOOPS.scale_to_one(read_only)
+    with pytest.raises(ValueError, match="differ in length"):
+        LOOPS.left_over(values, ids, values, ids[:3], 1.0, values)
