@@ -17,9 +17,9 @@ from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.library import NativeHandle
 
-# GGML_ROPE_TYPE_NEOX, and GGML_SORT_ORDER_DESC of enum ggml_sort_order.
+# GGML_ROPE_TYPE_NEOX, and enum ggml_sort_order.
 _NEOX = 2
-_DESCENDING = 1
+_ASCENDING, _DESCENDING = 0, 1
 _PARTS = 4  # tensors that one operation of the builder may need
 
 
@@ -236,6 +236,11 @@ class GraphBuilder:
         """Return the indices of the k largest of each row, unordered: (v, n) -> I32 (k, n)."""
         _require(0 < k <= a.shape[0] and a.type == F32, "top_k", a)
         return self._add("ggml_top_k", a, k)
+
+    def ascending(self, indices: Tensor) -> Tensor:
+        """Return indices I32 (k, 1) in ascending order."""
+        order = self._add("ggml_argsort", self.cast(indices, F32), _ASCENDING)
+        return self.pick(indices, order, indices.shape[0])
 
     def best(self, a: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest of each row, largest first: indices I32 (k, n), elements (k, n)."""

@@ -156,6 +156,19 @@ class Places:
         )
 
 
+def mask_below(
+    builder: GraphBuilder, above: Tensor, parents: Tensor, own: Tensor, zeros: Tensor
+) -> Tensor:
+    """Return the mask (length, n) of rows that see what a row above does, and one cell more.
+
+    `above` is the mask of the rows above, of which `parents`, I32 (n), names each row's. `own`, I64
+    (n), are the places of the cells in the new mask, seen as one row; `zeros` is F32 (1, n).
+    """
+    length, n = above.shape[0], parents.shape[0]
+    copied = builder.reshape(builder.get_rows(above, parents), 1, length * n)
+    return builder.reshape(builder.set_rows(copied, zeros, own), length, n)
+
+
 def fill_places(
     inputs: Mapping[str, Array],
     positions: npt.NDArray[np.int32],

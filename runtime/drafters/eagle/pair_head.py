@@ -30,6 +30,7 @@ from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
 from specrun.runtime.drafters.eagle.pair_chain import PairChains
+from specrun.runtime.drafters.eagle.pair_tree import PairTrees
 from specrun.runtime.heads import (
     AttentionSizes,
     ChainTokens,
@@ -37,9 +38,11 @@ from specrun.runtime.heads import (
     HeadFile,
     KeyValueCache,
     LayerWeights,
+    NamedChildren,
     NativeShare,
     Places,
-    PossibleChains,
+    PossibleGraphs,
+    TreePlan,
     add_ranking,
     decoder_layer,
     fill_places,
@@ -223,7 +226,8 @@ class PairCells:
         self._native = NativeShare(head.device)
         self._graphs: dict[tuple[bool, int, int], Graph] = {}
         self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
-        self._chains = PossibleChains(lambda: PairChains(head, self._cache))
+        self._chains = PossibleGraphs(lambda: PairChains(head, self._cache))
+        self._trees: tuple[TreePlan, PossibleGraphs[PairTrees]] | None = None
         self.n_cells = self._cache.n_cells
 
     @property
@@ -278,9 +282,34 @@ class PairCells:
 
         return self._chains.draft(len(tokens), n, run)
 
+    def tree(
+        self, plan: TreePlan, tokens: Sequence[int], features: FloatRows, position: int, count: int
+    ) -> NamedChildren | None:
+        """Evaluate m real pairs and a tree below them in one graph: return views of its children.
+
+        The pairs are those of `chain`; the tree's rows go into the cells after theirs. None where
+        one graph cannot do it.
+        """
+        if self._trees is None or self._trees[0] is not plan:
+            self._close_trees()
+            self._trees = plan, PossibleGraphs(lambda: PairTrees(self._head, self._cache, plan))
+
+        def run(trees: PairTrees) -> NamedChildren:
+            self._check(tokens, count + len(tokens) + plan.n_drafted)
+            with self._native:
+                return trees.run(tokens, features, position, count)
+
+        return self._trees[1].draft(len(tokens), len(plan.ranks), run)
+
+    def _close_trees(self) -> None:
+        trees, self._trees = self._trees, None
+        if trees is not None:
+            trees[1].close()
+
     def close(self) -> None:
         """Free graphs and cache; calling it again does nothing."""
         self._chains.close()
+        self._close_trees()
         while self._graphs:
             self._graphs.popitem()[1].close()
         self._cache.close()

@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells
-from specrun.runtime.heads import MOST_CHAIN_ROWS, ChainTokens, FloatRows, RowPiece, TextRows
+from specrun.runtime.heads import (
+    MOST_CHAIN_ROWS,
+    ChainTokens,
+    FloatRows,
+    NamedChildren,
+    RowPiece,
+    TextRows,
+    TreePlan,
+)
 
 _NODES = 32  # for which there is room at first
 
@@ -59,6 +67,21 @@ class EagleState(TextRows[EagleRows]):
             # Only after the graph has run: an interrupt before leaves the pairs due again.
             self.settle(piece)
         return drafted
+
+    def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
+        """Forget all nodes; return what a plan's tree names after the last token, in one graph.
+
+        None where the last pair is not known, there is no room for all of it, or the head has no
+        graph for it.
+        """
+        self._nodes = self._root = None
+        piece = self.due(tokens, MOST_CHAIN_ROWS)
+        if piece is None or plan.n_drafted > self.room:
+            return None
+        named = self._cells.tree(plan, piece.tokens, piece.rows, piece.position, piece.count)
+        if named is not None:
+            self.settle(piece)
+        return named
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> EagleRows:
         """Evaluate a depth of the tree: token i below node `parents[i]` (ROOT: the last token)."""

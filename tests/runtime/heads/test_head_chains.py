@@ -149,7 +149,7 @@ def test_a_chain_in_one_graph_is_the_chain_by_depth(
         closing(opened(kind, quantization)) as by_depth,
     ):
         check_rounds(once, by_depth, 30)
-        assert len(once._chains.chains._graphs) < 30  # type: ignore[union-attr]  # they are used again
+        assert len(once._chains.graphs._graphs) < 30  # type: ignore[union-attr]  # they are used again
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra++"])
