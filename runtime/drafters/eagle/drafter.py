@@ -16,13 +16,24 @@ from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells
 from specrun.runtime.drafters.eagle.state import EagleState
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads import FloatRows, RankedTokens, copied_rows
+from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
 from specrun.runtime.trees.graph_trees import GraphTrees
 from specrun.runtime.trees.growth import TreeSampling
 from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree_laws import EvaluatedDepth, PathLaws, Paths, check_p_min, grow_draft
+from specrun.runtime.trees.tree_laws import (
+    EvaluatedDepth,
+    HighestLogits,
+    PathLaws,
+    Paths,
+    check_p_min,
+    grow_draft,
+)
+
+
+_MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for in whole rows
 
 
 class EagleDrafter(StatesDrafter):
@@ -48,7 +59,7 @@ class EagleDrafter(StatesDrafter):
     ) -> None:
         check_sampling(shape, sampling)
         check_p_min(p_min)
-        self._state = EagleState(cells)
+        self._state, self._cells = EagleState(cells), cells
         super().__init__(name, self._state, cells, cells.n_params)
         self.needs_hidden_states = not cells.taps
         self.layer_inputs = tuple(sorted(set(cells.taps)))
@@ -72,7 +83,8 @@ class EagleDrafter(StatesDrafter):
             drafted = self._in_one_graph(request)
             if drafted is not None:
                 return drafted
-        state, row = self._state, self._state.root(request.tokens)
+        highest = 0 if ranks else self._highest(request.params)
+        state, row = self._state, self._state.root(request.tokens, highest)
         if row is None:
             return DraftTree()
 
@@ -82,6 +94,13 @@ class EagleDrafter(StatesDrafter):
         laws = PathLaws(lambda: _said(row, ranks=ranks), below, request, request.params)
         sampling, p_min, room = self._sampling, self._p_min, state.room
         return grow_draft(self._shape, laws, request, room=room, sampling=sampling, p_min=p_min)
+
+    def _highest(self, params: SamplingParams) -> int:
+        """Return how many of the highest logits say as much as whole rows; 0 where none do."""
+        if not 0 < params.top_k <= _MOST_HIGHEST or params.logit_bias or params.has_penalties:
+            return 0
+        # One more than top-k keeps: where it is the last one's equal, ids decide between them.
+        return params.top_k + 1 if params.top_k < self._cells.n_tokens else 0
 
     def _in_one_graph(self, request: DraftRequest) -> DraftTree | None:
         """Return a tree of best tokens, None where the head has no graph for a whole one."""
@@ -105,9 +124,11 @@ class EagleDrafter(StatesDrafter):
 
 
 def _said(rows: EagleRows, *, ranks: bool) -> EvaluatedDepth:
-    """Return the best tokens as they are, or whole rows for draws."""
-    if ranks:
+    """Return the best tokens as they are; for draws the highest logits or whole rows."""
+    if ranks and rows.log_probs is not None:
         return RankedTokens(rows.tokens, rows.log_probs)
+    if rows.highest is not None and not rows.is_tied:
+        return HighestLogits(rows.tokens, rows.highest)
     if rows.logits is None:
         raise OptionError("an EAGLE head that draws must be opened with whole rows")
     return list(rows.logits)

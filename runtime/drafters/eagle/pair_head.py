@@ -48,6 +48,7 @@ from specrun.runtime.heads import (
     fill_places,
     filled_width,
     ranked_tokens,
+    tokens_by_rank,
 )
 
 PairPlaces = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.bool_]]
@@ -89,12 +90,37 @@ class EagleRows:
 
     `tokens` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits`
     [n, target vocab] where they were asked for: a view, which dies with the head's next evaluation.
+    Where the highest logits were asked for, `highest` are those of `tokens`, and there are no
+    `log_probs`.
     """
 
     states: FloatRows
     tokens: npt.NDArray[np.int32]
-    log_probs: FloatRows
+    log_probs: FloatRows | None
     logits: FloatRows | None
+    highest: FloatRows | None = None
+
+    @property
+    def n_highest(self) -> int:
+        """How many of the highest logits were asked for; 0 for log-probabilities."""
+        return 0 if self.highest is None else self.highest.shape[1]
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the lowest of the highest logits is another one's equal: whole rows decide."""
+        return self.highest is not None and bool(
+            (self.highest[:, -1:] == self.highest[:, -2:-1]).any()
+        )
+
+    def last(self) -> EagleRows:
+        """Return the last row alone, with all that outlives the head's next evaluation."""
+        logits = self.logits
+        if logits is not None:
+            # A copy of one row, as the view dies while the draft is still drawn from it.
+            logits = logits[-1:].copy() if self.highest is None or self.is_tied else None
+        log_probs = None if self.log_probs is None else self.log_probs[-1:]
+        highest = None if self.highest is None else self.highest[-1:]
+        return EagleRows(self.states[-1:], self.tokens[-1:], log_probs, logits, highest)
 
 
 class PairHead(ABC):
@@ -224,7 +250,7 @@ class PairCells:
     def __init__(self, head: PairHead, n_cells: int) -> None:
         self._head = head
         self._native = NativeShare(head.device)
-        self._graphs: dict[tuple[bool, int, int], Graph] = {}
+        self._graphs: dict[tuple[bool, int, int, int], Graph] = {}
         self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
         self._chains = PossibleGraphs(lambda: PairChains(head, self._cache))
         self._trees: tuple[TreePlan, PossibleGraphs[PairTrees]] | None = None
@@ -241,22 +267,29 @@ class PairCells:
         return self._head.n_params
 
     @property
+    def n_tokens(self) -> int:
+        """How many tokens the head knows."""
+        return self._head.sizes.vocab_size
+
+    @property
     def native_seconds(self) -> float:
         """Time in this conversation's graphs."""
         return self._native.seconds
 
-    def evaluate(self, tokens: Sequence[int], states: FloatRows, *places: *PairPlaces) -> EagleRows:
+    def evaluate(
+        self, tokens: Sequence[int], states: FloatRows, *places: *PairPlaces, highest: int = 0
+    ) -> EagleRows:
         """Evaluate pairs of tokens [n] and states [n, hidden] that the head predicted before them.
 
-        Their keys and values go into their cells.
+        Their keys and values go into their cells. `highest` asks for so many logits of each.
         """
-        return self._evaluate(tokens, states, places, real=False)
+        return self._evaluate(tokens, states, places, real=False, highest=highest)
 
     def evaluate_features(
-        self, tokens: Sequence[int], features: FloatRows, *places: *PairPlaces
+        self, tokens: Sequence[int], features: FloatRows, *places: *PairPlaces, highest: int = 0
     ) -> EagleRows:
         """Evaluate pairs of tokens [n] and the target's features before them, [n, features]."""
-        return self._evaluate(tokens, features, places, real=True)
+        return self._evaluate(tokens, features, places, real=True, highest=highest)
 
     def chain(
         self,
@@ -315,11 +348,19 @@ class PairCells:
         self._cache.close()
 
     def _evaluate(
-        self, tokens: Sequence[int], states: FloatRows, places: PairPlaces, *, real: bool
+        self,
+        tokens: Sequence[int],
+        states: FloatRows,
+        places: PairPlaces,
+        *,
+        real: bool,
+        highest: int,
     ) -> EagleRows:
         head, (n, used) = self._head, places[2].shape
         self._check(tokens, used)
-        graph = self._graph(filled_width(n), self._cache.length(used), real=real)
+        # Without taps one graph serves both kinds of pairs.
+        key = real and bool(head.taps), filled_width(n), self._cache.length(used), highest
+        graph = self._graph(*key)
         inputs = graph.inputs
         fill_places(inputs, *places, self._cache.spare)
         # Rows that fill up are token 0 with a zero state:
@@ -328,14 +369,14 @@ class PairCells:
         inputs["states"][:n], inputs["states"][n:] = states, 0.0
         with self._native:
             graph.compute()
+        predicted = _floats(graph.read("states"))[:n]
+        # peek is a view: whole rows of a large vocabulary are too large to copy each depth.
+        whole = head.target_rows(_floats(graph.peek("logits"))[:n]) if head.whole_rows else None
+        if highest:
+            named = head.target_tokens(tokens_by_rank(graph, n))
+            return EagleRows(predicted, named, None, whole, _floats(graph.read("highest"))[:n])
         best = ranked_tokens(graph, n)
-        return EagleRows(
-            _floats(graph.read("states"))[:n],
-            head.target_tokens(best.tokens),
-            best.log_probs,
-            # peek is a view: whole rows of a large vocabulary are too large to copy each depth.
-            head.target_rows(_floats(graph.peek("logits"))[:n]) if head.whole_rows else None,
-        )
+        return EagleRows(predicted, head.target_tokens(best.tokens), best.log_probs, whole)
 
     def _check(self, tokens: Sequence[int], used: int) -> None:
         """Refuse what would end the process in ggml."""
@@ -345,20 +386,20 @@ class PairCells:
         if min(tokens) < 0 or max(tokens) >= n_embeddings:
             raise OptionError(f"a token outside the {n_embeddings} tokens of an EAGLE head")
 
-    def _graph(self, width: int, length: int, *, real: bool) -> Graph:
+    def _graph(self, fused: bool, width: int, length: int, highest: int) -> Graph:
         """Return the graph for so many pairs that attend to the first `length` cells."""
-        fused = real and bool(self._head.taps)  # without taps one graph serves both
-        graph = self._graphs.get((fused, width, length))
+        graph = self._graphs.get((fused, width, length, highest))
         if graph is None:
             # Each has memory of its own: those of all lengths of a long text would be gigabytes. A
             # round may need two lengths, so the newest other one stays.
             newest = next((key[2] for key in reversed(self._graphs) if key[2] != length), length)
             for key in [key for key in self._graphs if key[2] not in (length, newest)]:
                 self._graphs.pop(key).close()
-            graph = self._graphs[fused, width, length] = self._build(width, length, fused=fused)
+            graph = self._build(width, length, fused=fused, highest=highest)
+            self._graphs[fused, width, length, highest] = graph
         return graph
 
-    def _build(self, n: int, length: int, *, fused: bool) -> Graph:
+    def _build(self, n: int, length: int, *, fused: bool, highest: int) -> Graph:
         head, sizes = self._head, self._head.sizes
         with closing(GraphBuilder(head.device)) as builder:
             tokens = builder.input("tokens", I32, n)
@@ -370,7 +411,13 @@ class PairCells:
             predicted, read = head.predicted(builder, embedded, states, places)
             logits = builder.mul_mat(head.output, read)
             builder.output("states", predicted)
-            add_ranking(builder, logits, head.ranks)
+            if highest:
+                # Draws transform logits themselves: nobody asks for the sum over the vocabulary.
+                best, values = builder.best(logits, highest)
+                builder.output("tokens", best)
+                builder.output("highest", values)
+            else:
+                add_ranking(builder, logits, head.ranks)
             if head.whole_rows:
                 builder.output("logits", logits)
             return builder.build()

@@ -39,16 +39,24 @@ class EagleState(TextRows[EagleRows]):
         self._cells = cells
         self._root: EagleRows | None = None
         self._nodes: DraftNodes | None = None
+        self._asked: dict[str, int] = {}  # how many of the highest logits, if any
 
     @property
     def room(self) -> int:
         """How many pairs or nodes may still be evaluated."""
         return super().room - (0 if self._nodes is None else len(self._nodes))
 
-    def root(self, tokens: Sequence[int]) -> EagleRows | None:
-        """Forget all nodes and return the row after the last token, None if it is not known."""
+    def root(self, tokens: Sequence[int], highest: int = 0) -> EagleRows | None:
+        """Forget all nodes and return the row after the last token, None if it is not known.
+
+        `highest` asks for so many logits of this row and of those below it.
+        """
         self._nodes = None
+        self._asked = {"highest": highest} if highest else {}
         self._root = self.said(tokens)
+        if self._root is not None and self._root.n_highest != highest:
+            self.forget_said()  # it was asked for something else
+            self._root = self.said(tokens)
         return self._root
 
     def chain(self, tokens: Sequence[int], n: int) -> ChainTokens | None:
@@ -101,7 +109,7 @@ class EagleState(TextRows[EagleRows]):
         # Siblings share a position, as llama.cpp's trees do; cells tell them apart.
         positions = np.full(n, self.base + count + depth - 1, np.int32)
         cells = np.arange(first, first + n, dtype=np.int64)
-        rows = self._cells.evaluate(tokens, states, positions, cells, sees)
+        rows = self._cells.evaluate(tokens, states, positions, cells, sees, **self._asked)
         nodes.predicted(rows.states)
         return rows
 
@@ -111,11 +119,9 @@ class EagleState(TextRows[EagleRows]):
         positions = np.arange(piece.position, piece.position + n, dtype=np.int32)
         cells = np.arange(count, count + n, dtype=np.int64)
         sees = np.tri(n, count + n, count, dtype=np.bool_)
-        rows = self._cells.evaluate_features(piece.tokens, piece.rows, positions, cells, sees)
-        last = slice(n - 1, n)
-        # A copy of one row, as the view dies while the draft is still drawn from it.
-        logits = None if rows.logits is None else rows.logits[last].copy()
-        return EagleRows(rows.states[last], rows.tokens[last], rows.log_probs[last], logits)
+        places = positions, cells, sees
+        rows = self._cells.evaluate_features(piece.tokens, piece.rows, *places, **self._asked)
+        return rows.last()
 
 
 class DraftNodes:
