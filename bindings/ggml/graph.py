@@ -57,11 +57,16 @@ class GraphBuilder:
 
     # -- what goes in and out ----------------------------------------------------------------------
 
-    def input(self, name: str, type_number: int, *shape: int) -> Tensor:
-        """Return an input that `Graph.run` is given by this name."""
+    def input(self, name: str, type_number: int, *shape: int, kept: bool = False) -> Tensor:
+        """Return an input that `Graph.run` is given by this name.
+
+        A `kept` one holds what was filled in from one `compute` to the next.
+        """
         sizes = (ctypes.c_int64 * len(shape))(*shape)
         tensor = Tensor(call("ggml_new_tensor")(self._context, type_number, len(shape), sizes))
         call("ggml_set_input")(tensor.handle)
+        if kept:  # the allocator gives no memory of outputs to other nodes
+            call("ggml_set_output")(tensor.handle)
         call("ggml_set_name")(tensor.handle, name.encode())
         self._inputs[name] = tensor
         return tensor

@@ -32,7 +32,6 @@ from specrun.runtime.trees.tree_laws import (
     grow_draft,
 )
 
-
 _MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for in whole rows
 
 

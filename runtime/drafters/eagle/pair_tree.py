@@ -58,7 +58,7 @@ class PairTrees:
         length = self._cache.length(first + len(self._steps))
         graph = self._graphs.get(length, width)
         inputs = graph.inputs
-        fill_chain_places(inputs, position, count, m, self._cache.spare, 0)
+        fill_chain_places(graph, position, count, m, self._cache.spare, 0)
         inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
         if width > m:
             inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0

@@ -54,7 +54,7 @@ class _LastState:
         if self._prefix is None:
             graph.inputs["states"][0] = states[-1]
             return
-        self._prefix.fill(graph.inputs, states, position, count)
+        self._prefix.fill(graph, states, position, count)
         if "last" in graph.inputs:
             # The heads read the last real row, not one that only fills the graph.
             graph.inputs["last"][...] = len(states) - 1
