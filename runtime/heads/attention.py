@@ -187,12 +187,13 @@ def fill_places(
     mask = inputs["mask"]
     mask.fill(_MASKED)
     np.copyto(mask[:n, :used], 0.0, where=sees)
-    # A row that sees no cell would have a softmax over -inf alone, which is NaN.
-    mask[n:, 0] = 0.0
-    for name, values, other in (("positions", positions, 0), ("cells", cells, spare)):
-        array = inputs[name].reshape(-1)
-        array[:n] = values
-        array[n:] = other
+    row_positions, row_cells = inputs["positions"][0], inputs["cells"][0]
+    row_positions[:n] = positions
+    row_cells[:n] = cells
+    if n < len(mask):
+        # A row that sees no cell would have a softmax over -inf alone, which is NaN.
+        mask[n:, 0] = 0.0
+        row_positions[n:], row_cells[n:] = 0, spare
 
 
 def fill_chain_places(

@@ -28,10 +28,9 @@ class GraphTrees:
         self._shape = shape
         if isinstance(shape, DynamicShape):
             self.plan = _dynamic_plan(shape)
-            ranks, widths = self.plan.ranks, self.plan.widths
-            rows = np.arange(len(self.plan.row_depths))
-            # Of each child, the row that named it.
-            self._numbers = np.repeat(rows, np.repeat(ranks, widths))
+            # Of each child, the row that named it: the first is the root.
+            n_children = self.plan.first_children[-1]
+            self._rows = [child // shape.topk for child in range(n_children)]
         else:
             self.plan, self._numbers = _fixed_plan(shape)
 
@@ -48,16 +47,15 @@ class GraphTrees:
         assert named.values is not None
         assert named.rows is not None
         n = self.plan.first_children[shape.depth]
+        values: list[float] = named.values[:n].tolist()
         # Among equals the earlier: a parent is worth no less than its child, and comes before it.
-        kept: IndexArray = (-named.values[:n]).argsort(kind="stable")[: shape.nodes]
+        # For so few, lists are quicker than arrays.
+        kept = sorted(range(n), key=values.__getitem__, reverse=True)[: shape.nodes]
         kept.sort()
-        places = np.empty(n + 1, np.intp)
-        places[kept] = np.arange(len(kept))
-        places[ROOT] = ROOT  # the last one, which is no child's
-        # Which child each row is; row 0 is the root.
-        children = np.concatenate([[ROOT], named.rows])
-        parents = places[children[self._numbers[kept]]]
-        return DraftTree.of_points(named.tokens[kept].tolist(), tuple(parents.tolist()))
+        tokens, children = named.tokens.tolist(), [ROOT, *named.rows.tolist()]
+        places = {ROOT: ROOT} | {child: place for place, child in enumerate(kept)}
+        parents = tuple([places[children[self._rows[child]]] for child in kept])
+        return DraftTree.of_points([tokens[child] for child in kept], parents)
 
 
 def _fixed_plan(topology: Topology) -> tuple[TreePlan, IndexArray]:

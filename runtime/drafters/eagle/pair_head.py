@@ -363,13 +363,14 @@ class PairCells:
         graph = self._graph(*key)
         inputs = graph.inputs
         fill_places(inputs, *places, self._cache.spare)
-        # Rows that fill up are token 0 with a zero state:
-        # finite numbers, written to the spare cell.
-        inputs["tokens"][0, :n], inputs["tokens"][0, n:] = tokens, 0
-        inputs["states"][:n], inputs["states"][n:] = states, 0.0
+        inputs["tokens"][0, :n], inputs["states"][:n] = tokens, states
+        if n < len(inputs["states"]):
+            # Rows that fill up are token 0 with a zero state:
+            # finite numbers, written to the spare cell.
+            inputs["tokens"][0, n:], inputs["states"][n:] = 0, 0.0
         with self._native:
             graph.compute()
-        predicted = _floats(graph.read("states"))[:n]
+        predicted = _floats(graph.peek("states"))[:n].copy()
         # peek is a view: whole rows of a large vocabulary are too large to copy each depth.
         whole = head.target_rows(_floats(graph.peek("logits"))[:n]) if head.whole_rows else None
         if highest:
