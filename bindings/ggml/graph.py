@@ -242,10 +242,11 @@ class GraphBuilder:
         _require(0 < k <= a.shape[0] and a.type == F32, "top_k", a)
         return self._add("ggml_top_k", a, k)
 
-    def ascending(self, indices: Tensor) -> Tensor:
-        """Return indices I32 (k, 1) in ascending order."""
+    def ascending(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each row of indices I32 (k, n) in ascending order, and their places before."""
+        # As floats, which are exact up to 2 ** 24: ggml sorts no integers.
         order = self._add("ggml_argsort", self.cast(indices, F32), _ASCENDING)
-        return self.pick(indices, order, indices.shape[0])
+        return self.pick(indices, order, indices.shape[0]), order
 
     def best(self, a: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest of each row, largest first: indices I32 (k, n), elements (k, n)."""

@@ -150,7 +150,7 @@ class TreeGraphs(LengthGraphs[int]):
         else:
             assert values is not None
             # Rows in the order of their numbers: siblings stay side by side.
-            places = builder.ascending(builder.top_k(values, width))
+            places, _ = builder.ascending(builder.top_k(values, width))
         if plan.has_values:
             numbers = builder.get_rows(Tensor(self._table[f"numbers{depth}"]), places)
             first = plan.first_rows[depth + 1] - 1

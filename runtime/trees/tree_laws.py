@@ -31,8 +31,8 @@ RANKED_TOKENS = 40
 class HighestLogits:
     """The tokens of the highest logits after n nodes, one more than top-k keeps: both [n, k + 1].
 
-    As top-k leaves no others, they say the same law as whole rows. The highest come first; no two
-    of a row that top-k parts are equal.
+    Tokens ascend. As top-k leaves no others, they say the same law as whole rows, if no two of a row
+    that top-k parts are equal.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -40,12 +40,10 @@ class HighestLogits:
 
     def laws(self, params: SamplingParams) -> list[Law]:
         """Return the laws that `params` make of the rows: no bias, no penalties."""
-        # In the order of their ids, as in a whole row: so ties within the top k fall alike.
-        order = self.tokens.argsort(axis=1)
-        rows = np.arange(len(order))[:, None]
-        laws = (transformed_law(row, params) for row in self.logits[rows, order])
-        ids = self.tokens[rows, order].astype(np.intp)
-        return [Law(law.probs, row[law.ids]) for law, row in zip(laws, ids, strict=True)]
+        tokens = self.tokens.astype(np.intp)
+        # In the order of their ids, as in a whole row, so that ties within the top k fall alike.
+        laws = [transformed_law(row, params) for row in self.logits]
+        return [Law(law.probs, row[law.ids]) for law, row in zip(laws, tokens, strict=True)]
 
 
 EvaluatedDepth = RankedTokens | HighestLogits | Sequence[Logits]

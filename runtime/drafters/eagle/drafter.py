@@ -99,7 +99,7 @@ class EagleDrafter(StatesDrafter):
         if not 0 < params.top_k <= _MOST_HIGHEST or params.logit_bias or params.has_penalties:
             return 0
         # One more than top-k keeps: where it is the last one's equal, ids decide between them.
-        return params.top_k + 1 if params.top_k < self._cells.n_tokens else 0
+        return params.top_k + 1 if params.top_k < self._cells.most_highest else 0
 
     def _in_one_graph(self, request: DraftRequest) -> DraftTree | None:
         """Return a tree of best tokens, None where the head has no graph for a whole one."""
@@ -126,7 +126,7 @@ def _said(rows: EagleRows, *, ranks: bool) -> EvaluatedDepth:
     """Return the best tokens as they are; for draws the highest logits or whole rows."""
     if ranks and rows.log_probs is not None:
         return RankedTokens(rows.tokens, rows.log_probs)
-    if rows.highest is not None and not rows.is_tied:
+    if rows.highest is not None and rows.logits is None:
         return HighestLogits(rows.tokens, rows.highest)
     if rows.logits is None:
         raise OptionError("an EAGLE head that draws must be opened with whole rows")

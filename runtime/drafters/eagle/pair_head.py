@@ -11,6 +11,7 @@ draft tree.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
@@ -90,8 +91,9 @@ class EagleRows:
 
     `tokens` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits`
     [n, target vocab] where they were asked for: a view, which dies with the head's next evaluation.
-    Where the highest logits were asked for, `highest` are those of `tokens`, and there are no
-    `log_probs`.
+    Where the highest logits were asked for, `highest` are those of `tokens`, in the order of the
+    tokens' ids, and there are no `log_probs`; whole rows then come only where the lowest of the
+    highest has an equal, so that ids have to decide.
     """
 
     states: FloatRows
@@ -105,19 +107,10 @@ class EagleRows:
         """How many of the highest logits were asked for; 0 for log-probabilities."""
         return 0 if self.highest is None else self.highest.shape[1]
 
-    @property
-    def is_tied(self) -> bool:
-        """Whether the lowest of the highest logits is another one's equal: whole rows decide."""
-        return self.highest is not None and bool(
-            (self.highest[:, -1:] == self.highest[:, -2:-1]).any()
-        )
-
     def last(self) -> EagleRows:
         """Return the last row alone, with all that outlives the head's next evaluation."""
-        logits = self.logits
-        if logits is not None:
-            # A copy of one row, as the view dies while the draft is still drawn from it.
-            logits = logits[-1:].copy() if self.highest is None or self.is_tied else None
+        # A copy of one row, as the view dies while the draft is still drawn from it.
+        logits = None if self.logits is None else self.logits[-1:].copy()
         log_probs = None if self.log_probs is None else self.log_probs[-1:]
         highest = None if self.highest is None else self.highest[-1:]
         return EagleRows(self.states[-1:], self.tokens[-1:], log_probs, logits, highest)
@@ -199,6 +192,15 @@ class PairHead(ABC):
         """Return logits over the head's tokens, [n, vocab], as logits over the target's."""
         return logits
 
+    @functools.cached_property
+    def most_highest(self) -> int:
+        """How many of the highest logits its cells can be asked for.
+
+        None where the order of its own tokens is not that of the target's.
+        """
+        ids = self._target_ids
+        return self.sizes.vocab_size if ids is None or bool((np.diff(ids) > 0).all()) else 0
+
     def target_tokens(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Return the target's tokens for the head's, [n, ranks]."""
         return tokens if self._target_ids is None else self._target_ids[tokens]
@@ -267,9 +269,9 @@ class PairCells:
         return self._head.n_params
 
     @property
-    def n_tokens(self) -> int:
-        """How many tokens the head knows."""
-        return self._head.sizes.vocab_size
+    def most_highest(self) -> int:
+        """How many of the highest logits it can be asked for."""
+        return self._head.most_highest
 
     @property
     def native_seconds(self) -> float:
@@ -371,13 +373,20 @@ class PairCells:
         with self._native:
             graph.compute()
         predicted = _floats(graph.peek("states"))[:n].copy()
-        # peek is a view: whole rows of a large vocabulary are too large to copy each depth.
-        whole = head.target_rows(_floats(graph.peek("logits"))[:n]) if head.whole_rows else None
         if highest:
+            parted = _floats(graph.peek("parted"))[:n].tolist()
+            tied = any(kept == left for kept, left in parted)
             named = head.target_tokens(tokens_by_rank(graph, n))
-            return EagleRows(predicted, named, None, whole, _floats(graph.read("highest"))[:n])
-        best = ranked_tokens(graph, n)
+            best_logits = _floats(graph.peek("highest"))[:n].copy()
+            whole = self._whole_rows(graph, n) if tied else None
+            return EagleRows(predicted, named, None, whole, best_logits)
+        best, whole = ranked_tokens(graph, n), self._whole_rows(graph, n)
         return EagleRows(predicted, head.target_tokens(best.tokens), best.log_probs, whole)
+
+    def _whole_rows(self, graph: Graph, n: int) -> FloatRows | None:
+        """Return views: whole rows of a large vocabulary are too large to copy each depth."""
+        head = self._head
+        return head.target_rows(_floats(graph.peek("logits"))[:n]) if head.whole_rows else None
 
     def _check(self, tokens: Sequence[int], used: int) -> None:
         """Refuse what would end the process in ggml."""
@@ -415,8 +424,10 @@ class PairCells:
             if highest:
                 # Draws transform logits themselves: nobody asks for the sum over the vocabulary.
                 best, values = builder.best(logits, highest)
+                builder.output("parted", builder.columns(values, highest - 2, 2))
+                best, order = builder.ascending(best)
                 builder.output("tokens", best)
-                builder.output("highest", values)
+                builder.output("highest", builder.pick(values, order, highest))
             else:
                 add_ranking(builder, logits, head.ranks)
             if head.whole_rows:
