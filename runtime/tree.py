@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.law import Law
+from specrun.runtime.law import Law, LawWithout
 
 ROOT = -1
 """The last committed token, parent of the first drafted ones."""
@@ -115,6 +115,44 @@ def _structure(
     return tuple(depths), (True,) * len(parents), shared
 
 
+class Siblings(NamedTuple):
+    """Children drawn without replacement: different tokens of consecutive nodes.
+
+    The first was drawn from `law`, each other from what the earlier ones left of it.
+    """
+
+    first: int
+    tokens: Sequence[int]
+    law: Law
+
+    def draws(self) -> tuple[Draw, ...]:
+        """Return them as draws, each with its own law."""
+        law, drawn = self.law, [Draw(self.first, self.law)]
+        for node, (earlier, _) in enumerate(pairwise(self.tokens), self.first + 1):
+            law = LawWithout(law, earlier)
+            drawn.append(Draw(node, law))
+        return tuple(drawn)
+
+
+class _SiblingDraws(Mapping[int, tuple[Draw, ...]]):
+    """Draws by their parents, made when they are asked for: acceptance visits few of them."""
+
+    def __init__(self, made: dict[int, tuple[Draw, ...]], siblings: dict[int, Siblings]) -> None:
+        self._made, self._siblings = made, siblings
+
+    def __getitem__(self, parent: int) -> tuple[Draw, ...]:
+        drawn = self._made.get(parent)
+        if drawn is None:
+            drawn = self._made[parent] = self._siblings[parent].draws()
+        return drawn
+
+    def __iter__(self) -> Iterator[int]:
+        return iter({**self._siblings, **self._made})
+
+    def __len__(self) -> int:
+        return len({**self._siblings, **self._made})
+
+
 class TreeBuilder:
     """Grows a draft tree node by node, parents before children."""
 
@@ -125,12 +163,15 @@ class TreeBuilder:
         self._is_candidate: list[bool] = []
         self._draws: dict[int, list[Draw]] = {}
         self._children: dict[tuple[int, int], int] = {}
+        self._siblings: dict[int, Siblings] = {}
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def add(self, parent: int, token: int, law: Law | None = None) -> int:
         """Record a draw of `token` below `parent`; return its node, that of an equal sibling."""
+        if parent in self._siblings:
+            self._part(parent)
         # Equal siblings stand for one text: one row of the target decides below both.
         node = self._children.get((parent, token))
         if node is None:
@@ -140,6 +181,28 @@ class TreeBuilder:
             draws = self._draws[parent] = []
         draws.append(Draw(node, law))
         return node
+
+    def add_siblings(self, parent: int, tokens: Sequence[int], law: Law) -> range:
+        """Record draws without replacement (see `Siblings`) below a parent; return their nodes.
+
+        It has no children yet.
+        """
+        first, n = len(self._tokens), len(tokens)
+        self._require_parent(parent, first, True)
+        depth = 1 if parent == ROOT else self._depths[parent] + 1
+        self._tokens += tokens
+        self._parents += [parent] * n
+        self._depths += [depth] * n
+        self._is_candidate += [True] * n
+        self._siblings[parent] = Siblings(first, tokens, law)
+        return range(first, first + n)
+
+    def _part(self, parent: int) -> None:
+        """Let siblings be single draws, to which others are added."""
+        siblings = self._siblings.pop(parent)
+        self._draws[parent] = list(siblings.draws())
+        for node, token in enumerate(siblings.tokens, siblings.first):
+            self._children[parent, token] = node
 
     def add_hidden(self, parent: int, token: int) -> int:
         """Add a node that is evaluated and reported back, but never accepted."""
@@ -153,21 +216,28 @@ class TreeBuilder:
             tuple(self._parents),
             tuple(self._depths),
             tuple(self._is_candidate),
-            {parent: tuple(draws) for parent, draws in self._draws.items()},
+            self._all_draws(),
         )
+
+    def _all_draws(self) -> Mapping[int, tuple[Draw, ...]]:
+        made = {parent: tuple(draws) for parent, draws in self._draws.items()}
+        return _SiblingDraws(made, self._siblings) if self._siblings else made
 
     def _append(self, parent: int, token: int, candidate: bool) -> int:
         node = len(self._tokens)
-        depth = 1
-        if parent != ROOT:
-            if not ROOT < parent < node:
-                raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
-            if candidate and not self._is_candidate[parent]:
-                problem = f"node {parent} cannot be accepted"
-                raise OptionError(f"{problem}, so nothing below it can be a candidate")
-            depth = self._depths[parent] + 1
+        self._require_parent(parent, node, candidate)
+        depth = 1 if parent == ROOT else self._depths[parent] + 1
         self._tokens.append(token)
         self._parents.append(parent)
         self._depths.append(depth)
         self._is_candidate.append(candidate)
         return node
+
+    def _require_parent(self, parent: int, node: int, candidate: bool) -> None:
+        if parent == ROOT:
+            return
+        if not ROOT < parent < node:
+            raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
+        if candidate and not self._is_candidate[parent]:
+            problem = f"node {parent} cannot be accepted"
+            raise OptionError(f"{problem}, so nothing below it can be a candidate")

@@ -17,9 +17,9 @@ from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.library import NativeHandle
 
-# GGML_ROPE_TYPE_NEOX, and GGML_SORT_ORDER_DESC of enum ggml_sort_order.
+# GGML_ROPE_TYPE_NEOX, and enum ggml_sort_order.
 _NEOX = 2
-_DESCENDING = 1
+_ASCENDING, _DESCENDING = 0, 1
 _PARTS = 4  # tensors that one operation of the builder may need
 
 
@@ -57,11 +57,16 @@ class GraphBuilder:
 
     # -- what goes in and out ----------------------------------------------------------------------
 
-    def input(self, name: str, type_number: int, *shape: int) -> Tensor:
-        """Return an input that `Graph.run` is given by this name."""
+    def input(self, name: str, type_number: int, *shape: int, kept: bool = False) -> Tensor:
+        """Return an input that `Graph.run` is given by this name.
+
+        A `kept` one holds what was filled in from one `compute` to the next.
+        """
         sizes = (ctypes.c_int64 * len(shape))(*shape)
         tensor = Tensor(call("ggml_new_tensor")(self._context, type_number, len(shape), sizes))
         call("ggml_set_input")(tensor.handle)
+        if kept:  # the allocator gives no memory of outputs to other nodes
+            call("ggml_set_output")(tensor.handle)
         call("ggml_set_name")(tensor.handle, name.encode())
         self._inputs[name] = tensor
         return tensor
@@ -236,6 +241,12 @@ class GraphBuilder:
         """Return the indices of the k largest of each row, unordered: (v, n) -> I32 (k, n)."""
         _require(0 < k <= a.shape[0] and a.type == F32, "top_k", a)
         return self._add("ggml_top_k", a, k)
+
+    def ascending(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each row of indices I32 (k, n) in ascending order, and their places before."""
+        # As floats, which are exact up to 2 ** 24: ggml sorts no integers.
+        order = self._add("ggml_argsort", self.cast(indices, F32), _ASCENDING)
+        return self.pick(indices, order, indices.shape[0]), order
 
     def best(self, a: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest of each row, largest first: indices I32 (k, n), elements (k, n)."""

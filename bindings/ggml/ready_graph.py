@@ -25,8 +25,9 @@ class Graph:
 
     Who runs one often fills the arrays of `inputs` in place instead, then calls `compute` and
     `read`: where a tensor lies in the CPU's memory, its array is that memory, and nothing is
-    copied. All inputs have to be filled before each `compute`, which may overwrite them. The arrays
-    die with the graph: they are not to be kept.
+    copied. All inputs but kept ones have to be filled before each `compute`, which may overwrite
+    them. `filled` is whoever fills the kept ones to note what they hold; None says nothing yet. The
+    arrays die with the graph: they are not to be kept.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Graph:
         outputs: Mapping[str, Tensor],
     ) -> None:
         self.inputs: dict[str, Array] = {}
+        self.filled: int | None = None
         self._device = device
         self._graph = graph
         self._compute = call("ggml_backend_sched_graph_compute")

@@ -10,6 +10,7 @@ from specrun.runtime.heads.attention import (
     fill_places,
     layer_attention,
     layer_tensor_names,
+    mask_below,
 )
 from specrun.runtime.heads.graphs import (
     MOST_CHAIN_ROWS,
@@ -18,7 +19,7 @@ from specrun.runtime.heads.graphs import (
     ChainTokens,
     LengthGraphs,
     NativeShare,
-    PossibleChains,
+    PossibleGraphs,
     RankedTokens,
     add_ranking,
     chain_width,
@@ -36,3 +37,4 @@ from specrun.runtime.heads.node_accuracy import (
     stored_accuracy,
 )
 from specrun.runtime.heads.text_rows import FloatRows, PendingRows, RowPiece, TextRows, copied_rows
+from specrun.runtime.heads.tree_graphs import NamedChildren, TreeGraphs, TreePlan

@@ -25,6 +25,7 @@ from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32, I32, I64
 from specrun.bindings.ggml.graph import GraphBuilder, Rope
+from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore
 from specrun.runtime.heads.head_file import HeadFile
@@ -33,6 +34,7 @@ Array = npt.NDArray[Any]
 
 _STEP = 256  # attention reads the cache in steps of this size, so that few graphs serve all lengths
 _MASKED = float("-inf")
+_MOST_NEW = 16  # cells of text that a mask gets from one made before
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class KeyValueCache:
             self,
             builder.input("positions", I32, n),
             builder.input("cells", I64, n),
-            builder.input("mask", F32, length, n),
+            builder.input("mask", F32, length, n, kept=True),
         )
 
     def attend(
@@ -156,6 +158,19 @@ class Places:
         )
 
 
+def mask_below(
+    builder: GraphBuilder, above: Tensor, parents: Tensor, own: Tensor, zeros: Tensor
+) -> Tensor:
+    """Return the mask (length, n) of rows that see what a row above does, and one cell more.
+
+    `above` is the mask of the rows above, of which `parents`, I32 (n), names each row's. `own`, I64
+    (n), are the places of the cells in the new mask, seen as one row; `zeros` is F32 (1, n).
+    """
+    length, n = above.shape[0], parents.shape[0]
+    copied = builder.reshape(builder.get_rows(above, parents), 1, length * n)
+    return builder.reshape(builder.set_rows(copied, zeros, own), length, n)
+
+
 def fill_places(
     inputs: Mapping[str, Array],
     positions: npt.NDArray[np.int32],
@@ -172,16 +187,17 @@ def fill_places(
     mask = inputs["mask"]
     mask.fill(_MASKED)
     np.copyto(mask[:n, :used], 0.0, where=sees)
-    # A row that sees no cell would have a softmax over -inf alone, which is NaN.
-    mask[n:, 0] = 0.0
-    for name, values, other in (("positions", positions, 0), ("cells", cells, spare)):
-        array = inputs[name].reshape(-1)
-        array[:n] = values
-        array[n:] = other
+    row_positions, row_cells = inputs["positions"][0], inputs["cells"][0]
+    row_positions[:n] = positions
+    row_cells[:n] = cells
+    if n < len(mask):
+        # A row that sees no cell would have a softmax over -inf alone, which is NaN.
+        mask[n:, 0] = 0.0
+        row_positions[n:], row_cells[n:] = 0, spare
 
 
 def fill_chain_places(
-    inputs: Mapping[str, Array], position: int, count: int, n: int, spare: int, below: int
+    graph: Graph, position: int, count: int, n: int, spare: int, below: int
 ) -> None:
     """Fill a graph's inputs with n rows in the cells after the first `count`, causally masked.
 
@@ -190,33 +206,45 @@ def fill_chain_places(
     """
     # Every array is written by few operations: after an evaluation none of this is in the
     # processor's caches.
+    inputs = graph.inputs
     positions, cells, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
-    rows = len(mask)
-    steps, triangle = _chain_steps(n, rows - below, below)
+    rows, length = mask.shape
+    steps = _chain_steps(n, rows - below, below)
     np.add(steps, position, out=positions, casting="same_kind")
     np.add(steps, count, out=cells)
-    end = count + n + below
-    mask[:, :count] = 0.0
-    # Columns `count` to `end` are the chain's own cells, the only ones where rows differ.
-    mask[:, count:end] = triangle
-    mask[:, end:] = _MASKED
     if n + below < rows:
         filling = slice(n, rows - below)
         positions[filling], cells[filling] = 0, spare
-        # A row that only fills up has to see one cell, or its softmax is NaN; nothing reads it.
-        mask[filling, :count], mask[filling, 0] = _MASKED, 0.0
+    seen, graph.filled = graph.filled, None  # an interrupt leaves what is not known
+    if seen is None or seen > count:
+        mask.fill(_MASKED)
+        seen = 0
+    # All rows see the cells before `seen`, and no cell behind the rows that came after them.
+    if count > seen + _MOST_NEW:
+        mask[:, seen:count] = 0.0
+        seen = count
+    end = min(count + 2 * rows, length)
+    mask[:, seen:end] = _chain_mask(count - seen, n, rows - below, below)[:, : end - seen]
+    graph.filled = count
 
 
 @functools.lru_cache(maxsize=256)
-def _chain_steps(
-    n: int, width: int, below: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return each row's number among n + below, and the mask of these rows among themselves."""
-    steps = np.array([*range(n), *(0,) * (width - n), *range(n, n + below)], np.int64)
-    triangle = np.full((len(steps), n + below), _MASKED, np.float32)
-    triangle[np.arange(n + below) <= steps[:, None]] = 0.0
-    triangle[n:width] = _MASKED
-    return steps, triangle
+def _chain_steps(n: int, width: int, below: int) -> npt.NDArray[np.int64]:
+    """Return the number of each row among n + below."""
+    return np.array([*range(n), *(0,) * (width - n), *range(n, n + below)], np.int64)
+
+
+@functools.lru_cache(maxsize=64)
+def _chain_mask(seen: int, n: int, width: int, below: int) -> npt.NDArray[np.float32]:
+    """Return the mask of rows over `seen` cells of the text, their own and as many behind.
+
+    Rows that only fill up see the text, too: of no cell a softmax is NaN. Nothing reads them.
+    """
+    steps = _chain_steps(n, width, below)
+    own = np.full((len(steps), 2 * len(steps)), _MASKED, np.float32)
+    own[:, : n + below][np.arange(n + below) <= steps[:, None]] = 0.0
+    own[n:width] = _MASKED
+    return np.concatenate([np.zeros((len(steps), seen), np.float32), own], axis=1)
 
 
 class LayerWeights:

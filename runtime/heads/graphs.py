@@ -217,37 +217,39 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
         self._table.close()
 
 
-Chains = TypeVar("Chains", bound=Owned)
+Graphs = TypeVar("Graphs", bound=Owned)
+Drafted = TypeVar("Drafted")
 
 
-class PossibleChains(Generic[Chains]):
-    """The chains of a head, where its backends can compute them; that is found out once.
+class PossibleGraphs(Generic[Graphs]):
+    """The graphs of a head's whole drafts, where its backends can compute them: found out once.
 
     `prepare` makes them when they are first asked for. It, and drafting with what it returns, may
     raise UnsupportedModelError: then none is asked for again.
     """
 
-    def __init__(self, prepare: Callable[[], Chains]) -> None:
-        self.chains: Chains | None = None
+    def __init__(self, prepare: Callable[[], Graphs]) -> None:
+        self.graphs: Graphs | None = None
         self._prepare = prepare
         self._impossible = False
 
-    def draft(
-        self, n_rows: int, n: int, run: Callable[[Chains], ChainTokens]
-    ) -> ChainTokens | None:
-        """Return the n tokens that `run` drafts after `n_rows` rows; None if one graph cannot."""
-        if self._impossible or n > MOST_CHAIN_TOKENS or n_rows > MOST_CHAIN_ROWS:
+    def draft(self, n_rows: int, depth: int, run: Callable[[Graphs], Drafted]) -> Drafted | None:
+        """Return the draft, `depth` tokens deep, that `run` makes after `n_rows` rows.
+
+        None if one graph cannot.
+        """
+        if self._impossible or depth > MOST_CHAIN_TOKENS or n_rows > MOST_CHAIN_ROWS:
             return None
         try:
-            if self.chains is None:
-                self.chains = self._prepare()
-            return run(self.chains)
+            if self.graphs is None:
+                self.graphs = self._prepare()
+            return run(self.graphs)
         except UnsupportedModelError:
             self._impossible = True
             return None
 
     def close(self) -> None:
-        """Free the chains."""
-        if self.chains is not None:
-            self.chains.close()
-            self.chains = None
+        """Free the graphs."""
+        if self.graphs is not None:
+            self.graphs.close()
+            self.graphs = None

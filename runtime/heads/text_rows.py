@@ -207,6 +207,10 @@ class TextRows(Generic[Said]):
             self._put(self._chunk)
         return self._held.said
 
+    def forget_said(self) -> None:
+        """Have the last row evaluated again before anything is said after it."""
+        self._return_last()
+
     def due(self, tokens: Sequence[int], most: int) -> RowPiece | None:
         """Return up to `most` rows before a text's last token, to be evaluated with a draft.
 

@@ -21,12 +21,11 @@ divides by.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
 
-from specrun.runtime.law import Law, LawWithout, RankedLaw
+from specrun.runtime.law import Law, RankedLaw
 from specrun.runtime.noise import DraftNoise, NoiseSource, choose_in_turn
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 from specrun.runtime.trees.topology import Topology
@@ -62,11 +61,7 @@ def propose_without_replacement(
         tokens = noise.choose_distinct(law, count)
     else:
         tokens = choose_in_turn(noise, law, count)
-    children: list[Child] = [(builder.add(parent, tokens[0], law), tokens[0])]
-    for earlier, token in pairwise(tokens):
-        law = LawWithout(law, earlier)
-        children.append((builder.add(parent, token, law), token))
-    return children
+    return list(zip(builder.add_siblings(parent, tokens, law), tokens, strict=True))
 
 
 def propose_most_likely(

@@ -7,6 +7,10 @@ here. Static shapes are grown as in `growth`, dynamic ones (EAGLE-2) as in `eagl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import DraftRequest
@@ -22,8 +26,28 @@ from specrun.runtime.trees.topology import Topology
 RANKED_TOKENS = 40
 """Tokens among which point masses are chosen where the settings do not truncate."""
 
-EvaluatedDepth = RankedTokens | Sequence[Logits]
-"""What is said after n nodes: their best tokens, or rows of logits over the target's tokens."""
+
+@dataclass(frozen=True, slots=True)
+class HighestLogits:
+    """The tokens of the highest logits after n nodes, one more than top-k keeps: both [n, k + 1].
+
+    Tokens ascend. As top-k leaves no others, they say the same law as whole rows, if no two of a row
+    that top-k parts are equal.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    logits: npt.NDArray[np.float32]
+
+    def laws(self, params: SamplingParams) -> list[Law]:
+        """Return the laws that `params` make of the rows: no bias, no penalties."""
+        tokens = self.tokens.astype(np.intp)
+        # In the order of their ids, as in a whole row, so that ties within the top k fall alike.
+        laws = [transformed_law(row, params) for row in self.logits]
+        return [Law(law.probs, row[law.ids]) for law, row in zip(laws, tokens, strict=True)]
+
+
+EvaluatedDepth = RankedTokens | HighestLogits | Sequence[Logits]
+"""What is said after n nodes: their best tokens, their highest logits, or whole rows of logits."""
 
 Paths = Callable[[], list[list[int]]]
 """The drafted tokens down to each of the nodes that are evaluated, their own included."""
@@ -70,6 +94,8 @@ class PathLaws:
             # Ranked on the head's device: there is no row left to transform.
             return list(RankedLaw.of_rows(said.tokens, said.log_probs))
         params = self._params
+        if isinstance(said, HighestLogits):
+            return said.laws(params)
         if not params.has_penalties:  # nobody asks for the paths
             return [transformed_law(row, params) for row in said]
         # The window that the target's law has at the node: penalties see its own path.

@@ -25,6 +25,9 @@ class PairChainByDepth:
     ) -> ChainTokens:
         return pair_chain(self, tokens, features, position, count, n)
 
+    def tree(self, *given: object) -> None:
+        """No tree in one graph: it is grown depth by depth."""
+
 
 def pair_chain(
     head: Any, tokens: Sequence[int], features: np.ndarray, position: int, count: int, n: int

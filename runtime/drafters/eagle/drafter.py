@@ -16,18 +16,30 @@ from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells
 from specrun.runtime.drafters.eagle.state import EagleState
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads import FloatRows, RankedTokens, copied_rows
+from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
+from specrun.runtime.trees.graph_trees import GraphTrees
 from specrun.runtime.trees.growth import TreeSampling
 from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree_laws import EvaluatedDepth, PathLaws, Paths, check_p_min, grow_draft
+from specrun.runtime.trees.tree_laws import (
+    EvaluatedDepth,
+    HighestLogits,
+    PathLaws,
+    Paths,
+    check_p_min,
+    grow_draft,
+)
+
+_MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for in whole rows
 
 
 class EagleDrafter(StatesDrafter):
     """Grows a tree with a head that predicts hidden states, all nodes of a depth in one evaluation.
 
-    A chain of the most likely tokens is one evaluation in all, where the head has a graph for that.
+    A chain or tree of the most likely tokens is one evaluation in all, where the head has a graph
+    for that.
 
     `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax").
     Sampled schemes draw from the head's law, transformed like the target's; the head must then
@@ -46,7 +58,7 @@ class EagleDrafter(StatesDrafter):
     ) -> None:
         check_sampling(shape, sampling)
         check_p_min(p_min)
-        self._state = EagleState(cells)
+        self._state, self._cells = EagleState(cells), cells
         super().__init__(name, self._state, cells, cells.n_params)
         self.needs_hidden_states = not cells.taps
         self.layer_inputs = tuple(sorted(set(cells.taps)))
@@ -54,9 +66,11 @@ class EagleDrafter(StatesDrafter):
         self.max_leaves = shape.max_leaves
         self._taps = cells.taps
         self._shape, self._sampling, self._p_min = shape, sampling, p_min
-        # A chain that may end early is drafted depth by depth: at any size that matters a token
-        # drafted in vain costs more than Python does.
-        self._is_whole_chain = isinstance(shape, Topology) and shape.n_leaves == 1 and p_min == 0.0
+        # What may end early is drafted depth by depth: at any size that matters a token drafted in
+        # vain costs more than Python does.
+        self._is_whole = p_min == 0.0
+        self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
+        self._trees = GraphTrees(shape)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
@@ -64,12 +78,12 @@ class EagleDrafter(StatesDrafter):
             return DraftTree()
         # Ranked tokens come from the head's graph; laws to draw from need whole rows.
         ranks = self._sampling == "argmax" or request.params.is_greedy
-        if ranks and self._is_whole_chain:
-            most = min(self.max_nodes, request.max_depth, request.max_nodes)
-            chain = self._state.chain(request.tokens, most)
-            if chain is not None:
-                return DraftTree.chain(chain.tokens)
-        state, row = self._state, self._state.root(request.tokens)
+        if ranks and self._is_whole:
+            drafted = self._in_one_graph(request)
+            if drafted is not None:
+                return drafted
+        highest = 0 if ranks else self._highest(request.params)
+        state, row = self._state, self._state.root(request.tokens, highest)
         if row is None:
             return DraftTree()
 
@@ -79,6 +93,23 @@ class EagleDrafter(StatesDrafter):
         laws = PathLaws(lambda: _said(row, ranks=ranks), below, request, request.params)
         sampling, p_min, room = self._sampling, self._p_min, state.room
         return grow_draft(self._shape, laws, request, room=room, sampling=sampling, p_min=p_min)
+
+    def _highest(self, params: SamplingParams) -> int:
+        """Return how many of the highest logits say as much as whole rows; 0 where none do."""
+        if not 0 < params.top_k <= _MOST_HIGHEST or params.logit_bias or params.has_penalties:
+            return 0
+        # One more than top-k keeps: where it is the last one's equal, ids decide between them.
+        return params.top_k + 1 if params.top_k < self._cells.most_highest else 0
+
+    def _in_one_graph(self, request: DraftRequest) -> DraftTree | None:
+        """Return a tree of best tokens, None where the head has no graph for a whole one."""
+        max_depth, max_nodes = request.max_depth, request.max_nodes
+        if self._is_chain:
+            most = min(self.max_nodes, max_depth, max_nodes)
+            chain = self._state.chain(request.tokens, most)
+            return None if chain is None else DraftTree.chain(chain.tokens)
+        named = self._state.tree(request.tokens, self._trees.plan)
+        return None if named is None else self._trees.drafted(named, max_depth, max_nodes)
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, or of the hidden states."""
@@ -92,9 +123,11 @@ class EagleDrafter(StatesDrafter):
 
 
 def _said(rows: EagleRows, *, ranks: bool) -> EvaluatedDepth:
-    """Return the best tokens as they are, or whole rows for draws."""
-    if ranks:
+    """Return the best tokens as they are; for draws the highest logits or whole rows."""
+    if ranks and rows.log_probs is not None:
         return RankedTokens(rows.tokens, rows.log_probs)
+    if rows.highest is not None and rows.logits is None:
+        return HighestLogits(rows.tokens, rows.highest)
     if rows.logits is None:
         raise OptionError("an EAGLE head that draws must be opened with whole rows")
     return list(rows.logits)

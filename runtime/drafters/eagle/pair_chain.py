@@ -54,7 +54,7 @@ class PairChains:
         width, length = chain_width(m), self._cache.length(count + m + n - 1)
         graph = self._graphs.get(length, width, n, probabilities)
         inputs = graph.inputs
-        fill_chain_places(inputs, position, count, m, self._cache.spare, n - 1)
+        fill_chain_places(graph, position, count, m, self._cache.spare, n - 1)
         inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
         if width > m:
             inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0

@@ -9,15 +9,24 @@ until the head is asked to draft: a chain's graph evaluates them with the draft.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells
-from specrun.runtime.heads import MOST_CHAIN_ROWS, ChainTokens, FloatRows, RowPiece, TextRows
-
-_NODES = 32  # for which there is room at first
+from specrun.runtime.heads import (
+    MOST_CHAIN_ROWS,
+    ChainTokens,
+    FloatRows,
+    NamedChildren,
+    RowPiece,
+    TextRows,
+    TreePlan,
+)
+from specrun.runtime.tree import ROOT
 
 
 class EagleState(TextRows[EagleRows]):
@@ -31,16 +40,24 @@ class EagleState(TextRows[EagleRows]):
         self._cells = cells
         self._root: EagleRows | None = None
         self._nodes: DraftNodes | None = None
+        self._asked: dict[str, int] = {}  # how many of the highest logits, if any
 
     @property
     def room(self) -> int:
         """How many pairs or nodes may still be evaluated."""
         return super().room - (0 if self._nodes is None else len(self._nodes))
 
-    def root(self, tokens: Sequence[int]) -> EagleRows | None:
-        """Forget all nodes and return the row after the last token, None if it is not known."""
+    def root(self, tokens: Sequence[int], highest: int = 0) -> EagleRows | None:
+        """Forget all nodes and return the row after the last token, None if it is not known.
+
+        `highest` asks for so many logits of this row and of those below it.
+        """
         self._nodes = None
+        self._asked = {"highest": highest} if highest else {}
         self._root = self.said(tokens)
+        if self._root is not None and self._root.n_highest != highest:
+            self.forget_said()  # it was asked for something else
+            self._root = self.said(tokens)
         return self._root
 
     def chain(self, tokens: Sequence[int], n: int) -> ChainTokens | None:
@@ -60,25 +77,37 @@ class EagleState(TextRows[EagleRows]):
             self.settle(piece)
         return drafted
 
+    def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
+        """Forget all nodes; return what a plan's tree names after the last token, in one graph.
+
+        None where the last pair is not known, there is no room for all of it, or the head has no
+        graph for it.
+        """
+        self._nodes = self._root = None
+        piece = self.due(tokens, MOST_CHAIN_ROWS)
+        if piece is None or plan.n_drafted > self.room:
+            return None
+        named = self._cells.tree(plan, piece.tokens, piece.rows, piece.position, piece.count)
+        if named is not None:
+            self.settle(piece)
+        return named
+
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> EagleRows:
         """Evaluate a depth of the tree: token i below node `parents[i]` (ROOT: the last token)."""
         assert self._root is not None
         if self._nodes is None:
             # The root's predicted state is what the first depth is paired with.
-            self._nodes = DraftNodes(self._root.states[0])
+            self._nodes = DraftNodes(self._root.states)
         nodes, count, n = self._nodes, self.count, len(tokens)
         first = count + len(nodes)
-        states, above = nodes.add(parents)
+        states, place = nodes.add(parents)
         # A node sees the whole text, its ancestors and itself: never its siblings.
-        sees = np.empty((n, first + n), np.bool_)
-        sees[:, :count] = True
-        sees[:, count:] = above
-        # All nodes of a call are of one depth; a node sees one node for each depth down to itself.
-        depth = int(above[0].sum())
+        sees = np.ones((n, first + n), np.bool_)
+        sees[:, count:] = place.sees
         # Siblings share a position, as llama.cpp's trees do; cells tell them apart.
-        positions = np.full(n, self.base + count + depth - 1, np.int32)
+        positions = np.full(n, self.base + count + place.depth - 1, np.int32)
         cells = np.arange(first, first + n, dtype=np.int64)
-        rows = self._cells.evaluate(tokens, states, positions, cells, sees)
+        rows = self._cells.evaluate(tokens, states, positions, cells, sees, **self._asked)
         nodes.predicted(rows.states)
         return rows
 
@@ -87,46 +116,67 @@ class EagleState(TextRows[EagleRows]):
         n, count = len(piece), piece.count
         positions = np.arange(piece.position, piece.position + n, dtype=np.int32)
         cells = np.arange(count, count + n, dtype=np.int64)
-        sees = np.tri(n, count + n, count, dtype=np.bool_)
-        rows = self._cells.evaluate_features(piece.tokens, piece.rows, positions, cells, sees)
-        last = slice(n - 1, n)
-        # A copy of one row, as the view dies while the draft is still drawn from it.
-        logits = None if rows.logits is None else rows.logits[last].copy()
-        return EagleRows(rows.states[last], rows.tokens[last], rows.log_probs[last], logits)
+        seen = count + n
+        sees = np.ones((1, seen), np.bool_) if n == 1 else np.tri(n, seen, count, dtype=np.bool_)
+        places = positions, cells, sees
+        rows = self._cells.evaluate_features(piece.tokens, piece.rows, *places, **self._asked)
+        return rows.last()
+
+
+class NodePlaces(NamedTuple):
+    """Where the nodes of a call stand: their depth, and which nodes each sees, with itself.
+
+    `above` are the rows of the states that they are paired with: of those predicted by the call
+    before, where `is_next`, and otherwise of all states.
+    """
+
+    depth: int
+    sees: npt.NDArray[np.bool_]
+    above: npt.NDArray[np.intp]
+    is_next: bool
 
 
 class DraftNodes:
-    """A round's draft nodes: the states predicted at them, and which nodes each sees, with itself.
+    """A round's draft nodes, and the states predicted at them.
 
-    Row 0 stands for the last token of the text, so node i is row i + 1, and ROOT row 0.
+    Row 0 of the states stands for the last token of the text, so node i is row i + 1, and ROOT row
+    0. `root` is the state predicted there, [1, hidden].
     """
 
     def __init__(self, root: FloatRows) -> None:
-        self._n = 0
-        self._states = np.zeros((_NODES + 1, len(root)), root.dtype)
-        self._states[0] = root
-        self._sees = np.zeros((_NODES + 1, _NODES), np.bool_)
+        self._parents: tuple[int, ...] = ()
+        self._states = [root]
 
     def __len__(self) -> int:
-        return self._n
+        return len(self._parents)
 
-    def add(self, parents: Sequence[int]) -> tuple[FloatRows, npt.NDArray[np.bool_]]:
-        """Add nodes; return the states they read [n, hidden] and the nodes they see [n, nodes]."""
-        first, n = self._n, len(parents)
-        end, room = first + n, self._sees.shape[1]
-        if end > room:
-            more = max(end, 2 * room) - room
-            self._states = np.pad(self._states, ((0, more), (0, 0)))
-            self._sees = np.pad(self._sees, ((0, more), (0, more)))
-        # Node i is row i + 1, so ROOT = -1 is row 0, which sees no node.
-        rows = np.array(parents) + 1
-        self._sees[first + 1 : end + 1] = self._sees[rows]
-        own = np.arange(first, end)
-        # Each node sees what its parent sees, and itself: ancestors, never siblings.
-        self._sees[own + 1, own] = True
-        self._n = end
-        return self._states[rows], self._sees[first + 1 : end + 1, :end]
+    def add(self, parents: Sequence[int]) -> tuple[FloatRows, NodePlaces]:
+        """Add nodes of one depth; return the states they read [n, hidden] and where they stand."""
+        place = _placed(self._parents, tuple(parents), len(self._states[-1]))
+        self._parents += tuple(parents)
+        states = self._states[-1] if place.is_next else np.concatenate(self._states)
+        return states[place.above], place
 
     def predicted(self, states: FloatRows) -> None:
         """Note the states predicted at the nodes that were added last."""
-        self._states[self._n + 1 - len(states) : self._n + 1] = states
+        self._states.append(states)
+
+
+# Rounds grow the same shapes again and again: what follows from parents alone is worked out once.
+@functools.lru_cache(maxsize=256)
+def _placed(before: tuple[int, ...], parents: tuple[int, ...], n_last: int) -> NodePlaces:
+    """Return the places of nodes with these parents, of which the last call added `n_last`."""
+    known = (*before, *parents)
+    first, n = len(before), len(parents)
+    sees = np.zeros((n, first + n), np.bool_)
+    for row in range(n):
+        node = first + row
+        # Ancestors and the node itself.
+        while node != ROOT:
+            sees[row, node] = True
+            node = known[node]
+    above = np.array(parents) + 1
+    start = first + 1 - n_last  # the first row of the states that were predicted last
+    is_next = bool(above.min() >= start)
+    # A node sees one node for each depth down to itself.
+    return NodePlaces(int(sees[0].sum()), sees, above - start if is_next else above, is_next)

@@ -2,8 +2,8 @@
 
 The tree is verified as point masses, so the text is plain decoding's own. As a head's law depends
 on the path, it is evaluated for every path of a depth at once; static trees take its best tokens by
-rank, dynamic ones those of highest path probability. A chain is one evaluation of all heads, where
-they have a graph for that.
+rank, dynamic ones those of highest path probability. All of it is one evaluation, where the heads
+have a graph for that.
 
 The heads read a state of the position before the last committed token. Without a prefix layer it is
 the target's own hidden state there. With one (Hydra++) it is the layer's output, for which the
@@ -21,9 +21,11 @@ from specrun.runtime.drafters.hydra.hydra_head import HydraCells
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, ChainTokens
 from specrun.runtime.heads.text_rows import FloatRows, RowPiece, TextRows, copied_rows
+from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 from specrun.runtime.trees.eagle2_tree import DynamicShape
+from specrun.runtime.trees.graph_trees import GraphTrees
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree_laws import EvaluatedDepth, PathLaws, Paths, grow_draft
 
@@ -59,6 +61,19 @@ class HydraState(TextRows[FloatRows]):
             self.settle(piece)
         return drafted
 
+    def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
+        """Return what a plan's tree names after the last token of a text, evaluated at once.
+
+        None where `chain` returns it.
+        """
+        piece = self.due(tokens, MOST_CHAIN_ROWS)
+        if piece is None:
+            return None
+        named = self._heads.tree(plan, piece.rows, piece.position, piece.count, tokens[-1])
+        if named is not None:
+            self.settle(piece)
+        return named
+
     def _evaluate_states(self, piece: RowPiece) -> FloatRows:
         state: FloatRows = self._heads.states(piece.rows, piece.position, piece.count)[-1]
         return state
@@ -76,7 +91,7 @@ class HydraDrafter(StatesDrafter):
         super().__init__(name, self._state, cells, cells.n_params)
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
-        self._heads, self._shape = cells, shape
+        self._heads, self._shape, self._trees = cells, shape, GraphTrees(shape)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
@@ -87,6 +102,10 @@ class HydraDrafter(StatesDrafter):
             chain = self._state.chain(request.tokens, len(shape))
             if chain is not None:
                 return DraftTree.chain(chain.tokens)
+        else:
+            named = self._state.tree(request.tokens, self._trees.plan)
+            if named is not None:
+                return self._trees.drafted(named, request.max_depth, request.max_nodes)
         state = self._state.said(request.tokens)
         if state is None:
             return DraftTree()

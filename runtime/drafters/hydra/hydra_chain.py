@@ -1,8 +1,8 @@
-"""A greedy chain of Hydra's heads as one graph: the last states, then head by head.
+"""Chains and trees of Hydra's best tokens as one graph: the last states, then head by head.
 
 With a prefix layer the states that came last pass through it first. Head k reads the state and the
 embeddings of the tokens before its own, so each best token's embedding is appended to what the next
-head reads, inside the graph.
+head reads, inside the graph. In a tree, every row of a head is one path.
 """
 
 from __future__ import annotations
@@ -10,21 +10,65 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder
+from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder, Tensor
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells
-from specrun.runtime.heads import ChainGraphs, ChainTokens, FloatRows, chain_width
+from specrun.runtime.heads import (
+    ChainGraphs,
+    ChainTokens,
+    FloatRows,
+    NamedChildren,
+    TreeGraphs,
+    TreePlan,
+    chain_width,
+)
 
 if TYPE_CHECKING:
     from specrun.runtime.drafters.hydra.hydra_head import HydraHead
 
-_PREFIX_OPERATIONS, _HEAD_OPERATIONS, _BLOCK_OPERATIONS = 96, 32, 8
+_PREFIX_OPERATIONS, _HEAD_OPERATIONS, _BLOCK_OPERATIONS = 96, 56, 8
+
+
+class _LastState:
+    """The state that the heads read, as a part of their graphs: of the last of some positions."""
+
+    def __init__(self, head: HydraHead, prefix: PrefixCells | None) -> None:
+        self._head, self._prefix = head, prefix
+
+    def size(self, n: int, count: int) -> tuple[int, int]:
+        """Return length and width of a graph for n positions after the first `count`."""
+        if self._prefix is None:
+            return 0, 1
+        # Cells are counted by the prefix layer alone: drafts never enter it.
+        return self._prefix.length(count + n), chain_width(n)
+
+    def add(self, builder: GraphBuilder, length: int, width: int) -> Tensor:
+        """Add it to a graph of this size; return it, (hidden, 1)."""
+        if self._prefix is None:
+            return builder.input("states", F32, self._head.hidden, 1)
+        x = self._prefix.add(builder, width, length)
+        return builder.get_rows(x, builder.input("last", I32, 1)) if width > 1 else x
+
+    def fill(self, graph: Graph, states: FloatRows, position: int, count: int) -> None:
+        """Fill a graph's inputs: see `PrefixCells.evaluate`; without one, the last state alone."""
+        if self._prefix is None:
+            graph.inputs["states"][0] = states[-1]
+            return
+        self._prefix.fill(graph, states, position, count)
+        if "last" in graph.inputs:
+            # The heads read the last real row, not one that only fills the graph.
+            graph.inputs["last"][...] = len(states) - 1
+
+
+def _n_operations(head: HydraHead, n: int) -> int:
+    return _PREFIX_OPERATIONS + n * (_HEAD_OPERATIONS + _BLOCK_OPERATIONS * head.n_blocks)
 
 
 class HydraChains:
     """The graphs of one conversation's chains. Close them before its prefix cells and the head."""
 
     def __init__(self, head: HydraHead, prefix: PrefixCells | None) -> None:
-        self._head, self._prefix = head, prefix
+        self._head, self._state = head, _LastState(head, prefix)
         self._graphs = ChainGraphs(head.device, self._build)
 
     def run(
@@ -39,21 +83,10 @@ class HydraChains:
     ) -> ChainTokens:
         """Return n tokens after a token, below the last of the hidden states [m, hidden].
 
-        Their places in the prefix layer are those of `PrefixCells.evaluate`; without one, the last
-        state is read alone. Raises UnsupportedModelError where no backend computes the graph.
+        Raises UnsupportedModelError where no backend computes the graph.
         """
-        m = len(states)
-        if self._prefix is None:
-            graph = self._graphs.get(0, 1, n, probabilities)
-            graph.inputs["states"][0] = states[-1]
-        else:
-            # Cells are counted by the prefix layer alone: drafts never enter it.
-            length = self._prefix.length(count + m)
-            graph = self._graphs.get(length, chain_width(m), n, probabilities)
-            self._prefix.fill(graph.inputs, states, position, count)
-            if "last" in graph.inputs:
-                # The heads read the last real row, not one that only fills the graph.
-                graph.inputs["last"][...] = m - 1
+        graph = self._graphs.get(*self._state.size(len(states), count), n, probabilities)
+        self._state.fill(graph, states, position, count)
         if "token" in graph.inputs:
             graph.inputs["token"][...] = token
         return self._graphs.run(graph, probabilities=probabilities)
@@ -64,14 +97,8 @@ class HydraChains:
 
     def _build(self, length: int, width: int, n: int, probabilities: bool) -> Graph:
         heads = self._head
-        per_head = _HEAD_OPERATIONS + _BLOCK_OPERATIONS * heads.n_blocks
-        with closing(GraphBuilder(heads.device, _PREFIX_OPERATIONS + n * per_head)) as builder:
-            if self._prefix is None:
-                x = builder.input("states", F32, heads.hidden, 1)
-            else:
-                x = self._prefix.add(builder, width, length)
-                if width > 1:
-                    x = builder.get_rows(x, builder.input("last", I32, 1))
+        with closing(GraphBuilder(heads.device, _n_operations(heads, n))) as builder:
+            x = self._state.add(builder, length, width)
             token = None if heads.embedding is None else builder.input("token", I32, 1)
             for head in range(n):
                 # Each head reads one embedding more than the one before it.
@@ -81,4 +108,50 @@ class HydraChains:
                 best = self._graphs.add(builder, logits, head, probabilities=probabilities)
                 token = builder.reshape(best, 1, 1)
             self._graphs.output(builder, n, probabilities=probabilities)
+            return builder.build()
+
+
+class HydraTrees:
+    """The graphs of one conversation's trees of a plan. Close them as chains.
+
+    Raises UnsupportedModelError for heads that are not grounded, which say the same after every
+    path and need one row of each, and for trees of more branches than there are tokens.
+    """
+
+    def __init__(self, head: HydraHead, prefix: PrefixCells | None, plan: TreePlan) -> None:
+        if head.embedding is None or max(plan.ranks) > head.vocab_size:
+            raise UnsupportedModelError("these Hydra heads have no such tree in one graph")
+        self._head, self._state = head, _LastState(head, prefix)
+        self._embedding = head.embedding
+        self._graphs = TreeGraphs(head.device, plan, self._build)
+
+    def run(self, states: FloatRows, position: int, count: int, token: int) -> NamedChildren:
+        """Return the children after a token, below the last of the hidden states [m, hidden].
+
+        Raises UnsupportedModelError where no backend computes the graph.
+        """
+        graph = self._graphs.get(*self._state.size(len(states), count))
+        self._state.fill(graph, states, position, count)
+        graph.inputs["token"][...] = token
+        return self._graphs.run(graph)
+
+    def close(self) -> None:
+        """Free graphs and table."""
+        self._graphs.close()
+
+    def _build(self, length: int, width: int) -> Graph:
+        heads, n = self._head, len(self._graphs.plan.widths)
+        with closing(GraphBuilder(heads.device, _n_operations(heads, n))) as builder:
+            x = self._state.add(builder, length, width)
+            x = builder.concat(x, builder.get_rows(self._embedding, builder.input("token", I32, 1)))
+            rows = None
+            for depth in range(n):
+                above = None if rows is None else rows.values
+                rows = self._graphs.add(builder, heads.logits(builder, depth, x), depth, above)
+                if rows is None:
+                    break
+                # A path is its parent's, and one token more.
+                paths = builder.get_rows(x, rows.parents)
+                x = builder.concat(paths, builder.get_rows(self._embedding, rows.tokens))
+            self._graphs.output(builder)
             return builder.build()

@@ -39,15 +39,17 @@ from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
-from specrun.runtime.drafters.hydra.hydra_chain import HydraChains
-from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells, PrefixLayer, plan_prefix
+from specrun.runtime.drafters.hydra.hydra_chain import HydraChains, HydraTrees
+from specrun.runtime.drafters.hydra.prefix_layer import PrefixLayer, plan_prefix
 from specrun.runtime.heads import (
     ChainTokens,
     FloatRows,
     HeadFile,
+    NamedChildren,
     NativeShare,
-    PossibleChains,
+    PossibleGraphs,
     RankedTokens,
+    TreePlan,
     add_ranking,
     filled_width,
     ranked_tokens,
@@ -100,7 +102,7 @@ class HydraHead:
         self.prefix: PrefixLayer | None = None
         self._grounded = file.flag("grounded", default=True)
         self.hidden = target.n_embd
-        self._vocab_size = file.size("vocab_size")
+        self.vocab_size = file.size("vocab_size")
         self._heads = _head_tensors(file, self.n_heads, grounded=self._grounded)
         names = [name for head in self._heads for name in head.names]
         self.n_blocks = max(len(head.blocks) for head in self._heads)
@@ -108,7 +110,7 @@ class HydraHead:
         names += [] if prefix is None else prefix.names
         # A head without an output matrix reads the target's, which its cost has to include.
         shared = sum(head.output is None for head in self._heads)
-        self.evaluated_params = self.n_params + shared * self.hidden * self._vocab_size
+        self.evaluated_params = self.n_params + shared * self.hidden * self.vocab_size
         self._ranks: tuple[int, ...] = ()
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
         self.device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
@@ -144,7 +146,7 @@ class HydraHead:
             )
         # Graphs name a fixed number of tokens, so other ranks need other graphs.
         self._close_graphs()
-        self._ranks = tuple(min(rank, self._vocab_size) for rank in ranks)
+        self._ranks = tuple(min(rank, self.vocab_size) for rank in ranks)
 
     def best_tokens(self, state: FloatRows, paths: Paths) -> npt.NDArray[np.int32]:
         """Return the best tokens [n, ranks] after each of n paths of one length, below a state.
@@ -171,19 +173,18 @@ class HydraHead:
             raise OptionError(
                 f"a chain of {n} tokens: these Hydra heads reach 1 to {self.n_heads} tokens deep"
             )
-        if not 0 <= token < self._vocab_size:  # ggml would end the process
-            raise OptionError(f"a token outside the {self._vocab_size} tokens of these Hydra heads")
+        if not 0 <= token < self.vocab_size:  # ggml would end the process
+            raise OptionError(f"a token outside the {self.vocab_size} tokens of these Hydra heads")
 
-    def new_chains(self, prefix: PrefixCells | None) -> HydraChains:
-        """Prepare for a conversation's chains.
+    def check_embeddings(self) -> None:
+        """Raise UnsupportedModelError where a drafted token may have no embedding.
 
-        Raises UnsupportedModelError where a drafted token may have no embedding.
+        Graphs of whole drafts feed them on unchecked.
         """
-        if self.embedding is not None and self.embedding.shape[1] < self._vocab_size:
+        if self.embedding is not None and self.embedding.shape[1] < self.vocab_size:
             raise UnsupportedModelError(
                 f"tokens from {self.embedding.shape[1]} on have no embedding"
             )
-        return HydraChains(self, prefix)
 
     def close(self) -> None:
         """Free graphs, weights and device; calling it again does nothing."""
@@ -217,7 +218,7 @@ class HydraHead:
         # Rows that fill up are zeros and token 0: finite, and not read.
         states[:n], states[n:] = state, 0.0
         if self._grounded:
-            known = self._vocab_size
+            known = self.vocab_size
             if not all(0 <= token < known for path in paths for token in path):
                 # ggml would end the process.
                 raise OptionError(
@@ -279,7 +280,8 @@ class HydraCells:
         self._head = head
         self._native = NativeShare(head.device)
         self.prefix = None if head.prefix is None else head.prefix.cells(n_cells)
-        self._chains = PossibleChains(lambda: head.new_chains(self.prefix))
+        self._chains = PossibleGraphs(self._new_chains)
+        self._trees: tuple[TreePlan, PossibleGraphs[HydraTrees]] | None = None
 
     @property
     def n_params(self) -> int:
@@ -326,9 +328,7 @@ class HydraCells:
         With a prefix layer all of them pass through it, as in `PrefixCells.evaluate`. None where
         one graph cannot do it.
         """
-        self._head.check_chain(token, n)
-        if self.prefix is not None and count + len(states) > self.prefix.n_cells:
-            raise self.prefix.too_many(count + len(states))
+        self._check(states, count, token, n)
 
         def run(chains: HydraChains) -> ChainTokens:
             with self._native:
@@ -336,9 +336,47 @@ class HydraCells:
 
         return self._chains.draft(len(states), n, run)
 
+    def tree(
+        self, plan: TreePlan, states: FloatRows, position: int, count: int, token: int
+    ) -> NamedChildren | None:
+        """Return views of the children of a plan's tree after a token and the last of the states.
+
+        The states are those of `chain`. None where one graph cannot do it.
+        """
+        depth = len(plan.ranks)
+        self._check(states, count, token, depth)
+        if self._trees is None or self._trees[0] is not plan:
+            self._close_trees()
+            self._trees = plan, PossibleGraphs(lambda: self._new_trees(plan))
+
+        def run(trees: HydraTrees) -> NamedChildren:
+            with self._native:
+                return trees.run(states, position, count, token)
+
+        return self._trees[1].draft(len(states), depth, run)
+
+    def _check(self, states: FloatRows, count: int, token: int, depth: int) -> None:
+        self._head.check_chain(token, depth)
+        if self.prefix is not None and count + len(states) > self.prefix.n_cells:
+            raise self.prefix.too_many(count + len(states))
+
+    def _new_chains(self) -> HydraChains:
+        self._head.check_embeddings()
+        return HydraChains(self._head, self.prefix)
+
+    def _new_trees(self, plan: TreePlan) -> HydraTrees:
+        self._head.check_embeddings()
+        return HydraTrees(self._head, self.prefix, plan)
+
+    def _close_trees(self) -> None:
+        trees, self._trees = self._trees, None
+        if trees is not None:
+            trees[1].close()
+
     def close(self) -> None:
-        """Free the chains' graphs and the cells; calling it again does nothing."""
+        """Free the graphs of whole drafts and the cells; calling it again does nothing."""
         self._chains.close()
+        self._close_trees()
         if self.prefix is not None:
             self.prefix.close()
 

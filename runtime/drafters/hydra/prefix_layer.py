@@ -12,13 +12,10 @@ Tensors: `hydra.prefix.attn_norm.weight`, those of `decoder_layer` after `hydra.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml import F32, ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
@@ -93,7 +90,7 @@ class PrefixCells:
         if n < 1 or used > self.n_cells:
             raise self.too_many(used)
         graph = self._graphs.get(self._cache.length(used), filled_width(n))
-        self.fill(graph.inputs, states, position, count)
+        self.fill(graph, states, position, count)
         graph.compute()
         return graph.read("output")[:n].astype(np.float32, copy=False)
 
@@ -121,14 +118,12 @@ class PrefixCells:
         x = decoder_layer(builder, weights, normed, x, places, eps, factors)
         return builder.rms_norm(x, weights["output_norm.weight"], eps)
 
-    def fill(
-        self, inputs: Mapping[str, npt.NDArray[Any]], states: FloatRows, position: int, count: int
-    ) -> None:
+    def fill(self, graph: Graph, states: FloatRows, position: int, count: int) -> None:
         """Fill a graph's inputs with hidden states, as `evaluate`; its further rows do nothing."""
         n = len(states)
         # The rows are a chain: each state sees the positions up to its own.
-        fill_chain_places(inputs, position, count, n, self._cache.spare, 0)
-        rows = inputs["states"]
+        fill_chain_places(graph, position, count, n, self._cache.spare, 0)
+        rows = graph.inputs["states"]
         rows[:n] = states
         # What an earlier round left there may be anything; zeros are finite.
         if n < len(rows):

@@ -13,7 +13,7 @@ from support.head_chains import hydra_chain, pair_chain
 from support.tiny_models import F32
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.ggml import I32, ComputeDevice, fields
+from specrun.bindings.ggml import I32, ComputeDevice, Graph, fields
 from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, PairCells, PairHead
@@ -149,7 +149,7 @@ def test_a_chain_in_one_graph_is_the_chain_by_depth(
         closing(opened(kind, quantization)) as by_depth,
     ):
         check_rounds(once, by_depth, 30)
-        assert len(once._chains.chains._graphs) < 30  # type: ignore[union-attr]  # they are used again
+        assert len(once._chains.graphs._graphs) < 30  # type: ignore[union-attr]  # they are used again
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra++"])
@@ -191,8 +191,11 @@ def test_tokens_come_without_their_probabilities_too(opened: Callable[..., Cells
 def test_a_depth_that_does_not_see_the_one_above_is_caught(
     opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_missing(inputs, position: int, count: int, n: int, spare: int, below: int) -> None:
-        fill_chain_places(inputs, position, count, n, spare, below)
+    def one_missing(
+        graph: Graph, position: int, count: int, n: int, spare: int, below: int
+    ) -> None:
+        fill_chain_places(graph, position, count, n, spare, below)
+        inputs = graph.inputs
         if below > 1:
             inputs["mask"][-1, count + n] = -np.inf
 
@@ -209,8 +212,9 @@ def test_a_depth_that_does_not_see_the_one_above_is_caught(
 def test_a_key_in_the_wrong_cell_is_caught(
     opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def misplaced(inputs, position: int, count: int, n: int, spare: int, below: int) -> None:
-        fill_chain_places(inputs, position, count, n, spare, below)
+    def misplaced(graph: Graph, position: int, count: int, n: int, spare: int, below: int) -> None:
+        fill_chain_places(graph, position, count, n, spare, below)
+        inputs = graph.inputs
         inputs["cells"][0, n - 1] = spare
 
     monkeypatch.setattr(pair_chain_module, "fill_chain_places", misplaced)
@@ -235,8 +239,9 @@ def test_a_position_shifted_by_one_is_caught(
 ) -> None:
     """Of the draft's pairs against the real ones: all shifted alike would be the same."""
 
-    def shifted(inputs, position: int, count: int, n: int, spare: int, below: int) -> None:
-        fill_chain_places(inputs, position, count, n, spare, below)
+    def shifted(graph: Graph, position: int, count: int, n: int, spare: int, below: int) -> None:
+        fill_chain_places(graph, position, count, n, spare, below)
+        inputs = graph.inputs
         inputs["positions"][0, len(inputs["mask"]) - below :] += 1
 
     monkeypatch.setattr(pair_chain_module, "fill_chain_places", shifted)

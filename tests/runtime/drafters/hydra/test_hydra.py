@@ -72,6 +72,9 @@ class TableHeads:
     ) -> ChainTokens:
         return hydra_chain(self, states, position, count, token, n)
 
+    def tree(self, *given: object) -> None:
+        """No tree in one graph: it is grown depth by depth."""
+
     def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
         return states
 

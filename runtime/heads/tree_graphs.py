@@ -1,0 +1,203 @@
+"""Draft trees of best tokens grown inside one graph: EAGLE's and Hydra's, fixed and dynamic.
+
+Depth by depth, each evaluation of a head costs inputs, outputs and Python, and all of them find the
+processor's caches full of weights. Here the best tokens of a depth are found, chosen from and fed
+to the next depth inside the graph, as in greedy chains (`graphs`), and the tree comes back in one
+read. Draws cannot be made so: a noise source decides them.
+
+A depth evaluates rows; each names its best tokens, its children. Children are numbered over the
+whole tree in the order of the rows that named them, which has parents before children. Which of
+them are the next depth's rows is fixed by the shape, or they are those of the highest path
+probability (EAGLE-2, Li et al. 2024, section 4.1), in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
+from specrun.runtime.heads.graphs import LengthGraphs
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """The rows of every depth, and how many children each names.
+
+    `ranks[d]` are the children of a row of depth d, `widths[d]` how many rows it has, the root's
+    being the first with one. `chosen[d]` are the children of depth d, counted there from 0, that
+    are evaluated as rows of the next, ascending; None stands for those of the highest path
+    probability. `has_values`: the children's path probabilities are asked for.
+    """
+
+    ranks: tuple[int, ...]
+    widths: tuple[int, ...]
+    chosen: tuple[tuple[int, ...] | None, ...]
+    has_values: bool = False
+
+    @functools.cached_property
+    def n_drafted(self) -> int:
+        """How many rows there are below the root's."""
+        return sum(self.widths) - 1
+
+    @functools.cached_property
+    def first_rows(self) -> tuple[int, ...]:
+        """The number of each depth's first row; the last entry is how many rows there are."""
+        return (0, *accumulate(self.widths))
+
+    @functools.cached_property
+    def first_children(self) -> tuple[int, ...]:
+        """The number of each depth's first child; the last entry is how many children there are."""
+        made = (ranks * width for ranks, width in zip(self.ranks, self.widths, strict=True))
+        return (0, *accumulate(made))
+
+    @functools.cached_property
+    def row_depths(self) -> npt.NDArray[np.int64]:
+        """The depth of each row, 0 for the root."""
+        return np.repeat(np.arange(len(self.widths)), self.widths)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedChildren:
+    """The children of a tree by number: their tokens, of the target.
+
+    Where the plan has values, `values` are the natural logarithms of their path probabilities, and
+    `rows` the numbers of the children that became rows, from the second depth's first row on.
+    """
+
+    tokens: IntArray
+    values: npt.NDArray[np.float32] | None = None
+    rows: IntArray | None = None
+
+
+class TreeGraphs(LengthGraphs[int]):
+    """The graphs of a head's trees of one plan, and the table in which they leave what they find.
+
+    `build` takes length and width of the text's rows; it adds every depth with `add` and ends with
+    `output`. Close it before the device.
+    """
+
+    def __init__(
+        self, device: ComputeDevice, plan: TreePlan, build: Callable[[int, int], Graph]
+    ) -> None:
+        super().__init__(build)
+        self.plan = plan
+        n_children, widest = plan.first_children[-1], max(plan.widths)
+        shapes = {"tokens": ("I32", (n_children,)), "zeros": ("F32", (1, widest))}
+        if plan.has_values:
+            shapes |= {"values": ("F32", (n_children,)), "rows": ("I32", (max(1, plan.n_drafted),))}
+        constants: dict[str, IntArray] = {}
+        for depth, ranks in enumerate(plan.ranks):
+            places = plan.chosen[depth] if depth < len(plan.chosen) else ()
+            n_here = ranks * plan.widths[depth]
+            first = plan.first_children[depth]
+            constants[f"parents{depth}"] = np.arange(n_here, dtype=np.int32) // ranks
+            constants[f"numbers{depth}"] = np.arange(first, first + n_here, dtype=np.int32)
+            if places:
+                constants[f"chosen{depth}"] = np.array(places, np.int32)
+        shapes |= {name: ("I32", (1, len(array))) for name, array in constants.items()}
+        self._table = TensorStore(device, shapes)
+        for name, array in constants.items():
+            self._table.write(name, array)
+
+    def new_rows(self, depth: int) -> slice:
+        """Return which of the rows below the root's a depth has."""
+        first = self.plan.first_rows[depth]
+        return slice(first - 1, first - 1 + self.plan.widths[depth])
+
+    def zeros(self, builder: GraphBuilder, count: int) -> Tensor:
+        """Return zeros, F32 (1, count)."""
+        return builder.rows(Tensor(self._table["zeros"]), 0, count)
+
+    def add(
+        self,
+        builder: GraphBuilder,
+        logits: Tensor,
+        depth: int,
+        values: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> NextRows | None:
+        """Note the children of a depth's rows, logits (vocab, n); return the next depth's rows.
+
+        None after the last depth. `values`, (1, n), are those of the rows, None at the root. `ids`,
+        I32 (1, vocab), names the target's tokens where the logits are of others.
+        """
+        plan, ranks, n = self.plan, self.plan.ranks[depth], self.plan.widths[depth]
+        n_here = ranks * n
+        best, highest = builder.best(logits, ranks)
+        tokens = builder.reshape(best, n_here, 1)
+        if ids is not None:
+            tokens = builder.reshape(builder.get_rows(ids, tokens), n_here, 1)
+        self._note(builder, "tokens", plan.first_children[depth], tokens)
+        if plan.has_values:
+            top = highest if ranks == 1 else builder.columns(highest, 0, 1)
+            shares = builder.sub(highest, builder.log_sum_exp(logits, top))
+            paths = shares if values is None else builder.add(shares, values)
+            values = builder.reshape(paths, n_here, 1)
+            self._note(builder, "values", plan.first_children[depth], values)
+        if depth == len(plan.chosen):
+            return None
+        width, here = plan.widths[depth + 1], plan.chosen[depth]
+        if here is not None:
+            places = builder.reshape(Tensor(self._table[f"chosen{depth}"]), width, 1)
+        else:
+            assert values is not None
+            # Rows in the order of their numbers: siblings stay side by side.
+            places, _ = builder.ascending(builder.top_k(values, width))
+        if plan.has_values:
+            numbers = builder.get_rows(Tensor(self._table[f"numbers{depth}"]), places)
+            first = plan.first_rows[depth + 1] - 1
+            self._note(builder, "rows", first, builder.reshape(numbers, width, 1))
+        parents = builder.get_rows(Tensor(self._table[f"parents{depth}"]), places)
+        return NextRows(
+            builder.pick(tokens, places, width),
+            builder.reshape(parents, width, 1),
+            None
+            if values is None
+            else builder.reshape(builder.pick(values, places, width), 1, width),
+        )
+
+    def _note(self, builder: GraphBuilder, name: str, first: int, found: Tensor) -> None:
+        place = builder.columns(Tensor(self._table[name]), first, found.n_elements)
+        # Without keep, nothing downstream reads the copy, and ggml would leave it out of the graph.
+        builder.keep(builder.copy(found, place))
+
+    def output(self, builder: GraphBuilder) -> None:
+        """Let a graph return the children."""
+        for name in ("tokens", "values", "rows") if self.plan.has_values else ("tokens",):
+            table = Tensor(self._table[name])
+            builder.output(name, builder.columns(table, 0, table.shape[0]))
+
+    def run(self, graph: Graph) -> NamedChildren:
+        """Compute a graph whose inputs are filled; return views, valid until the next `run`."""
+        graph.compute()
+        tokens = graph.peek("tokens")[0].view(np.int32)
+        if not self.plan.has_values:
+            return NamedChildren(tokens)
+        values, rows = graph.peek("values")[0], graph.peek("rows")[0, : self.plan.n_drafted]
+        return NamedChildren(tokens, values.view(np.float32), rows.view(np.int32))
+
+    def close(self) -> None:
+        """Free graphs and table."""
+        super().close()
+        self._table.close()
+
+
+@dataclass(frozen=True, slots=True)
+class NextRows:
+    """A depth's rows inside a graph: their tokens and the rows above them, I32 (n).
+
+    Rows above are counted in their own depth from 0; `values` (1, n) are path probabilities in
+    nats, None where the shape is fixed.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    values: Tensor | None

@@ -1,0 +1,86 @@
+"""Trees of best tokens that a head grows inside one graph: their plans, and what comes back.
+
+Static shapes and EAGLE-2's dynamic ones. The graph names the children of every node that a shape
+evaluates (`heads.tree_graphs`); here they become a draft tree.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
+from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.trees.eagle2_tree import DynamicShape
+from specrun.runtime.trees.topology import Topology
+
+IndexArray = npt.NDArray[np.intp]
+
+
+class GraphTrees:
+    """A shape, and the plan by which a head's graph grows it.
+
+    Where a request allows less than the shape, what a smaller one has is a part of what the graph
+    names.
+    """
+
+    def __init__(self, shape: Topology | DynamicShape) -> None:
+        self._shape = shape
+        if isinstance(shape, DynamicShape):
+            self.plan = _dynamic_plan(shape)
+            # Of each child, the row that named it: the first is the root.
+            n_children = self.plan.first_children[-1]
+            self._rows = [child // shape.topk for child in range(n_children)]
+        else:
+            self.plan, self._numbers = _fixed_plan(shape)
+
+    def drafted(self, named: NamedChildren, max_depth: int, max_nodes: int) -> DraftTree:
+        """Return the tree of what a graph named, within these limits, both at least 1."""
+        shape = self._shape.limited(max_depth, max_nodes)
+        if isinstance(shape, Topology):
+            tokens: list[int] = named.tokens[self._numbers[: len(shape)]].tolist()
+            return DraftTree.of_points(tokens, shape.parents)
+        return self._best(named, shape)
+
+    def _best(self, named: NamedChildren, shape: DynamicShape) -> DraftTree:
+        """Return the tree of the nodes of highest value (Li et al. 2024, section 4.2)."""
+        assert named.values is not None
+        assert named.rows is not None
+        n = self.plan.first_children[shape.depth]
+        values: list[float] = named.values[:n].tolist()
+        # Among equals the earlier: a parent is worth no less than its child, and comes before it.
+        # For so few, lists are quicker than arrays.
+        kept = sorted(range(n), key=values.__getitem__, reverse=True)[: shape.nodes]
+        kept.sort()
+        tokens, children = named.tokens.tolist(), [ROOT, *named.rows.tolist()]
+        places = {ROOT: ROOT} | {child: place for place, child in enumerate(kept)}
+        parents = tuple([places[children[self._rows[child]]] for child in kept])
+        return DraftTree.of_points([tokens[child] for child in kept], parents)
+
+
+def _fixed_plan(topology: Topology) -> tuple[TreePlan, IndexArray]:
+    """Return the plan of a shape, and the number of the child that each of its places is."""
+    depths, children = topology.depths, topology.children
+    levels = [[ROOT]] if len(topology) else []
+    levels += [
+        [place for place, depth in enumerate(depths) if depth == level and place in children]
+        for level in range(1, len(topology.inner_widths))
+    ]
+    ranks = tuple(max(len(children[place]) for place in level) for level in levels)
+    numbers = np.zeros(len(topology), np.intp)
+    first, chosen = 0, []
+    for level, below, n_ranks in zip(levels, [*levels[1:], []], ranks, strict=True):
+        for row, place in enumerate(level):
+            for rank, child in enumerate(children[place]):
+                numbers[child] = first + row * n_ranks + rank
+        chosen.append(tuple(int(numbers[child]) - first for child in below))
+        first += len(level) * n_ranks
+    return TreePlan(ranks, topology.inner_widths, tuple(chosen[:-1])), numbers
+
+
+def _dynamic_plan(shape: DynamicShape) -> TreePlan:
+    depth, topk = shape.depth, shape.topk
+    widths = (1,) + (topk,) * (depth - 1)
+    # All children of the root are rows of the next depth: there is nothing to choose.
+    chosen = (tuple(range(topk)),) + (None,) * (depth - 2) if depth > 1 else ()
+    return TreePlan((topk,) * depth, widths, chosen, has_values=True)

@@ -1,0 +1,280 @@
+"""A tree in one graph equals the tree depth by depth, over many rounds, shapes and limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.tiny_models import F32
+
+from specrun.bindings.ggml import I32, ComputeDevice, fields
+from specrun.bindings.model import Model
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.drafter import DraftRequest
+from specrun.runtime.drafters.eagle import Eagle3Head, EagleDrafter, EagleHead, PairHead
+from specrun.runtime.drafters.eagle import pair_tree as pair_tree_module
+from specrun.runtime.drafters.eagle.pair_tree import PairTrees
+from specrun.runtime.drafters.hydra import HydraDrafter, HydraHead
+from specrun.runtime.heads import MOST_CHAIN_ROWS, TreeGraphs, mask_below
+from specrun.runtime.language import quoted
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.tree import DraftTree
+from specrun.runtime.trees import DynamicShape, Topology, parse_topology
+
+torch = pytest.importorskip("torch")
+from support.tiny_eagle import random_eagle  # noqa: E402
+from support.tiny_eagle3 import Variant, random_eagle3  # noqa: E402
+from support.tiny_hydra import random_hydra  # noqa: E402
+
+HIDDEN, VOCAB, CELLS = 32, 320, 600
+KINDS = ["eagle", "eagle3", "hydra", "hydra++"]
+SHAPES: list[Topology | DynamicShape] = [
+    parse_topology("4x3"),
+    parse_topology("2x2x2"),
+    parse_topology("0 1 2 00 01 10 000 0000"),
+    DynamicShape(4, 4, 16),
+    DynamicShape(5, 3, 9),
+    DynamicShape(2, 3, 5),
+    DynamicShape(1, 4, 3),
+]
+NO_GRAPH = "the head made no tree in one graph"
+
+Drafter = EagleDrafter | HydraDrafter
+Opened = Callable[[str, Topology | DynamicShape], Drafter]
+
+
+@pytest.fixture(scope="module")
+def shallow(tiny_model: Path) -> Iterator[Model]:
+    with Model(tiny_model) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def deep(tiny_deep_model: Path) -> Iterator[Model]:
+    with Model(tiny_deep_model) as model:
+        yield model
+
+
+@pytest.fixture
+def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Opened]:
+    """Makes a drafter with a random head of a kind; twice the same gives heads of their own."""
+    heads: list[PairHead | HydraHead] = []
+
+    def drafter(kind: str, shape: Topology | DynamicShape) -> Drafter:
+        path = tmp_path / f"{kind}.gguf"
+        if kind == "hydra" or kind == "hydra++":
+            made = random_hydra(HIDDEN, VOCAB, heads=6, prefix=kind == "hydra++")
+            made.write(path, VOCAB)
+            hydra = HydraHead(path, shallow, ranks=[shape.max_width] * 6, n_threads=1)
+            heads.append(hydra)
+            return HydraDrafter(hydra.cells(CELLS), shape)
+        if kind == "eagle":
+            random_eagle(HIDDEN).write(path, VOCAB)
+            heads.append(EagleHead(path, shallow, ranks=shape.max_width, n_threads=1))
+        else:
+            # 64 of 320 tokens: nearly all drafted tokens have other numbers in the target's
+            # vocabulary.
+            variant = Variant(draft_tokens=64)
+            random_eagle3(HIDDEN, VOCAB, variant).write(path, Path(deep.path))
+            heads.append(Eagle3Head(path, deep, ranks=shape.max_width, n_threads=1))
+        return EagleDrafter(heads[-1].cells(CELLS), shape)
+
+    yield drafter
+    for head in heads:
+        head.close()
+
+
+def depth_by_depth(drafter: Drafter) -> Drafter:
+    """The reference: no graph of whole trees is asked for, and the drafter grows them itself."""
+    drafter._state.tree = lambda *_: None  # type: ignore[method-assign]
+    return drafter
+
+
+def check_rounds(
+    once: Drafter, by_depth: Drafter, rounds: int, *, seed: int = 0, skip: int = 0
+) -> list[DraftTree]:
+    """Compare the trees of two equal heads along a random text; return them."""
+    rng = np.random.default_rng(seed)
+    asked: list[DraftTree] = []
+    inner = once._state.tree
+
+    def noted(*arguments: Any) -> Any:
+        named = inner(*arguments)
+        if named is None:
+            pytest.fail(NO_GRAPH)
+        return named
+
+    once._state.tree = noted  # type: ignore[method-assign]
+    n_features = (
+        once._state._cells._head.sizes.features if isinstance(once, EagleDrafter) else HIDDEN
+    )
+    text = rng.integers(0, VOCAB, skip + 1).tolist()
+    states = rng.normal(size=(skip, n_features)).astype(np.float32)
+    for drafter in (once, by_depth):
+        drafter.begin(text)
+        drafter._state.learn(0, states, text)
+    noise = SeededNoise(0)
+    for _ in range(rounds):
+        m = int(rng.integers(1, MOST_CHAIN_ROWS + 1))
+        start = len(text) - 1
+        text = text + rng.integers(0, VOCAB, m).tolist()
+        states = rng.normal(size=(m, n_features)).astype(np.float32)
+        limits = (int(rng.integers(1, 7)), int(rng.integers(1, 20)))
+        trees = []
+        for drafter in (once, by_depth):
+            drafter._state.learn(start, states, text)
+            # The first limits nothing, and the second is any.
+            for limit in ((99, 999), limits):
+                request = DraftRequest(text, SamplingParams(temperature=0.0), noise, *limit)
+                trees.append(drafter.propose(request))
+        assert trees[:2] == trees[2:]
+        asked += trees[:2]
+    return asked
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tree_in_one_graph_is_the_tree_by_depth(
+    opened: Opened, kind: str, shape: Topology | DynamicShape
+) -> None:
+    with (
+        closing(opened(kind, shape)) as once,
+        closing(depth_by_depth(opened(kind, shape))) as by_depth,
+    ):
+        trees = check_rounds(once, by_depth, 12)
+    assert max(map(len, trees)) == shape.max_nodes
+    if isinstance(shape, DynamicShape) and shape.depth > 2:
+        assert len({tree.parents for tree in trees}) > 3  # which tokens are likely decides
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra++"])
+def test_trees_go_on_where_the_cache_is_read_further(opened: Opened, kind: str) -> None:
+    """Past the first 256 cells graphs read more of the cache."""
+    shape = DynamicShape(4, 3, 12)
+    with (
+        closing(opened(kind, shape)) as once,
+        closing(depth_by_depth(opened(kind, shape))) as by_depth,
+    ):
+        check_rounds(once, by_depth, 12, seed=1, skip=230)
+
+
+# -- what must not pass ----------------------------------------------------------------------------
+
+
+def test_a_mask_without_the_rows_own_cell_is_caught(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a row nor what is below it then sees its token."""
+
+    def unseen(builder: Any, above: Any, parents: Any, own: Any, zeros: Any) -> Any:
+        hidden = builder._add("ggml_log", zeros)  # minus infinity
+        return mask_below(builder, above, parents, own, hidden)
+
+    monkeypatch.setattr(pair_tree_module, "mask_below", unseen)
+    fails_along_rounds(opened)
+
+
+@pytest.mark.parametrize("wrong", ["_steps", "_in_depth", "_numbers"])
+def test_misplaced_rows_are_caught(
+    opened: Opened, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions shifted by one, masks in a sibling's place, and siblings in one cell."""
+    prepare = PairTrees.__init__
+
+    def misplaced(self: PairTrees, *arguments: Any) -> None:
+        prepare(self, *arguments)
+        if wrong == "_steps":
+            self._steps = self._steps + 1
+        else:
+            setattr(self, wrong, getattr(self, wrong) // 2)
+
+    monkeypatch.setattr(PairTrees, "__init__", misplaced)
+    fails_along_rounds(opened)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hydra++"])
+def test_rows_below_the_wrong_row_are_caught(
+    opened: Opened, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = TreeGraphs.add
+
+    def astray(self: TreeGraphs, builder: Any, *arguments: Any) -> Any:
+        rows = add(self, builder, *arguments)
+        if rows is None:
+            return None
+        n = rows.parents.shape[0]
+        return dataclasses.replace(rows, parents=builder.pick(rows.parents, rows.parents, n))
+
+    monkeypatch.setattr(TreeGraphs, "add", astray)
+    fails_along_rounds(opened, kind)
+
+
+def fails_along_rounds(opened: Opened, kind: str = "eagle") -> None:
+    shape = parse_topology("3x3x3")
+    with (
+        closing(opened(kind, shape)) as once,
+        closing(depth_by_depth(opened(kind, shape))) as by_depth,
+        pytest.raises(AssertionError),
+    ):
+        check_rounds(once, by_depth, 12)
+
+
+# -- where there is no such graph ------------------------------------------------------------------
+
+
+def no_tokens_written(self: ComputeDevice, operation: int, *, writes_weights: bool = False) -> bool:
+    """A backend that cannot write I32 into its memory."""
+    return not (writes_weights and fields(operation).type == I32)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hydra++"])
+@pytest.mark.parametrize("shape", ["tree=2x2x1", "depth=4, topk=3, nodes=8"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_text_is_the_same_with_and_without_the_graph(
+    opened: Opened,
+    tiny_model: Path,
+    tmp_path: Path,
+    kind: str,
+    shape: str,
+    temperature: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened(kind, parse_topology("2")).close()
+    params = SamplingParams(temperature=temperature, seed=4)
+    expression = f"{kind.removesuffix('++')}({quoted(str(tmp_path / f'{kind}.gguf'))}, {shape})"
+
+    def answer(drafter: str) -> tuple[list[int], int, int]:
+        with Runtime(tiny_model, drafter=drafter, **F32) as runtime:
+            result = runtime.generate([5, 6, 7, 8, 9], params, max_tokens=30)
+        return [*result.token_ids], result.stats.drafted, result.stats.accepted
+
+    plain = answer("none")[0]
+    in_one = answer(expression)
+    monkeypatch.setattr(ComputeDevice, "supports", no_tokens_written)
+    assert in_one == answer(expression)
+    assert in_one[0] == plain
+    assert in_one[1] > 0
+
+
+def test_what_does_not_fit_is_left_to_single_depths(opened: Opened) -> None:
+    """Trees that the cells do not hold as a whole, and heads of fewer tokens than branches."""
+    shape = DynamicShape(4, 4, 16)
+    drafter = opened("eagle", shape)
+    with closing(drafter):
+        state = drafter._state
+        assert isinstance(drafter, EagleDrafter)
+        room = state.room - drafter._trees.plan.n_drafted
+        text = np.arange(room + 1) % VOCAB
+        rows = np.zeros((room + 1, HIDDEN), np.float32)
+        state.learn(0, rows[:room], text.tolist())
+        assert state.tree(text.tolist(), drafter._trees.plan) is not None
+        longer = [*text.tolist(), 1]
+        state.learn(room, rows[:1], longer)
+        assert state.tree(longer, drafter._trees.plan) is None
+        request = DraftRequest(longer, SamplingParams(temperature=0.0), SeededNoise(0), 9, 99)
+        assert len(drafter.propose(request)) > 4
