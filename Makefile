@@ -10,7 +10,7 @@ KIND := $(if $(WHEEL),wheel,$(if $(CUDA),cuda,cpu))
 FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel.py $(if $(CUDA),--cuda))
 INPUTS := pyproject.toml constraints.txt tools/llama_wheel.py
 
-.PHONY: chat test check env dev clean
+.PHONY: chat test test-real check env dev clean
 .DELETE_ON_ERROR:
 
 chat: env
@@ -18,6 +18,10 @@ chat: env
 
 test: dev
 	@$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# Beside `make test`, on a published model of 98 MB that is fetched once: about ten minutes.
+test-real: dev
+	@model=$$($(VENV)/bin/python tools/real_model.py) && SPECRUN_REAL_MODEL="$$model" $(VENV)/bin/python -m pytest -m real tests/real
 
 check: dev
 	$(VENV)/bin/ruff check .

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from specrun.bindings.library import llama, native_function
@@ -96,3 +99,24 @@ def system_info() -> str:
     """Return llama.cpp's line of compiled-in instruction sets and options."""
     text: bytes = llama().llama_print_system_info()
     return text.decode()
+
+
+def describe_machine() -> dict[str, object]:
+    """Return what makes this machine's costs, and how its kernels round, its own."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count() or 1,
+        "devices": [device.description for device in devices() if device.kind != "cpu"],
+    }
+
+
+def _cpu_name() -> str:
+    """Return the processor's name as far as the system tells it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -104,6 +104,19 @@ def remember_written(path: Path) -> None:
         _remember(_key(path, read_any_header(path)))
 
 
+def is_noted(path: Path, fact: str) -> bool:
+    """Whether `note_fact` was told this of the file, or of its copy, by this llama.cpp."""
+    with suppress(OSError, SpecrunError):
+        return _is_remembered(f"{_key(path, read_any_header(path))}-{fact}")
+    return False
+
+
+def note_fact(path: Path, fact: str) -> None:
+    """Remember something that took time to find out of a file; `fact` is part of a file's name."""
+    with suppress(OSError, SpecrunError):
+        _remember(f"{_key(path, read_any_header(path))}-{fact}")
+
+
 # -- what is known ---------------------------------------------------------------------------------
 
 
@@ -131,7 +144,10 @@ def _engine_version() -> str:
 
 def _is_known(key: str, *ways: str) -> bool:
     """Whether specrun wrote a file, or it was tried in one of these ways."""
-    names = [key, *(key + way for way in ways)]
+    return _is_remembered(key, *(key + way for way in ways))
+
+
+def _is_remembered(*names: str) -> bool:
     if not _known_here.isdisjoint(names):
         return True
     try:

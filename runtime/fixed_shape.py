@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import itertools
+import json
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -25,8 +28,11 @@ import numpy.typing as npt
 
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.devices import describe_machine
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
+from specrun.bindings.threads import available_cores
+from specrun.bindings.trial import is_noted, note_fact
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (
     CachedText,
@@ -37,10 +43,12 @@ from specrun.runtime.target import (
 )
 from specrun.runtime.tree import ROOT, DraftTree
 
-MULTIPLE = 8
-"""Widths are multiples of it: kernels treat the rows beyond the last multiple of 4 or 8 apart."""
+MULTIPLE = 4
+"""Widths are multiples of it: some kernels treat the rows beyond the last multiple of 4 apart."""
 
 _PIECE = 64  # tokens of a prompt in one evaluation: what contexts with hidden states hold, too
+_STEP = 256  # the cells that attention reads grow by so many
+_TRIED = 4  # evaluations' worth of tokens that a width is tried with
 _FILLER = 0  # the token of nodes that are never accepted
 
 
@@ -246,12 +254,115 @@ class FixedShapeTarget(TargetModel):
             text.n_cached += len(tokens)
 
 
+# -- whether a width keeps its promise here --------------------------------------------------------
+
+
+def require_equal_bits(target: FixedShapeTarget) -> None:
+    """Evaluate a text in rounds of several lengths, and compare each token's bits among them.
+
+    So every place in an evaluation is compared with others, for several tokens: where kernels round
+    otherwise, activations that are quantized again hide it for every other token. The text lies on
+    both sides of a step of the cells that attention reads. What came through is remembered for the
+    file, the machine and all that chooses kernels. Raises `OptionError` where the bits of a row
+    depend on its place in the evaluation or on what is beside it.
+    """
+    path, fact = target.context.model.path, _bits_fact(target)
+    if is_noted(path, fact):
+        return
+    width, room = target.width, target.n_positions
+    start = max(0, min(_STEP, room - width) - width * _TRIED // 2)
+    end = min(start + width * _TRIED, room)
+    vocab_size = target.context.model.vocabulary.size
+    # Spread over the vocabulary and not drawn: the same in every trial.
+    tokens = [1 + (17 + 7919 * place) % (vocab_size - 1) for place in range(end)]
+    text = CachedText(tokens[:start])
+    target.prefill(text, start)
+    wanted = _bits_of_rounds(target, text, tokens, ())
+    for first in ((width // 2,), (1,), (1,) * _TRIED):
+        found = _bits_of_rounds(target, text, tokens, first)
+        _require_same(wanted, found, width, "their places")
+    n_branches = target.context.options.n_sequences - 2
+    if n_branches > 0:
+        most = min(1 + n_branches, width // 2)
+        found = _bits_of_rounds(target, text, tokens, (most,) * _TRIED, branching=True)
+        _require_same(wanted, found, width, "other branches")
+    target.context.memory.clear()
+    note_fact(path, fact)
+
+
+def _bits_fact(target: FixedShapeTarget) -> str:
+    """Return a name for everything that chooses kernels, the file aside."""
+    context = target.context
+    branches = context.options.n_sequences > 2
+    options = dataclasses.replace(context.options, n_ctx=0, n_outputs=1, n_sequences=1)
+    threads = options.n_threads or available_cores()
+    chosen = [target.width, branches, threads, context.model.n_gpu_layers, repr(options)]
+    text = json.dumps([describe_machine(), chosen])
+    return f"bits-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _bits_of_rounds(
+    target: FixedShapeTarget,
+    text: CachedText,
+    tokens: Sequence[int],
+    first: Sequence[int],
+    *,
+    branching: bool = False,
+) -> list[bytes]:
+    """Evaluate what comes after the prompt in rounds; return a digest of each row's logits.
+
+    The rounds have the lengths of `first`, then as many tokens as there are places. `branching`:
+    their tokens but the first have siblings, which are not committed, and the rounds end with
+    `first`.
+    """
+    target.rewind(text, text.n_prompt)
+    lengths = itertools.chain(first, () if branching else itertools.repeat(target.width))
+    bits: list[bytes] = []
+    for length in lengths:
+        drafted = [*tokens[len(text.tokens) : len(text.tokens) + length]]
+        if not drafted:
+            break
+        text.tokens.append(drafted.pop(0))
+        parents = (*range(ROOT, len(drafted) - 1),)
+        siblings = parents if branching else ()
+        fillers = (_FILLER,) * len(siblings)
+        tree = DraftTree.of_points((*drafted, *fillers), (*parents, *siblings))
+        rows = target.evaluate(text, tree)
+        path = range(len(drafted))
+        bits += [_digest(rows.logits(row)) for row in range(len(drafted) + 1)]
+        target.commit(text, tree, path)
+    return bits
+
+
+def _digest(logits: npt.NDArray[np.float32]) -> bytes:
+    return hashlib.blake2b(logits.tobytes()).digest()
+
+
+def _require_same(wanted: list[bytes], found: list[bytes], width: int, beside: str) -> None:
+    pairs = [*zip(wanted, found, strict=False)]
+    differing = sum(ours != theirs for ours, theirs in pairs)
+    if differing:
+        problem = f"the bits of {differing} of {len(pairs)} tokens depend on {beside}"
+        advice = f"give a larger multiple of {MULTIPLE}, or free"
+        raise OptionError(f"shape is {width}: tried with this model here, {problem}; {advice}")
+
+
 def open_target(
     model: Model, drafter: DraftSize, options: ContextOptions, shape: Shape
 ) -> TargetModel:
-    """Make the context that verifies a drafter's trees, in evaluations of any or of one width."""
+    """Make the context that verifies a drafter's trees, in evaluations of any or of one width.
+
+    Raises `OptionError` for a width that does not keep its promise for this model here.
+    """
     sized = target_context_options(options, drafter)
     width = width_of(shape, drafter, options)
     if width is None:
         return TargetModel(Context(model, sized))
-    return FixedShapeTarget(Context(model, fixed_shape_options(model, sized, width)), width)
+    context = Context(model, fixed_shape_options(model, sized, width))
+    try:
+        target = FixedShapeTarget(context, width)
+        require_equal_bits(target)
+    except BaseException:  # Ctrl-C as well: it owns native memory
+        context.close()
+        raise
+    return target

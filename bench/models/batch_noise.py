@@ -24,7 +24,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
-from specrun.runtime.fixed_shape import MULTIPLE, FixedShapeTarget, fixed_shape_options
+from specrun.runtime.fixed_shape import FixedShapeTarget, fixed_shape_options
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.target import CachedText
 from specrun.runtime.tree import DraftTree
@@ -33,6 +33,7 @@ WIDTHS = (2, 3, 4, 5, 8, 16)
 """Tokens at a time that are compared with one at a time: roots with drafts of 1 to 15 tokens."""
 
 _BEFORE = 32  # tokens that are evaluated together before the first position that is compared
+_FIXED = 8  # tokens in the evaluations of the fixed shape
 _REAL = (1, 5)  # how many tokens of a fixed shape are the text's: without drafts, and with four
 
 Logits = npt.NDArray[np.float32]
@@ -119,7 +120,7 @@ def measure_batch_noise(
         chunk = _chunk_of(model, text, options.n_positions)
         settings = dataclasses.replace(
             options.context,
-            n_ctx=len(chunk.tokens) + MULTIPLE,  # a fixed shape's last evaluation is filled up
+            n_ctx=len(chunk.tokens) + _FIXED,  # a fixed shape's last evaluation is filled up
             n_batch=_BEFORE,
             n_outputs=max(WIDTHS),
         )
@@ -134,7 +135,7 @@ def measure_batch_noise(
         try:
             fixed = fixed_shape_bits(model, chunk, settings)
         except UnsupportedModelError as error:
-            fixed = FixedShapeBits(MULTIPLE, left_out=str(error))
+            fixed = FixedShapeBits(_FIXED, left_out=str(error))
         report(n_steps, n_steps)
         return BatchNoise(chunk.first, chunk.n_scored, tuple(found), fixed)
 
@@ -178,10 +179,10 @@ def fixed_shape_bits(model: Model, chunk: Chunk, settings: ContextOptions) -> Fi
 
     Raises UnsupportedModelError for recurrent models.
     """
-    with Context(model, fixed_shape_options(model, settings, MULTIPLE)) as context:
-        target = FixedShapeTarget(context, MULTIPLE)
+    with Context(model, fixed_shape_options(model, settings, _FIXED)) as context:
+        target = FixedShapeTarget(context, _FIXED)
         single, several = (np.concatenate([*_rows_of_rounds(target, chunk, n)]) for n in _REAL)
-    return compare_bits(MULTIPLE, single[: len(several)], several)
+    return compare_bits(_FIXED, single[: len(several)], several)
 
 
 def compare_bits(width: int, first: Logits, other: Logits) -> FixedShapeBits:
@@ -207,7 +208,7 @@ def _rows_of_rounds(target: FixedShapeTarget, chunk: Chunk, n_real: int) -> Iter
 def _chunk_of(model: Model, text: str, n_positions: int) -> Chunk:
     """Return the text's first tokens: those that come before, the positions, the one after."""
     tokens = model.vocabulary.tokenize(text)
-    least, room = _BEFORE + max(WIDTHS) + 1, model.n_ctx_train - MULTIPLE
+    least, room = _BEFORE + max(WIDTHS) + 1, model.n_ctx_train - _FIXED
     for what, n_tokens in (("the text has", len(tokens)), ("the model has room for", room)):
         if n_tokens < least:
             why = f"{_BEFORE} that come before and {max(WIDTHS)} to evaluate at once"

@@ -20,7 +20,7 @@ from specrun.bench.table import Table
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.runtime import Runtime
 
-_POSITIONS = 24  # of batch noise
+_POSITIONS = 32  # of batch noise
 _TIMES_NOISE = 4.0  # two tokens, each moved by twice what was seen
 
 
@@ -74,7 +74,15 @@ def _noise_check(noise: BatchNoise, largest: float, *, fixed: bool) -> Check:
     bits = noise.fixed_shape
     same = f"in a fixed shape {bits.n_equal} of {bits.n_positions} rows have the same bits"
     wrong = fixed and bits.n_equal < bits.n_positions
-    variation = max(found.variation_largest for found in noise.widths)
+    widest = max(noise.widths, key=lambda found: found.logprob_mean)
+    parts = widest.parts_after
+    moved = (
+        f"evaluations of {widest.width} tokens move log-probabilities by {widest.logprob_mean:.2g}"
+        f" on average and laws by {widest.variation_largest:.2g} in total variation at most; "
+        f"{widest.other_top:.1%} of the most likely tokens are others: greedy texts are expected "
+        + ("not to part in so few" if parts is None else f"to part after about {parts:.0f}")
+        + "; inspect --batch-noise measures longer texts"
+    )
     return Check(
         "batch noise",
         "failed" if wrong else "measured",
@@ -84,7 +92,7 @@ def _noise_check(noise: BatchNoise, largest: float, *, fixed: bool) -> Check:
         None,
         "nats by which widths move a log-probability, the largest",
         "none: nothing is required of a free shape",
-        f"total variation up to {variation:.2g}",
+        moved,
         bits.left_out or same,
     )
 

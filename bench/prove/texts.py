@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from specrun.bench.prove.setting import Check, ForkingDrafter, Setting, judged
 from specrun.bench.soak.faults import Fault, take_answer
@@ -36,12 +36,13 @@ _TEMPERATURES = (0.0, 0.7, 1.3)
 _LENGTH = 32  # tokens of a text that is compared
 
 _DEPTH = 3  # tokens of a text whose law is tested
-_LEAST_TEXTS, _MOST_TEXTS = 200, 1500
+_LEAST_TEXTS, _MOST_TEXTS = 150, 1500
 _EXPECTED = 5.0  # texts in a cell
 _CELLS = 8
 _LAWS = 48  # prefixes whose laws are computed
 _TILTS = (1.1, 1.25, 1.5, 2.0, 3.0)
 
+_FAULTY_LENGTH = 16  # tokens of an answer that a fault may cut short
 _MOST_FAULTS = 40
 _LEAST_FAULTS = 6
 
@@ -53,9 +54,15 @@ def sampled(temperature: float) -> SamplingParams:
     return SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
 
 
-def answer(session: Session, prompt: Sequence[int], params: SamplingParams, seed: int) -> list[int]:
+def answer(
+    session: Session,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    length: int = _LENGTH,
+) -> list[int]:
     """Return an answer's tokens."""
-    return session.stream(prompt, params, seed=seed, max_tokens=_LENGTH).drain().token_ids
+    return session.stream(prompt, params, seed=seed, max_tokens=length).drain().token_ids
 
 
 def plain_law(session: Session, tokens: Sequence[int], params: SamplingParams) -> Law:
@@ -120,13 +127,16 @@ def check_texts(setting: Setting) -> Check:
     deadline, near = setting.deadline(0.25), setting.near
     partings: list[float] = []
     times, control = 0, 0
+    tried: dict[float, None] = {}
     drafting = _point_masses(setting)
     plain = setting.session(NoDrafter())
     try:
         for number, prompt in enumerate(setting.prompts()):
             for temperature in _TEMPERATURES:
-                if number and time.monotonic() > deadline:
+                # Texts and a control there have to be.
+                if (number or control) and time.monotonic() > deadline:
                     break
+                tried[temperature] = None
                 params, seed = sampled(temperature), setting.seed + number
                 wanted = answer(plain, prompt, params, seed)
                 sessions = [*drafting, *([(setting.runtime.session, None)] * (temperature == 0.0))]
@@ -150,7 +160,7 @@ def check_texts(setting: Setting) -> Check:
         "same text",
         judged(not (partings if setting.width else wrong), control > 0),
         f"texts of {_LENGTH} tokens, drafted by random trees and prompt lookup at temperatures "
-        f"{', '.join(f'{value:g}' for value in _TEMPERATURES)}, and by the drafter at 0",
+        f"{', '.join(f'{value:g}' for value in tried)}, and by the drafter at 0",
         times,
         figure if math.isfinite(figure) else None,
         near,
@@ -171,15 +181,17 @@ def check_faults(setting: Setting) -> Check:
     near = setting.near
     times, cut, partings, session = 0, 0, [], setting.runtime.session
     with setting.session(NoDrafter()) as plain:
-        wanted = [answer(plain, prompt, params, 0) for prompt in prompts]
+        wanted: dict[int, list[int]] = {}
         while times < _MOST_FAULTS and (times < _LEAST_FAULTS or time.monotonic() < deadline):
             hit = source.randrange(len(prompts))
             # The same again takes all of the cache that the fault has left.
             asked = source.choice((hit, source.randrange(len(prompts))))
-            stream = session.stream(prompts[hit], params, seed=0, max_tokens=_LENGTH)
+            stream = session.stream(prompts[hit], params, seed=0, max_tokens=_FAULTY_LENGTH)
             fault: Fault = source.choice(("interrupted", "decode failed"))
             cut += not take_answer(setting.runtime, stream, fault, source)
-            ours = answer(session, prompts[asked], params, 0)
+            ours = answer(session, prompts[asked], params, 0, _FAULTY_LENGTH)
+            if asked not in wanted:
+                wanted[asked] = answer(plain, prompts[asked], params, 0, _FAULTY_LENGTH)
             found = parting(plain, prompts[asked], (ours, wanted[asked]), 0.0, 0)
             partings += [] if found is None else [found]
             times += 1
@@ -234,45 +246,64 @@ def tilted(laws: Mapping[Text, Law], factor: float) -> dict[Text, Law]:
 
 
 def fit(texts: Sequence[Text], laws: Mapping[Text, Law]) -> Fit:
-    """Test texts against the laws after some of their beginnings, the empty one among them.
+    """Test texts against the laws, over all tokens, after some of their beginnings, () among them.
 
-    Each text falls into the cell of its shortest beginning that has no law. A cell that expects
-    fewer than 5 texts is pooled with its siblings, and if they expect too few together, with all
-    such.
+    Each text falls into the cell of its shortest beginning that has no law. Cells that expect fewer
+    than 5 texts are pooled with their siblings, likeliest first, so that a law of many rare tokens
+    has many cells, too; what is left of a beginning is pooled with what is left of the others.
     """
     n_texts = len(texts)
     chances: dict[Text, float] = {(): 1.0}
+    expected: list[float] = []
+    observed: list[int] = []
+    rest: list[tuple[float, int]] = []
     for prefix in sorted(laws, key=len):
-        for token in laws[prefix].probs.nonzero()[0].tolist():
-            chances[*prefix, token] = chances[prefix] * float(laws[prefix].probs[token])
-    counts: Counter[Text] = Counter()
-    for text in texts:
-        length = next(n for n in range(len(text) + 1) if text[:n] not in laws)
-        counts[text[:length]] += 1
-    expected: Counter[Text | None] = Counter()
-    observed: Counter[Text | None] = Counter()
-    siblings: Counter[Text] = Counter()
-    leaves = [cell for cell in chances if cell not in laws]
-    for cell in leaves:
-        if n_texts * chances[cell] < _EXPECTED:
-            siblings[cell[:-1]] += n_texts * chances[cell]  # type: ignore[assignment]
-    for cell in leaves:
-        name: Text | None = cell
-        if n_texts * chances[cell] < _EXPECTED:
-            name = (*cell[:-1], -1) if siblings[cell[:-1]] >= _EXPECTED else None
-        expected[name] += n_texts * chances[cell]  # type: ignore[assignment]
-        observed[name] += counts.pop(cell, 0)
-    if counts:  # tokens that the law never says
-        return Fit(math.inf, len(expected) - 1, 0.0)
-    if 0.0 < expected[None] < _EXPECTED:
-        # The rest of all goes to the smallest cell, so that each expects enough.
-        smallest = min((name for name in expected if name is not None), key=expected.__getitem__)
-        expected[smallest] += expected[None]
-        observed[smallest] += observed[None]
-        del expected[None], observed[None]
-    cells = [name for name in expected if expected[name] > 0.0]
-    statistic = sum((observed[name] - expected[name]) ** 2 / expected[name] for name in cells)
-    return Fit(statistic, len(cells) - 1, chi_square_tail(statistic, len(cells) - 1))
+        probs = laws[prefix].probs
+        deeper = [path[-1] for path in laws if path and path[:-1] == prefix]
+        chances |= {(*prefix, token): chances[prefix] * float(probs[token]) for token in deeper}
+        weights = n_texts * chances[prefix] * probs
+        weights[deeper] = 0.0
+        begun = [text for text in texts if text[: len(prefix)] == prefix and text != prefix]
+        counts = np.bincount([text[len(prefix)] for text in begun], minlength=len(probs))
+        counts[deeper] = 0
+        if counts[len(probs) :].any() or counts[: len(probs)][weights == 0.0].any():
+            return Fit(math.inf, max(1, len(expected)), 0.0)  # a token that the law never says
+        for weight, count in _cells(weights, counts):
+            if weight >= _EXPECTED:
+                expected.append(weight)
+                observed.append(count)
+            else:
+                rest.append((weight, count))
+    left, n_left = sum(weight for weight, _ in rest), sum(count for _, count in rest)
+    if left >= _EXPECTED or not expected:
+        expected.append(left)
+        observed.append(n_left)
+    else:  # to the smallest cell, so that each expects enough
+        smallest = expected.index(min(expected))
+        expected[smallest] += left
+        observed[smallest] += n_left
+    statistic = sum(
+        (count - weight) ** 2 / weight for weight, count in zip(expected, observed, strict=True)
+    )
+    freedom = len(expected) - 1
+    return Fit(statistic, freedom, chi_square_tail(statistic, freedom))
+
+
+def _cells(
+    weights: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]
+) -> list[tuple[float, int]]:
+    """Pool one beginning's tokens, likeliest first; return what cells expect, and what they have.
+
+    All but the last of the pooled expect 5 or more.
+    """
+    order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
+    weights, counts = weights[order], counts[order]
+    n_large = int((weights >= _EXPECTED).sum())
+    # Tokens of less than 5 each that begin within ten make at least 5 together.
+    before = np.cumsum(weights[n_large:]) - weights[n_large:]
+    pools = np.concatenate([np.arange(n_large), n_large + (before // (2 * _EXPECTED)).astype(int)])
+    sums, numbers = np.bincount(pools, weights), np.bincount(pools, counts)
+    return [(float(weight), int(count)) for weight, count in zip(sums, numbers, strict=True)]
 
 
 def likely_laws(
@@ -339,12 +370,12 @@ def check_law(setting: Setting) -> Check:
 
 
 def _open_question(setting: Setting) -> tuple[list[int], float]:
-    """Return the prompt, and the temperature, at which many tokens are likely enough."""
+    """Return a prompt and the least temperature at which its law has cells enough to tell."""
     prompts = setting.prompts()
     with setting.session(NoDrafter()) as plain:
         for temperature in (1.0, 1.5, 2.0, 3.0):
             for prompt in prompts:
-                law = plain_law(plain, prompt, sampled(temperature))
-                if int((_LEAST_TEXTS * law.probs >= _EXPECTED).sum()) >= _CELLS:
+                weights = _LEAST_TEXTS * plain_law(plain, prompt, sampled(temperature)).probs
+                if len(_cells(weights, np.zeros(len(weights), dtype=np.int64))) >= _CELLS:
                     return prompt, temperature
     return prompts[0], 3.0

@@ -124,7 +124,7 @@ def _settings(
         options={
             **load.runtime_options(),
             "n_ctx": _n_ctx(load, source, measuring),
-            "shape": measuring.shape,
+            "shape": measuring.shape or "free",
         },
     )
 

@@ -52,7 +52,7 @@ class Measuring:
     pad_to: int | None
     keep: Path | None
     plot: Path | None
-    shape: Shape
+    shape: Shape | None
 
 
 drafter_choice_options = option_group(

@@ -45,7 +45,7 @@ class DraftSettings:
     spec_draft_p_min: float | None
     accept: str
     reference: Path | None = None
-    shape: Shape = "free"
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ shape_option = EVALUATION.option(
     "always as many as the drafter needs at most; N: always N, so that the text is the same to the "
     "bit with every drafter that draws nothing.",
     ShapeType(),
-    default="free",
+    show_default="free; fixed where specrun tune found that no slower",
 )
 
 

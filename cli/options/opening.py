@@ -16,6 +16,7 @@ from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
+from specrun.runtime.fixed_shape import Shape
 
 # --no-chat-template in a chat: the messages' texts, one below the other.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
@@ -31,16 +32,15 @@ def open_runtime(
 ) -> Iterator[Runtime]:
     """Load the models that the options name, until the end; `params` choose among tuned plans."""
     check_named(load)
-    drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(
-        draft, demo=load.demo
-    )
+    drafter, shape = _tuned(load, draft, params, terminal)
+    drafter = drafter or drafter_expression(draft, demo=load.demo)
     options = {
         **load.runtime_options(),
         "accept": draft.accept,
         "chat_template": template_text(template),
         "seed": None,
         "reference": draft.reference,
-        "shape": draft.shape,
+        "shape": shape,
     }
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:
@@ -58,19 +58,20 @@ def open_runtime(
         yield runtime
 
 
-def _tuned_expression(
+def _tuned(
     load: LoadSettings, draft: DraftSettings, params: SamplingParams, terminal: Terminal
-) -> str | None:
+) -> tuple[str | None, Shape]:
     """Return what `specrun tune` found for this pair here, if only -md says how to draft."""
     explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min, draft.reference)
     choosing = draft.drafter is not None and is_bare_auto(draft.drafter)
+    shape = draft.shape or "free"
     if load.model is None or draft.model_draft is None or explicit != (None,) * 4:
-        return None
+        return None, shape
     if draft.drafter is not None and not choosing:
-        return None
-    from specrun.runtime.costs import tuned_expression
+        return None, shape
+    from specrun.runtime.costs import tuned_plan
 
-    expression = tuned_expression(
+    plan = tuned_plan(
         load.model,
         draft.model_draft,
         params,
@@ -79,14 +80,21 @@ def _tuned_expression(
         n_gpu_layers_draft=load.gpu_layers_draft,
         warn=terminal.warn,
     )
+    expression = None if plan is None else plan.expression(draft.model_draft)
     # auto measures again, so a plan that found plain decoding faster only leaves the default shape
     if choosing:
-        return None if expression in (None, "none") else auto_expression(expression)
+        return (None if expression in (None, "none") else auto_expression(expression)), shape
     if expression == "none":
         terminal.note(
             "specrun tune found that drafting does not pay for this pair here: decoding plainly"
         )
-    return expression
+    if plan is not None and plan.width and draft.shape is None:
+        shape = plan.width
+        terminal.note(
+            f"every evaluation has {shape} tokens, which specrun tune found no slower: the text "
+            "does not depend on what drafts (--shape free: as many as needed)"
+        )
+    return expression, shape
 
 
 def template_text(template: TemplateSettings) -> str | None:

@@ -32,7 +32,13 @@ from specrun.cli.tune.options import (
 )
 
 if TYPE_CHECKING:
-    from specrun.runtime.costs import Candidate, TunedSetting, TuneOptions, TuneResult
+    from specrun.runtime.costs import (
+        Candidate,
+        ShapeTrial,
+        TunedSetting,
+        TuneOptions,
+        TuneResult,
+    )
 
 _SCHEMES = {
     "argmax": "most likely tokens",
@@ -137,8 +143,17 @@ def _verdict(setting: TunedSetting, draft: Path) -> str:
     gain = best.speed / setting.plain.speed
     return (
         f"{temperature}: draft({draft.name}, {best.options}) gives {gain:.2f} times the speed "
-        "of plain decoding"
+        f"of plain decoding; {_of_shape(setting.shape)}"
     )
+
+
+def _of_shape(trial: ShapeTrial) -> str:
+    """Say what a fixed shape, in which the text does not depend on what drafts, costs the plan."""
+    if trial.left_out:
+        return f"no fixed shape ({trial.left_out})"
+    ratio = f"{trial.fixed / trial.free:.2f} of that speed" if trial.free else "no speed"
+    use = "which chat and generate use" if trial.chosen else f"which --shape {trial.width} asks for"
+    return f"a fixed shape of {trial.width} tokens, {use}, gives {ratio}"
 
 
 _EPILOG = """\b

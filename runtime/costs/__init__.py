@@ -32,6 +32,7 @@ from specrun.runtime.costs.theory import (
 from specrun.runtime.costs.tune_result import (
     Candidate,
     PlanKind,
+    ShapeTrial,
     TunedSetting,
     TuneOptions,
     TuneResult,
@@ -42,5 +43,5 @@ from specrun.runtime.costs.tuned import (
     measured_acceptance,
     plan_file,
     save_plans,
-    tuned_expression,
+    tuned_plan,
 )

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.devices import describe_machine
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.runtime.costs.curves import CostCurve
 from specrun.runtime.costs.tuned import (
     cache_file,
     describe_file,
-    describe_machine,
     describe_settings,
     read_json,
     write_json,

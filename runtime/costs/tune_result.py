@@ -14,6 +14,8 @@ from specrun.runtime.costs.theory import ChainTheory
 from specrun.runtime.offload import LayerCount
 from specrun.runtime.sampling import SamplingParams
 
+_NO_SLOWER = 0.99  # a hundredth is within what the same shape varies by
+
 PlanKind = Literal["plain", "chain", "tree", "dynamic"]
 """What a plan drafts: nothing, a chain, a fixed tree, or one that grows where it is sure."""
 
@@ -73,18 +75,37 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class ShapeTrial:
+    """The fastest plan in evaluations of one `width` beside such of any; tokens a second, medians.
+
+    `left_out` says why it was not tried, and is empty where it was.
+    """
+
+    width: int = 0
+    free: float = 0.0
+    fixed: float = 0.0
+    left_out: str = ""
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the fixed shape is no slower, so that it becomes the plan's."""
+        return not self.left_out and self.fixed >= _NO_SLOWER * self.free
+
+
+@dataclass(frozen=True, slots=True)
 class TunedSetting:
     """What was found for one sampling setting: first the candidates that ran, fastest first.
 
     `acceptance` holds for each proposal scheme the share of positions at which the child of each
     rank is accepted, `theory` what the formulas say about chains whose acceptance is that of the
-    best scheme's first rank.
+    best scheme's first rank, `shape` what a fixed shape costs the fastest.
     """
 
     params: SamplingParams
     acceptance: dict[str, tuple[float, ...]]
     theory: ChainTheory
     candidates: tuple[Candidate, ...]
+    shape: ShapeTrial = ShapeTrial(left_out="nothing is drafted")
 
     @property
     def best(self) -> Candidate:
@@ -105,6 +126,7 @@ class TunedSetting:
             "theory": dataclasses.asdict(self.theory),
             "plans": [dataclasses.asdict(candidate) for candidate in self.candidates],
             "best": self.best.options or "none",
+            "shape": {**dataclasses.asdict(self.shape), "chosen": self.shape.chosen},
         }
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.devices import devices
+from specrun.bindings.devices import describe_machine
 from specrun.bindings.errors import FileMissingError
 from specrun.bindings.threads import available_cores
 from specrun.runtime.costs.tune_result import TunedSetting, TuneOptions, TuneResult
@@ -37,7 +35,8 @@ class StoredPlan:
     """The fastest way to draft at one temperature ("": plain decoding). Speeds in tokens a second.
 
     `alternatives` are the options of the best chain and trees of every proposal scheme, itself
-    among them.
+    among them. `width` is that of the fixed shape which was found to be no slower, None: there was
+    none.
     """
 
     temperature: float
@@ -46,6 +45,7 @@ class StoredPlan:
     predicted: float
     measured: float | None
     plain: float | None
+    width: int | None = None
 
     def expression(self, draft: Path) -> str:
         """Return the drafter expression for a draft model file."""
@@ -60,7 +60,7 @@ def _expression(draft: Path, options: str) -> str:
     return f"draft({quoted(str(draft))}, {options})" if options else "none"
 
 
-def tuned_expression(
+def tuned_plan(
     target: Path,
     draft: Path,
     params: SamplingParams,
@@ -69,8 +69,8 @@ def tuned_expression(
     n_gpu_layers: LayerCount = "auto",
     n_gpu_layers_draft: LayerCount = "auto",
     warn: Callable[[str], None] = lambda _: None,
-) -> str | None:
-    """Return the drafter expression planned for this pair near this temperature, or None.
+) -> StoredPlan | None:
+    """Return what was planned for this pair near this temperature, or None.
 
     A plan that does not apply is ignored; `warn` is told why in one sentence. Nothing here raises.
     """
@@ -83,7 +83,7 @@ def tuned_expression(
     if not plans:
         return None
     # Acceptance moves with the temperature, and with it the best tree: the nearest plan stands in.
-    return min(plans, key=lambda plan: abs(plan.temperature - params.temperature)).expression(draft)
+    return min(plans, key=lambda plan: abs(plan.temperature - params.temperature))
 
 
 def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float, ...] | None:
@@ -128,6 +128,7 @@ def _to_json(setting: TunedSetting) -> dict[str, Any]:
         "predicted": best.predicted,
         "measured": best.measured,
         "plain": setting.plain.measured,
+        "width": setting.shape.width if setting.shape.chosen else None,
         "acceptance": setting.acceptance,
     }
 
@@ -168,15 +169,6 @@ def cache_file(folder: str, *paths: Path) -> Path:
     places = "\n".join(str(path.expanduser().resolve()) for path in paths)
     key = hashlib.sha256(places.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return cache_folder() / folder / f"{'+'.join(path.stem[:40] for path in paths)}-{key}.json"
-
-
-def describe_machine() -> dict[str, object]:
-    """Return what makes this machine's costs its own."""
-    return {
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count() or 1,
-        "devices": [device.description for device in devices() if device.kind != "cpu"],
-    }
 
 
 def describe_file(path: Path) -> dict[str, object]:
@@ -262,17 +254,16 @@ def _plan(value: Mapping[str, Any]) -> StoredPlan:
         isinstance(text, str) for text in alternatives
     ):
         raise TypeError("alternatives must be a list of texts")
+    # Plans from before there were fixed shapes have none.
+    width = value.get("width")
+    if width is not None and (isinstance(width, bool) or not isinstance(width, int)):
+        raise TypeError("width must be a whole number or null")
     temperature, predicted = float(value["temperature"]), float(value["predicted"])
-    return StoredPlan(temperature, value["options"], tuple(alternatives), predicted, **optional)
-
-
-def _cpu_name() -> str:
-    """Return the processor's name as far as the system tells it."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return StoredPlan(
+        temperature,
+        value["options"],
+        tuple(alternatives),
+        predicted,
+        **optional,
+        width=width,
+    )

@@ -8,13 +8,14 @@ beside what was measured.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 from specrun.bindings.context import Context
-from specrun.bindings.errors import ContextFullError, OptionError
+from specrun.bindings.errors import ContextFullError, OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import (
@@ -22,6 +23,7 @@ from specrun.runtime.costs import (
     CostCurve,
     PlanKind,
     RoundCosts,
+    ShapeTrial,
     TunedSetting,
     TuneOptions,
     TuneResult,
@@ -33,6 +35,7 @@ from specrun.runtime.drafter import DrafterWeights, NoDrafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.draft_model import draft_context_options, draft_size
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import quoted
 from specrun.runtime.offload import resolve_gpu_layers
 from specrun.runtime.pairing import check_draftable, check_pair
@@ -57,6 +60,7 @@ _TARGETS_SHARE = 0.75  # of the time for cost curves
 _DYNAMIC_TOPK = (2, 3, 4)
 _DEEPEST_DYNAMIC = 8
 _GROWING_SHARE = 0.1  # of the time for cost curves, for each topk and setting
+_TURNS = 3  # of a plan with free and with fixed shapes
 _CHANCE = 0.85  # of the most promising plan's speed: predictions are not far off
 _SCHEMES: tuple[TreeSampling, ...] = ("argmax", "without", "with")
 
@@ -242,7 +246,33 @@ class _Bench:
             known.append(replace(candidate, measured=speed, mean_accepted_length=length))
         known.sort(key=lambda record: -record.speed)
         unknown = [candidate for candidate in drafting if candidate not in tried]
-        return replace(planned, candidates=(*known, *unknown))
+        found = replace(planned, candidates=(*known, *unknown))
+        if not found.best.options:
+            return found
+        self._progress(f"trying a fixed shape at temperature {params.temperature:g}", 0.98)
+        return replace(found, shape=self._try_shape(found.best, prompts, params))
+
+    def _try_shape(
+        self, best: Candidate, prompts: list[list[int]], params: SamplingParams
+    ) -> ShapeTrial:
+        """Run a plan in evaluations of one width and of any, by turns."""
+        expression = f"draft({quoted(str(self._options.draft))}, {best.options})"
+        speeds: dict[Shape, list[float]] = {"free": [], "fixed": []}
+        with ExitStack() as stack:
+            sessions = {}
+            for shape in speeds:
+                weights = build_drafter(expression, self._environment)
+                try:
+                    sessions[shape] = stack.enter_context(self._session(weights, shape))
+                except (OptionError, UnsupportedModelError) as error:
+                    return ShapeTrial(left_out=str(error))
+            for _ in range(_TURNS):
+                for shape, session in sessions.items():
+                    _, speed, _ = self._answers(session, prompts, params)
+                    speeds[shape].append(speed or 0.0)
+            width = sessions["fixed"].target.width or 0
+        free, fixed = (statistics.median(found) for found in speeds.values())
+        return ShapeTrial(width, free, fixed)
 
     def _answers(
         self, session: Session, prompts: list[list[int]], params: SamplingParams
@@ -274,13 +304,12 @@ class _Bench:
         return Context(model, replace(options, n_outputs=max(MEASURED_SIZES)))
 
     @contextmanager
-    def _session(self, weights: DrafterWeights) -> Iterator[Session]:
+    def _session(self, weights: DrafterWeights, shape: Shape = "free") -> Iterator[Session]:
         """Yield a session, closed after the block with its drafter and the weights."""
-        with (
-            closing(weights),
-            Session.open(self._target, weights.start(), self._context, ExactRule()) as session,
-        ):
-            yield session
+        with closing(weights):
+            drafter, rule = weights.start(), ExactRule()
+            with Session.open(self._target, drafter, self._context, rule, shape=shape) as session:
+                yield session
 
 
 def _candidate(plan: TreePlan, sampling: TreeSampling) -> Candidate:

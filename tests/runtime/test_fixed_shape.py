@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32, fresh_logits
@@ -20,8 +22,13 @@ from specrun.bindings.model import Model
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.fixed_shape import FixedShapeTarget, _arranged, fixed_shape_options
-from specrun.runtime.target import CachedText
+from specrun.runtime.fixed_shape import (
+    FixedShapeTarget,
+    _arranged,
+    fixed_shape_options,
+    require_equal_bits,
+)
+from specrun.runtime.target import CachedText, EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree
 
 # K-quants need rows of 256 numbers.
@@ -53,6 +60,30 @@ def opened(files: dict[str, Path], target: str, drafter: str, **options: Any) ->
     drafter = drafter.replace("DRAFTER", f'"{files["DRAFTER"]}"')
     shared = {"n_ctx": 512, "n_threads": 1, **options}
     return Runtime(files[target], drafter, **shared)
+
+
+class CountedTarget(FixedShapeTarget):
+    """Counts its evaluations."""
+
+    evaluations = 0
+
+    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
+        self.evaluations += 1
+        return super().evaluate(text, tree)
+
+
+class ShiftedRows:
+    """Rows of an evaluation, of which some are wrong in their last bits."""
+
+    def __init__(self, rows: EvaluatedRows, wrong: set[int]) -> None:
+        self.rows, self.wrong = rows, wrong
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rows, name)
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        logits = self.rows.logits(row)
+        return np.nextafter(logits, np.float32(np.inf)) if row in self.wrong else logits
 
 
 Bits = list[tuple[int, float]]
@@ -106,10 +137,10 @@ def test_chains_have_equal_bits_with_other_kernels_of_attention(
 ) -> None:
     # llama.cpp quantizes cached values with flash attention only.
     kinds = {"cache_type_k": cache, "flash_attention": "off" if cache == "f16" else "on"}
-    with opened(files, target, "none", shape="fixed", **kinds) as runtime:
+    with opened(files, target, "none", shape=8, **kinds) as runtime:
         plain = conversation(runtime)
     for drafter in CHAINS:
-        with opened(files, target, drafter, shape="fixed", **kinds) as runtime:
+        with opened(files, target, drafter, shape=8, **kinds) as runtime:
             assert conversation(runtime) == plain, drafter
 
 
@@ -243,11 +274,11 @@ def test_rows_are_those_of_a_fresh_evaluation(tiny_model: Path, flash: str, with
 @pytest.mark.parametrize(
     ("drafter", "options", "said"),
     [
-        ("none", {"shape": 12}, "multiple of 8 from 8 to 512"),
-        ("none", {"shape": 0}, "multiple of 8"),
+        ("none", {"shape": 10}, "multiple of 4 from 4 to 512"),
+        ("none", {"shape": 0}, "multiple of 4"),
         ("none", {"shape": True}, "free, fixed or a width"),
         ("none", {"shape": "wide"}, "free, fixed or a width"),
-        ("none", {"shape": 64, "n_batch": 32}, "from 8 to 32"),
+        ("none", {"shape": 64, "n_batch": 32}, "from 4 to 32"),
         ("jacobi(n=12)", {"shape": 8}, "from 16"),
         (TREES[0], {"shape": "fixed", "flash_attention": "off"}, "with flash attention only"),
     ],
@@ -257,6 +288,47 @@ def test_shapes_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(OptionError, match=said):
         opened(files, "Q8_0", drafter, **options)
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.parametrize(("width", "fails"), [(6, True), (4, False), (8, False), (20, False)])
+def test_a_width_is_tried_before_it_is_promised(
+    files: dict[str, Path], flash: Any, width: int, *, fails: bool
+) -> None:
+    """Kernels of Q4_K treat rows after the last four apart: the control is a width of 6."""
+    shape = ContextOptions(n_ctx=512, n_threads=1, flash_attention=flash)
+    shape = dataclasses.replace(shape, n_sequences=4 if flash == "on" else 1)
+    with Model(files["Q4_K_M"], n_gpu_layers=0) as model:
+        for _ in range(2):  # what failed is not remembered, what came through is
+            with Context(model, fixed_shape_options(model, shape, width)) as context:
+                counted = CountedTarget(context, width)
+                if fails:
+                    with pytest.raises(OptionError, match=rf"shape is {width}.*give a larger"):
+                        require_equal_bits(counted)
+                else:
+                    require_equal_bits(counted)
+                    assert context.memory.last_position() == -1
+    assert (counted.evaluations == 0) is not fails
+
+
+@pytest.mark.parametrize("beside", ["their places", "other branches"])
+def test_what_a_trial_is_to_find(files: dict[str, Path], beside: str) -> None:
+    """Controls: a place whose row is another, and rows that see what branches off beside them."""
+
+    class Dependent(FixedShapeTarget):
+        def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
+            rows = super().evaluate(text, tree)
+            branching = len(set(tree.parents)) < len(tree)
+            wrong = {5} if beside == "their places" else {*range(9)} if branching else set()
+            return ShiftedRows(rows, wrong)
+
+    shape = ContextOptions(n_ctx=256, n_threads=1, n_sequences=4)
+    with (
+        Model(files["F16"], n_gpu_layers=0) as model,
+        Context(model, fixed_shape_options(model, shape, 24)) as context,
+        pytest.raises(OptionError, match=beside),
+    ):
+        require_equal_bits(Dependent(context, 24))
 
 
 def test_recurrent_models_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from specrun.bindings.model import Model
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.main import cli
 from specrun.cli.tune import command as tune_command
-from specrun.runtime.costs import load_curve, plan_file, tuned_expression
+from specrun.runtime.costs import load_curve, plan_file, tuned_plan
 from specrun.runtime.sampling import SamplingParams
 
 from ..conftest import Models
@@ -56,7 +56,7 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
     # As chat and generate ask for it, with the same options.
     warnings: list[str] = []
     context = ContextOptions(n_ctx=256, n_threads=1)
-    found = tuned_expression(
+    found = tuned_plan(
         models.target, models.plain, SamplingParams(), context=context, warn=warnings.append
     )
     assert found is not None
@@ -128,35 +128,37 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_measured(
     assert not plan_file(models.target, models.plain).exists()
 
 
-@pytest.mark.parametrize("plan", ["none", "n=2, sampling=argmax"])
+@pytest.mark.parametrize(
+    ("plan", "width"), [("none", None), ("n=2, sampling=argmax", None), ("n=2, sampling=argmax", 4)]
+)
 def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(
-    models: Models, plan: str
+    models: Models, plan: str, width: int | None
 ) -> None:
     assert tune(*pair(models), *FAST, "--temp", "0").exit_code == 0
     path = plan_file(models.target, models.plain)
     content = json.loads(path.read_text())
-    content["plans"][0]["options"] = "" if plan == "none" else plan
+    content["plans"][0] |= {"options": "" if plan == "none" else plan, "width": width}
     path.write_text(json.dumps(content))
 
-    def drafter_of(*arguments: str) -> str:
-        command = [
-            "generate",
-            *map(str, pair(models)),
-            "-t",
-            "1",
-            "-c",
-            "256",
-            "-p",
-            "abc",
-            "-n",
-            "4",
-            "--temp",
-            "0",
-        ]
-        result = CliRunner().invoke(cli, [*command, "--json", *arguments])
+    def generated(*arguments: str) -> Result:
+        options = ["-t", "1", "-c", "256", "-p", "abc", "-n", "4", "--temp", "0", "--json"]
+        command = ["generate", *map(str, pair(models)), *options]
+        result = CliRunner().invoke(cli, [*command, *arguments])
         assert result.exit_code == 0, result.output
-        return str(json.loads(result.stdout)["stats"]["drafter"])
+        return result
 
-    assert (drafter_of() == "none") == (plan == "none")
-    assert plan == "none" or plan in drafter_of()
-    assert "n=3" in drafter_of("--spec-draft-n-max", "3")
+    def stats_of(*arguments: str) -> tuple[str, int | None]:
+        stats = json.loads(generated(*arguments).stdout)["stats"]
+        return str(stats["drafter"]), stats["width"]
+
+    drafter, used = stats_of()
+    assert (drafter == "none") == (plan == "none")
+    assert plan == "none" or plan in drafter
+    assert used == width
+    assert (f"every evaluation has {width} tokens" in generated().stderr) == (width is not None)
+    # What is typed comes before the plan.
+    assert stats_of("--shape", "free")[1] is None
+    assert stats_of("--shape", "8")[1] == 8
+    drafter, used = stats_of("--spec-draft-n-max", "3")
+    assert "n=3" in drafter
+    assert used is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from specrun.bindings.errors import ContextFullError, OptionError, PairError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs import (
     Candidate,
+    ShapeTrial,
     TuneOptions,
     TuneResult,
     measured_acceptance,
     plan_file,
     save_plans,
     tuned,
-    tuned_expression,
+    tuned_plan,
 )
 from specrun.runtime.tuning import tune
 
@@ -57,8 +59,6 @@ def options_for(target: Path, draft: Path, **changes: object) -> TuneOptions:
 
 def with_best(result: TuneResult, options: str) -> TuneResult:
     """The result as it would be if these options had been the fastest at every temperature."""
-    import dataclasses
-
     best = Candidate(options, "chain", "argmax", 3, 3, 2.0, 100.0, 99.0, 2.0)
     plain = Candidate("", "plain", "", 0, 0, 1.0, 50.0, 50.0, 1.0)
     settings = tuple(
@@ -72,7 +72,8 @@ def ask(
 ) -> tuple[str | None, list[str]]:
     warnings: list[str] = []
     values = {"context": CONTEXT, "warn": warnings.append, **changes}
-    return tuned_expression(target, draft, params, **values), warnings  # type: ignore[arg-type]
+    plan = tuned_plan(target, draft, params, **values)  # type: ignore[arg-type]
+    return None if plan is None else plan.expression(draft), warnings
 
 
 # -- tuning ----------------------------------------------------------------------------------------
@@ -124,6 +125,12 @@ def test_a_costly_target_gets_a_plan_that_was_run(
             if candidate.options and candidate.measured is not None
         ]
         assert run
+        if setting.best.options:  # the fastest plan also ran in evaluations of one width
+            width = -(-(1 + setting.best.n_nodes) // 4) * 4
+            assert (setting.shape.width, setting.shape.left_out) == (width, "")
+            assert min(setting.shape.free, setting.shape.fixed) > 0.0
+        else:
+            assert setting.shape.left_out == "nothing is drafted"
         kinds = [candidate.kind for candidate in run]
         # The twin's favourites are the target's: at temperature 0 nothing beats a chain.
         assert kinds == ["chain"] if setting.params.is_greedy else len(set(kinds)) == len(kinds) > 1
@@ -206,6 +213,28 @@ def test_the_nearest_temperature_is_taken_and_plain_decoding_can_be_the_plan(
     assert ask(target, draft, WARM.replace(temperature=1.5)) == ("none", [])
 
 
+@pytest.mark.parametrize(
+    ("fixed", "width"), [(101.0, 8), (99.5, 8), (98.0, None)], ids=["faster", "no slower", "slower"]
+)
+def test_a_fixed_shape_is_stored_where_it_is_no_slower(
+    outcome: Outcome, own_cache: Path, fixed: float, width: int | None
+) -> None:
+    options, result, _ = outcome
+    settings = tuple(
+        dataclasses.replace(setting, shape=ShapeTrial(8, 100.0, fixed))
+        for setting in result.settings
+    )
+    path = save_plans(options, dataclasses.replace(result, settings=settings))
+    plan = tuned_plan(options.target, options.draft, GREEDY, context=CONTEXT)
+    assert plan is not None
+    assert plan.width == width
+    # Plans from before there were fixed shapes go on to be used.
+    path.write_text(path.read_text().replace('"width"', '"not known"'))
+    plan = tuned_plan(options.target, options.draft, GREEDY, context=CONTEXT)
+    assert plan is not None
+    assert plan.width is None
+
+
 def test_without_a_stored_plan_there_is_no_expression(tiny_model: Path, tiny_drafter: Path) -> None:
     assert ask(tiny_model, tiny_drafter) == (None, [])
     assert measured_acceptance(tiny_model, tiny_drafter, "without") is None
@@ -266,6 +295,7 @@ def test_a_plan_with_other_settings_is_ignored_with_a_warning(
         lambda text: "\x00\xff",
         lambda text: text.replace('"options": "n=3, sampling=argmax"', '"options": 3'),
         lambda text: text.replace('"predicted"', '"perdicted"'),
+        lambda text: text.replace('"width": null', '"width": true'),
         lambda text: text.replace('"plans"', '"plants"'),
         lambda text: "[" * 100_000,
         lambda text: " " * (2 << 20) + text,
