@@ -7,6 +7,7 @@ import functools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,11 @@ class BatchShape:
     id_counts: IntArray
     ids: IntArray
     outputs: FlagArray
+    offsets: npt.NDArray[np.uintp]
+    """Where each token's ids begin, in bytes."""
+    n_outputs: int
+    fewest_ids: int
+    id_bounds: tuple[int, int]
     pack: Callable[..., None]
     """Writes as many integers into an array, from an offset on: several times as fast as numpy."""
 
@@ -40,11 +46,18 @@ class BatchShape:
         depths: Sequence[int], ids: Sequence[Sequence[int]], outputs: Sequence[int]
     ) -> BatchShape:
         """Return the shape of tokens of these depths, each in its sequences `ids[i]`."""
+        counts = [*map(len, ids)]
+        flat = [*chain.from_iterable(ids)]
+        starts = accumulate(counts[:-1], initial=0) if counts else ()
         return BatchShape(
             tuple(depths),
-            np.array([len(own) for own in ids], np.int32),
-            np.array([sequence for own in ids for sequence in own], np.int32),
+            np.array(counts, np.int32),
+            np.array(flat, np.int32),
             np.array(outputs, np.int8),
+            np.array([*starts], np.uintp) * np.uintp(np.dtype(np.int32).itemsize),
+            sum(map(bool, outputs)),
+            min(counts, default=0),
+            (min(flat, default=0), max(flat, default=0)),
             struct.Struct(f"{len(depths)}i").pack_into,
         )
 
@@ -76,6 +89,7 @@ class Batch:
         # llama_batch.seq_id is an array of pointers into `ids`, kept as plain integers.
         self._pointers = np.zeros(capacity + 1, np.uintp)
         self._ids_address = self.ids.ctypes.data
+        self._ids_start = np.uintp(self._ids_address)
         # Where the ids lie of tokens that carry one each.
         units = np.arange(capacity, dtype=np.uintp) * self.ids.itemsize
         self._unit_pointers = self._ids_address + units
@@ -140,15 +154,28 @@ class Batch:
             n = len(shape.depths)
             if not 0 < n <= self.capacity:
                 raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
-            self._filled = None
-            self._fill_rest(n, shape.id_counts, shape.ids, shape.outputs)
-            self._filled = shape  # last: Ctrl-C may come on any line
+            self._change_shape(n, shape)
         if len(tokens) != len(shape.depths):
             raise OptionError(f"{len(tokens)} tokens in a shape for {len(shape.depths)}")
         shape.pack(self.tokens, 0, *tokens)
         shape.pack(self.positions, 0, *map(start.__add__, shape.depths))
         self.token_bounds = min(tokens), max(tokens)
         self.first_position = start
+
+    def _change_shape(self, n: int, shape: BatchShape) -> None:
+        n_ids = len(shape.ids)
+        if n_ids > self.max_ids:
+            raise OptionError(f"{n_ids} sequence ids in a batch for {self.max_ids}")
+        if shape.fewest_ids < 1:
+            raise OptionError("a token needs at least one sequence id")
+        # Filled is what is said to be so last: Ctrl-C may come on any line.
+        self._filled = self.checked_by = None
+        self.id_counts[:n] = shape.id_counts
+        self.ids[:n_ids] = shape.ids
+        self.outputs[:n] = shape.outputs
+        np.add(shape.offsets, self._ids_start, out=self._pointers[:n])
+        self.n_tokens, self.n_outputs, self.id_bounds = n, shape.n_outputs, shape.id_bounds
+        self._filled = shape
 
     def _fill_rest(
         self, n: int, id_counts: Ints | None, ids: Ints, outputs: Sequence[int] | FlagArray
@@ -193,7 +220,6 @@ class Batch:
         self.token_bounds = (token, token)
         if self._filled == sequence:  # as a chain goes on, the rest is in place already
             return
-        # Filled is what is said to be so last: Ctrl-C may come on any line.
         self._filled = self.checked_by = None
         self.id_counts[0] = 1
         self.outputs[0] = 1

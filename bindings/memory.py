@@ -59,7 +59,7 @@ class Memory:
         Raises `UnsupportedModelError` where the memory cannot drop a part: recurrent and hybrid
         models take back, once, tokens of the last evaluation at most, and only some of them.
         """
-        if sequence != ALL_SEQUENCES:
+        if not ALL_SEQUENCES <= sequence < self._n_sequences:
             self._check_sequence(sequence)
         if start < 0:
             raise OptionError(f"cannot truncate from position {start}: it is negative")
@@ -84,8 +84,10 @@ class Memory:
 
     def branch(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share the cached positions start <= p < end of `source`."""
-        self._check_sequence(source)
-        self._check_sequence(target)
+        most = self._n_sequences
+        if not (0 <= source < most and 0 <= target < most):
+            self._check_sequence(source)
+            self._check_sequence(target)
         if not self._can_branch or (not self._unified and source != target):
             raise UnsupportedModelError("sequences of this memory cannot share positions")
         self._share(self._handle, source, target, start, end)

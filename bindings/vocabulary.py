@@ -171,7 +171,7 @@ class Vocabulary:
         if count < 0:
             buffer, size = (ctypes.c_char * -count)(), -count
             count = self._to_piece(self._handle, token, buffer, size, 0, special)
-        return bytes(buffer[:count])
+        return buffer.raw[:count]
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.size:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.batch import Batch
+from specrun.bindings.batch import Batch, BatchShape, chain_shape
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -154,3 +154,71 @@ def test_a_single_token_after_a_batch_of_several_is_filled_anew():
         batch.fill_one(9, 33, 1)
         assert batch.id_bounds == (1, 1)
         assert int(batch.ids[0]) == 1
+
+
+def written(batch: Batch, n: int) -> tuple[object, ...]:
+    """Everything that llama.cpp reads of n tokens, and what the context checks."""
+    n_ids = int(batch.id_counts[:n].sum())
+    fields = (batch.tokens, batch.positions, batch.id_counts, batch.outputs)
+    return (
+        *(field[:n].tolist() for field in fields),
+        batch.ids[:n_ids].tolist(),
+        (batch._pointers[:n] - batch.ids.ctypes.data).tolist(),
+        (batch.n_tokens, batch.n_outputs, batch.first_position),
+        (batch.token_bounds, batch.id_bounds),
+    )
+
+
+def test_a_shape_is_written_as_its_tokens_one_by_one():
+    ids = [(0, 1, 2), (0,), (1, 2), (1,), (2,)]
+    shape = BatchShape.of([0, 1, 1, 2, 2], ids, [1, 1, 1, 0, 1])
+    shaped, plain = Batch(8, 3), Batch(8, 3)
+    for start, tokens in ((4, [9, 8, 7, 6, 5]), (5, [1, 2, 3, 4, 0]), (0, [3, 3, 3, 3, 3])):
+        shaped.fill_shape(tokens, start, shape)
+        plain.fill(
+            tokens,
+            [start + depth for depth in shape.depths],
+            [len(own) for own in ids],
+            [sequence for own in ids for sequence in own],
+            [1, 1, 1, 0, 1],
+        )
+        assert written(shaped, 5) == written(plain, 5)
+        # Whatever came in between, a shape is written as a whole the next time.
+        shaped.fill_one(2, 1, 2)
+        shaped.fill_shape([4, 4], 2, chain_shape(2, (1,), 1))
+        shaped.fill_shape([4, 5], 3, chain_shape(2, (1,), 1))
+        plain.fill([4, 5], [3, 4], None, [1, 1], [0, 1])
+        assert written(shaped, 2) == written(plain, 2)
+
+
+def test_tokens_that_do_not_fit_their_shape_are_refused():
+    with pytest.raises(OptionError, match="3 tokens in a shape for 2"):
+        Batch(4, 1).fill_shape([1, 2, 3], 0, chain_shape(2, (0,), 1))
+    with pytest.raises(OptionError, match="5 tokens in a batch for 1 to 4"):
+        Batch(4, 1).fill_shape([1] * 5, 0, chain_shape(5, (0,), 1))
+
+
+def test_what_was_found_right_of_a_batch_is_looked_at_again_where_it_changes(tiny_model):
+    """A context checks ids and flags of a shape once, tokens and positions every time."""
+    with Model(tiny_model) as model, Context(model, ContextOptions(**F32, n_outputs=4)) as context:
+        batch = Batch(8, 1)
+        batch.fill_shape([1, 2], 0, chain_shape(2, (0,), 1))
+        context.decode(batch)
+        for tokens, start, problem in (
+            ([1, 320], 2, "outside the vocabulary"),
+            ([-1, 2], 2, "outside the vocabulary"),
+            ([1, 2], -1, "position -1"),
+        ):
+            batch.fill_shape(tokens, start, chain_shape(2, (0,), 1))
+            with pytest.raises(OptionError, match=problem):
+                context.decode(batch)
+        for ids, n_outputs, problem in (
+            ((1,), 1, "a sequence id of the batch"),
+            ((0,), 5, "5 output rows"),
+        ):
+            n = max(2, n_outputs)
+            batch.fill_shape([1] * n, 2, chain_shape(n, ids, n_outputs))
+            with pytest.raises(OptionError, match=problem):
+                context.decode(batch)
+        batch.fill_shape([1, 2], 2, chain_shape(2, (0,), 1))
+        assert context.decode(batch).count == 1

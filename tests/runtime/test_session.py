@@ -165,6 +165,39 @@ def test_a_cancelled_answer_says_so_and_keeps_its_text(open_runtime):
     assert list(stream) == []
 
 
+@pytest.mark.parametrize("stop", [(), ("z",)], ids=["", "stop"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_drained_answer_is_the_streamed_one_and_makes_no_event(
+    open_runtime, monkeypatch, drafter, stop
+):
+    letters = dict.fromkeys(range(97, 123), 8.0)
+    params = WARM.replace(logit_bias={**NO_END, **letters}, stop=stop)
+    events = list(stream := open_runtime(drafter).stream(PROMPT, params, max_tokens=24))
+    streamed = stream.result
+    monkeypatch.setattr("specrun.runtime.session.TokenEvent", None)
+    drained = answer(open_runtime(drafter), params=params)
+    assert drained.token_ids == streamed.token_ids == [event.token_id for event in events]
+    assert drained.text == streamed.text == "".join(event.text for event in events)
+    assert drained.finish_reason == streamed.finish_reason
+    assert drained.usage == streamed.usage
+    counted = ("rounds", "drafted", "accepted", "acceptance_by_position", "tested_by_position")
+    for name in counted:
+        assert getattr(drained.stats, name) == getattr(streamed.stats, name)
+    with pytest.raises(TypeError):  # the control: a stream does make them
+        next(open_runtime(drafter).stream(PROMPT, params))
+
+
+@pytest.mark.parametrize("events", [1, 2, 4])
+def test_a_stream_that_is_drained_midway_ends_as_one_that_is_iterated(open_runtime, events):
+    whole = answer(open_runtime("draft"))
+    stream = open_runtime("draft").stream(PROMPT, GREEDY, max_tokens=24)
+    first = [next(stream) for _ in range(events)]
+    result = stream.drain()
+    assert [event.token_id for event in first] == whole.token_ids[:events]
+    assert (result.token_ids, result.text) == (whole.token_ids, whole.text)
+    assert list(stream) == []
+
+
 def test_a_second_call_while_one_streams_is_refused(open_runtime):
     runtime = open_runtime("draft")
     stream = runtime.stream(PROMPT, GREEDY, max_tokens=8)

@@ -144,3 +144,30 @@ def test_the_texts_add_up_to_the_truncated_text(text, stop, cuts):
     texts, stopped_by = assembled(pieces, stop)
     assert "".join(texts) == reference(text, stop)
     assert (stopped_by is not None) == any(string in text for string in stop)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.text("ab<é😀", max_size=16),
+    st.lists(st.text("ab<é", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 50), max_size=8),
+    st.integers(1, 4),
+)
+def test_pieces_at_once_are_the_same_as_one_by_one(text, stop, cuts, size):
+    """The same text, the same stop string after the same piece, and the same text held back."""
+    data = text.encode()
+    bounds = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    pieces = [data[a:b] for a, b in itertools.pairwise(bounds)]
+    together, apart = TextAssembler(stop), TextAssembler(stop)
+    for start in range(0, len(pieces), size):
+        group = pieces[start : start + size]
+        texts = []
+        for piece in group:
+            texts.append(apart.push(piece))
+            if apart.stopped_by is not None:
+                break
+        assert together.push_all(group) == ("".join(texts), len(texts))
+        assert together.stopped_by == apart.stopped_by
+        if apart.stopped_by is not None:
+            break
+    assert together.finish() == apart.finish()
