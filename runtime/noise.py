@@ -61,13 +61,13 @@ class SeededNoise:
     microsecond. Of `key`, any whole number, 64 bits count.
     """
 
+    # As of a new one: every round makes one for drafting, most of which nobody asks.
+    _position = _accepts = _choices = 0
+    _word: int | None = None
+
     def __init__(self, key: int, stream: int = 0) -> None:
         self._key = key & _WORD
         self._stream = stream
-        self._position = 0
-        self._accepts = 0
-        self._choices = 0
-        self._word: int | None = None
 
     @staticmethod
     def for_answer(seed: int, prompt: Sequence[int], index: int = 0) -> SeededNoise:
@@ -135,7 +135,7 @@ class SeededNoise:
         It depends on this source's own stream: a drafter that drafts for a drafter draws other
         numbers.
         """
-        return DraftNoise(self, round_start)
+        return DraftNoise(self._key, self._stream_number(), round_start)
 
     def _stream_number(self) -> int:
         return self._stream
@@ -156,20 +156,23 @@ class SeededNoise:
 
 
 class DraftNoise(SeededNoise):
-    """Noise for drafts, which no run has to repeat: one uniform number on the cumulative law."""
+    """Noise for drafts, which no run has to repeat: one uniform number on the cumulative law.
 
-    def __init__(self, parent: SeededNoise, round_start: int) -> None:
-        super().__init__(parent._key)
-        self._origin: tuple[SeededNoise, int] | None = (parent, round_start)
+    It is that of the round that starts at `round_start`, for the drafts of who draws from `stream`.
+    """
+
+    _own_stream: int | None = None
+
+    def __init__(self, key: int, stream: int, round_start: int) -> None:
+        self._key, self._stream, self._round_start = key & _WORD, stream, round_start
 
     def _stream_number(self) -> int:
-        # Hashed when it is first drawn from: most drafts are point masses, which draw nothing.
-        if self._origin is not None:
-            parent, round_start = self._origin
-            key = struct.pack("<qq", parent._stream_number(), round_start)
+        # When it is first asked for: most rounds' drafts are point masses, which draw nothing.
+        if self._own_stream is None:
+            key = struct.pack("<qq", self._stream, self._round_start)
             digest = hashlib.blake2b(key, digest_size=8).digest()
-            self._stream, self._origin = int.from_bytes(digest, "little", signed=True), None
-        return self._stream
+            self._own_stream = int.from_bytes(digest, "little", signed=True)
+        return self._own_stream
 
     def choose(self, law: Law) -> int:
         """Return a token of `law` by the next choice draw of this position."""

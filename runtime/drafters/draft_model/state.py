@@ -11,11 +11,7 @@ committed text only when it is taken, in the same walk.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
@@ -64,11 +60,11 @@ class DraftModelState:
         n_batch = self.context.n_batch
         for begin in range(0, len(tokens), n_batch):
             piece = list(tokens[begin : begin + n_batch])
-            n, start = len(piece), len(self.cached)
+            start = len(self.cached)
             known = [self.known(token) for token in piece]
             # Rows of earlier pieces are asked for too: one row each is cheaper than a second kind
             # of batch.
-            self.batch.fill(known, range(start, start + n), None, [self.main] * n, _last_of(n))
+            self.batch.fill_chain(known, start, (self.main,), 1)
             self._changing = True
             rows = self.context.decode(self.batch)
             self.cached.extend(piece)
@@ -99,15 +95,6 @@ class DraftModelState:
     def close(self) -> None:
         """Free the context; the model belongs to the weights. Calling it again does nothing."""
         self.context.close()
-
-
-@functools.lru_cache(maxsize=64)
-def _last_of(n: int) -> npt.NDArray[np.int8]:
-    """Return flags that ask for the last of n tokens' row only."""
-    # Made once for each size: batches are filled in every round.
-    flags = np.zeros(n, np.int8)
-    flags[-1] = 1
-    return flags
 
 
 class DraftTreeState(DraftModelState):
