@@ -45,8 +45,8 @@ class Loops(Protocol):
     ) -> list[int]:
         """Draw up to `count` tokens, each from what the earlier ones left."""
 
-    def race(self, probs: Numbers, ids: Ids | None, key: int) -> int:
-        """Return the place of the token that arrives first."""
+    def race(self, probs: Numbers, ids: Ids | None, word: int, number: int) -> int:
+        """Return the token that arrives first."""
 
     def left_over(
         self,
