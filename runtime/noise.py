@@ -108,9 +108,10 @@ class SeededNoise:
         if len(law.probs) == 1:
             return law.token_at(0.0)
         self._choices += 1
+        key = self._hash(2 * self._choices)
         if LOOPS is not None and len(law.probs) <= SHORT:
-            return LOOPS.race(law.probs, law.ids, self._position_word(), 2 * self._choices)
-        uniforms = _uniforms(law, self._hash(2 * self._choices))
+            return LOOPS.race(law.probs, law.ids, key)
+        uniforms = _uniforms(law, key)
         if len(uniforms) <= SHORT:
             best = _first_to_arrive(uniforms.tolist(), law.probs.tolist())
             return best if law.ids is None else int(law.ids[best])

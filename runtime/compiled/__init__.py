@@ -45,7 +45,7 @@ class Loops(Protocol):
     ) -> list[int]:
         """Draw up to `count` tokens, each from what the earlier ones left."""
 
-    def race(self, probs: Numbers, ids: Ids | None, word: int, number: int) -> int:
+    def race(self, probs: Numbers, ids: Ids | None, key: int) -> int:
         """Return the token that arrives first."""
 
     def left_over(

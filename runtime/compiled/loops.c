@@ -269,17 +269,15 @@ static PyObject *distinct(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
 }
 
 PyDoc_STRVAR(race_doc,
-"race(probs, ids, word, number): return the token that arrives first.\n\n"
-"Its times are made from the SplitMix64 sequence from the `number`-th of that from `word`. With\n"
-"`ids` None, tokens are numbered by their places.");
+"race(probs, ids, key): return the token that arrives first, by the SplitMix64 sequence of a key.\n\n"
+"With `ids` None, tokens are numbered by their places.");
 
 static PyObject *race(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
     Py_buffer views[2];
-    if (check_count(n_args, 4))
+    if (check_count(n_args, 3))
         return NULL;
-    uint64_t word = PyLong_AsUnsignedLongLong(args[2]);
-    uint64_t key = split_mix(word, PyLong_AsUnsignedLongLong(args[3]));
+    uint64_t key = PyLong_AsUnsignedLongLong(args[2]);
     int is_dense = args[1] == Py_None;
     if (PyErr_Occurred() || open_arrays(args, views, is_dense ? "d" : "dq"))
         return NULL;
