@@ -110,8 +110,7 @@ class SeededNoise:
         self._choices += 1
         key = self._hash(2 * self._choices)
         if LOOPS is not None and len(law.probs) <= SHORT:
-            best = LOOPS.race(law.probs, law.ids, key)
-            return best if law.ids is None else int(law.ids[best])
+            return LOOPS.race(law.probs, law.ids, key)
         uniforms = _uniforms(law, key)
         if len(uniforms) <= SHORT:
             best = _first_to_arrive(uniforms.tolist(), law.probs.tolist())
@@ -176,8 +175,13 @@ class DraftNoise(SeededNoise):
 
     def choose(self, law: Law) -> int:
         """Return a token of `law` by the next choice draw of this position."""
-        if len(law.probs) == 1:
+        size = len(law.probs)
+        if size == 1:
             return law.token_at(0.0)
+        if LOOPS is not None and size <= SHORT:
+            self._choices += 1
+            word, number = self._position_word(), self._choices
+            return LOOPS.distinct(law.probs, law.ids, 1, word, number)[0]
         return law.token_at(self._next_uniform())
 
     def choose_distinct(self, law: Law, count: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +90,8 @@ class DraftTree:
         if not laws:
             return points
         # Node i hangs below i - 1, and ROOT is -1.
-        return dataclasses.replace(points, draws={i - 1: (Draw(i, laws[i]),) for i in range(n)})
+        draws = {i - 1: (Draw(i, laws[i]),) for i in range(n)}
+        return DraftTree(points.tokens, points.parents, points.depths, points.is_candidate, draws)
 
 
 @functools.lru_cache(maxsize=256)

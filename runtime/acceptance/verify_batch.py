@@ -132,7 +132,7 @@ def _verify_row(
 
 def _law(probs: Probs) -> Law:
     # In float64, because residuals subtract nearly equal numbers.
-    return Law(probs.astype(np.float64, copy=False))
+    return Law(np.ascontiguousarray(probs, np.float64))
 
 
 def _check(

@@ -46,7 +46,7 @@ class Loops(Protocol):
         """Draw up to `count` tokens, each from what the earlier ones left."""
 
     def race(self, probs: Numbers, ids: Ids | None, key: int) -> int:
-        """Return the place of the token that arrives first."""
+        """Return the token that arrives first."""
 
     def left_over(
         self,

@@ -269,7 +269,7 @@ static PyObject *distinct(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
 }
 
 PyDoc_STRVAR(race_doc,
-"race(probs, ids, key): return the place of the token that arrives first, by the numbers of a key.\n\n"
+"race(probs, ids, key): return the token that arrives first, by the SplitMix64 sequence of a key.\n\n"
 "With `ids` None, tokens are numbered by their places.");
 
 static PyObject *race(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
@@ -283,23 +283,26 @@ static PyObject *race(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         return NULL;
     const double *probs = views[0].buf;
     const int64_t *ids = is_dense ? NULL : views[1].buf;
-    Py_ssize_t size = length_of(&views[0]), best = 0;
+    Py_ssize_t size = length_of(&views[0]);
+    int fits = size > 0 && (is_dense || length_of(&views[1]) == size);
+    int64_t best = fits && !is_dense ? ids[0] : 0;
     double best_time = INFINITY;
-    if (!is_dense && length_of(&views[1]) < size)
-        size = length_of(&views[1]);
-    for (Py_ssize_t i = 0; i < size; i++) {
+    for (Py_ssize_t i = 0; fits && i < size; i++) {
         /* A token without mass never arrives. */
         if (!(probs[i] > 0.0))
             continue;
-        uint64_t word = split_mix(key, (uint64_t)(is_dense ? i : ids[i]) + 1);
-        double time = -log1p(-uniform_of(word)) / probs[i];
+        int64_t token = is_dense ? i : ids[i];
+        double time = -log1p(-uniform_of(split_mix(key, (uint64_t)token + 1))) / probs[i];
         if (time < best_time) {
             best_time = time;
-            best = i;
+            best = token;
         }
     }
     close_arrays(views, is_dense ? 1 : 2);
-    return PyLong_FromSsize_t(best);
+    if (fits)
+        return PyLong_FromLongLong(best);
+    PyErr_SetString(PyExc_ValueError, "no tokens, or probabilities and ids differ in length");
+    return NULL;
 }
 
 PyDoc_STRVAR(left_over_doc,

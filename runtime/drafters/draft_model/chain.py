@@ -81,6 +81,8 @@ class DraftModelDrafter(ModelDrafter):
                 row = state.feed_one(drafted[-1])
             else:
                 row = state.feed(request.tokens[len(state.cached) :])
+            if not params.has_penalties:
+                return transformed_law(row, params)
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
 
         tree = draft_chain(
@@ -104,10 +106,14 @@ class DraftModelDrafter(ModelDrafter):
         row = state.feed(request.tokens[len(state.cached) :])
         tokens: list[int] = []
         while True:
-            tokens.append(greedy_token(row, params, penalty_window(request.tokens, tokens, params)))
-            if len(tokens) == count or tokens[-1] in request.end_tokens:
+            if params.has_penalties:
+                token = greedy_token(row, params, penalty_window(request.tokens, tokens, params))
+            else:
+                token = greedy_token(row, params)
+            tokens.append(token)
+            if len(tokens) == count or token in request.end_tokens:
                 break
-            row = state.feed_one(tokens[-1])
+            row = state.feed_one(token)
         self._drafted, self._most = tokens, len(tokens)
         return DraftTree.chain(tokens)
 
