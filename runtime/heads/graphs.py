@@ -37,7 +37,7 @@ _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 
 def chain_width(n: int) -> int:
     """Return the number of rows of the chain's graph that catches up on n."""
-    return next(width for width in _CHAIN_WIDTHS if width >= n)
+    return _CHAIN_WIDTHS[(n - 1).bit_length()]
 
 
 def filled_width(n: int) -> int:
