@@ -42,7 +42,7 @@ class PairTrees:
         self._ids = head.chain_ids()
         self._graphs = TreeGraphs(head.device, plan, self._build)
         # Of each row below the root: its depth, and the places of its mask in its depth's.
-        self._steps = plan.row_depths[1:]
+        self._steps = plan.row_depths[1:].astype(np.int32)
         self._in_depth = np.concatenate([np.arange(n) for n in plan.widths])[1:]
         self._numbers = np.arange(plan.n_drafted)
         self._own = 0, self._numbers
@@ -68,9 +68,7 @@ class PairTrees:
             inputs["last"][...] = m - 1
         if len(self._steps):
             # The root's row stands at position + m - 1.
-            np.add(
-                self._steps, position + m - 1, out=inputs["row_positions"][0], casting="same_kind"
-            )
+            np.add(self._steps, position + m - 1, out=inputs["row_positions"][0])
             np.add(self._numbers, first, out=inputs["row_cells"][0])
             np.add(self._own_places(length), first, out=inputs["own"][0])
         return self._graphs.run(graph)
