@@ -188,8 +188,8 @@ def test_folders_of_the_runtime_import_in_no_circle():
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 24}) == []
-    assert len(of("runtime")) <= 124
-    assert too_much(SOURCES, most_files=395, most_lines=54_500) == []
+    assert len(of("runtime")) <= 126
+    assert too_much(SOURCES, most_files=395, most_lines=54_900) == []
 
 
 @settled

@@ -221,16 +221,19 @@ class GraphBuilder:
         # The last is ALiBi's bias, which is off.
         return self._add("ggml_soft_max_ext", a, mask, scale, 0.0)
 
-    def log_sum_exp(self, a: Tensor, largest: Tensor | None = None) -> Tensor:
+    def log_sum_exp(self, a: Tensor, best: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Return log sum exp of each row, (v, n) -> (1, n).
 
-        Rows are shifted by their largest element, which is looked for where `largest` (1, n) does
-        not name it.
+        `best` are indices and elements as `best` returns them, where they are known.
         """
-        if largest is None:
-            largest = self.pick(a, self.argmax(a), 1)
-        total = self._add("ggml_sum_rows", self._add("ggml_exp", self.sub(a, largest)))
-        return self.add(self._add("ggml_log", total), largest)
+        indices, values = best or self.best(a, 1)
+        k = indices.shape[0]
+        # From the largest element and its share: softmax is one pass of vector instructions, where
+        # an exponential, a sum and what they are stored in take eight times as long.
+        shares = self._add("ggml_log", self.pick(self.soft_max(a), indices, k))
+        if k > 1:
+            values, shares = self.columns(values, 0, 1), self.columns(shares, 0, 1)
+        return self.sub(values, shares)
 
     def argmax(self, a: Tensor) -> Tensor:
         """Return the index of the largest of each row: (v, n) -> I32 (n)."""

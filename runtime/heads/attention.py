@@ -209,9 +209,9 @@ def fill_chain_places(
     inputs = graph.inputs
     positions, cells, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
     rows, length = mask.shape
-    steps = _chain_steps(n, rows - below, below)
-    np.add(steps, position, out=positions, casting="same_kind")
-    np.add(steps, count, out=cells)
+    steps, wide_steps = _chain_steps(n, rows - below, below)
+    np.add(steps, position, out=positions)
+    np.add(wide_steps, count, out=cells)
     if n + below < rows:
         filling = slice(n, rows - below)
         positions[filling], cells[filling] = 0, spare
@@ -229,9 +229,12 @@ def fill_chain_places(
 
 
 @functools.lru_cache(maxsize=256)
-def _chain_steps(n: int, width: int, below: int) -> npt.NDArray[np.int64]:
-    """Return the number of each row among n + below."""
-    return np.array([*range(n), *(0,) * (width - n), *range(n, n + below)], np.int64)
+def _chain_steps(
+    n: int, width: int, below: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Return the number of each row among n + below, in the types of positions and of cells."""
+    steps = [*range(n), *(0,) * (width - n), *range(n, n + below)]
+    return np.array(steps, np.int32), np.array(steps, np.int64)
 
 
 @functools.lru_cache(maxsize=64)
@@ -240,7 +243,7 @@ def _chain_mask(seen: int, n: int, width: int, below: int) -> npt.NDArray[np.flo
 
     Rows that only fill up see the text, too: of no cell a softmax is NaN. Nothing reads them.
     """
-    steps = _chain_steps(n, width, below)
+    steps, _ = _chain_steps(n, width, below)
     own = np.full((len(steps), 2 * len(steps)), _MASKED, np.float32)
     own[:, : n + below][np.arange(n + below) <= steps[:, None]] = 0.0
     own[n:width] = _MASKED

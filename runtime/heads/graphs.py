@@ -37,7 +37,7 @@ _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 
 def chain_width(n: int) -> int:
     """Return the number of rows of the chain's graph that catches up on n."""
-    return next(width for width in _CHAIN_WIDTHS if width >= n)
+    return _CHAIN_WIDTHS[(n - 1).bit_length()]
 
 
 def filled_width(n: int) -> int:
@@ -92,8 +92,7 @@ def add_ranking(
     tokens, values = builder.best(logits, ranks)
     builder.output("tokens", tokens)
     if probabilities:
-        # log_sum_exp subtracts the highest logit first, so that no exponential overflows.
-        total = builder.log_sum_exp(logits, values if ranks == 1 else builder.columns(values, 0, 1))
+        total = builder.log_sum_exp(logits, (tokens, values))
         builder.output("log_probs", builder.sub(values, total))
 
 
@@ -182,10 +181,8 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
         token = builder.argmax(logits)
         if probabilities:
             value = builder.pick(logits, token, 1)
-            # value is the row's maximum, so log_sum_exp subtracts it and no exponential overflows.
-            self._note(
-                builder, "log_probs", depth, builder.sub(value, builder.log_sum_exp(logits, value))
-            )
+            total = builder.log_sum_exp(logits, (builder.reshape(token, 1, 1), value))
+            self._note(builder, "log_probs", depth, builder.sub(value, total))
         # Draft vocabularies (EAGLE-3): what is fed on and returned is the target's token.
         if ids is not None:
             token = builder.get_rows(ids, token)

@@ -11,10 +11,9 @@ state or the new one, never half of a change.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,34 +26,43 @@ Said = TypeVar("Said")
 _CHUNK = 64
 
 
-@dataclass(frozen=True, slots=True)
 class PendingRows:
     """A queue of rows; every change makes a new one, and copies none of the numbers."""
 
-    pieces: tuple[FloatRows, ...] = ()
+    __slots__ = ("_n", "_pieces")
+
+    def __init__(self, pieces: tuple[FloatRows, ...] = (), n: int = 0) -> None:
+        self._pieces, self._n = pieces, n
 
     def __len__(self) -> int:
-        return sum(map(len, self.pieces))
+        return self._n
 
     def add(self, rows: FloatRows) -> PendingRows:
         """Append rows [n, ...], which nobody may change any more."""
-        return PendingRows((*self.pieces, rows)) if len(rows) else self
+        n = len(rows)
+        return PendingRows((*self._pieces, rows), self._n + n) if n else self
 
     def first(self, n: int) -> FloatRows:
         """Return the first n rows, or all if there are fewer; there must be some."""
         # Concatenated only when read: rows wait for many rounds where nothing is drafted.
-        rows = self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
-        return rows[:n]
+        rows = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
+        return rows if n >= self._n else rows[:n]
 
     def keep(self, n: int) -> PendingRows:
         """Leave out all but the first n rows."""
-        if n >= len(self):
+        if n >= self._n:
             return self
-        return PendingRows((self.first(n),)) if n > 0 else PendingRows()
+        return PendingRows((self.first(n),), n) if n > 0 else NONE_PENDING
 
     def drop(self, n: int) -> PendingRows:
         """Leave out the first n rows."""
-        return PendingRows((self.first(len(self))[n:],)) if n < len(self) else PendingRows()
+        if n >= self._n:
+            return NONE_PENDING
+        return PendingRows((self.first(self._n)[n:],), self._n - n)
+
+
+NONE_PENDING = PendingRows()
+"""No rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +81,7 @@ class RowPiece:
         return len(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held(Generic[Said]):
+class _Held(NamedTuple, Generic[Said]):
     """All that is known, as one value.
 
     The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`, those of the
@@ -84,8 +91,8 @@ class _Held(Generic[Said]):
     """
 
     base: int = 0
-    count: int = 0
-    pending: PendingRows = dataclasses.field(default_factory=PendingRows)
+    count: int = 0  # type: ignore[assignment]  # a tuple counts its elements, too
+    pending: PendingRows = NONE_PENDING
     last: FloatRows | None = None
     said: Said | None = None
     early: FloatRows | None = None
@@ -93,7 +100,7 @@ class _Held(Generic[Said]):
     @property
     def end(self) -> int:
         """The position after the last row."""
-        return self.base + self.count + len(self.pending)
+        return self[0] + self[1] + self[2]._n  # asked for many times a round
 
 
 class TextRows(Generic[Said]):
@@ -160,7 +167,7 @@ class TextRows(Generic[Said]):
         else:
             # What lies in cells stays; of the pending rows those that still hold.
             pending = held.pending.keep(n - held.count)
-            self._held = dataclasses.replace(held, pending=pending, early=None)
+            self._held = held._replace(pending=pending, early=None)
 
     def learn(self, start: int, rows: FloatRows, tokens: Sequence[int]) -> None:
         """Take the rows [n, ...] of positions `start` on of the text `tokens`, never to be changed.
@@ -169,7 +176,15 @@ class TextRows(Generic[Said]):
         missing before these, or come before all that are known, the others are given up: the head
         then sees less of the text, which costs acceptance and nothing else.
         """
-        held = self._held
+        held, after = self._held, start + len(rows)
+        if 0 <= start == held.end > held.base and after + self._ahead == len(tokens):
+            # What most rounds do: rows that follow those that are known, with all their tokens.
+            pending = held.pending.add(rows)
+            fits = after - held.base <= self._n_cells and len(pending) <= self._chunk
+            if held.early is None and fits:
+                self._text[start:] = tokens[start:]
+                self._held = held._replace(pending=pending)
+                return
         # The row that came too early has its token now: it goes in front of the new ones.
         if held.early is not None and start == held.end + 1:
             start, rows = held.end, np.concatenate([held.early, rows])
@@ -247,7 +262,7 @@ class TextRows(Generic[Said]):
         """Let the last row wait again where none does: it is to be evaluated once more."""
         held = self._held
         if not held.pending and held.last is not None:
-            waiting = PendingRows((held.last,))
+            waiting = PendingRows((held.last,), 1)
             self._held = _Held(held.base, held.count - 1, waiting, early=held.early)
 
     def _put(self, n: int) -> None:

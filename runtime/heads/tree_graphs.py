@@ -137,8 +137,7 @@ class TreeGraphs(LengthGraphs[int]):
             tokens = builder.reshape(builder.get_rows(ids, tokens), n_here, 1)
         self._note(builder, "tokens", plan.first_children[depth], tokens)
         if plan.has_values:
-            top = highest if ranks == 1 else builder.columns(highest, 0, 1)
-            shares = builder.sub(highest, builder.log_sum_exp(logits, top))
+            shares = builder.sub(highest, builder.log_sum_exp(logits, (best, highest)))
             paths = shares if values is None else builder.add(shares, values)
             values = builder.reshape(paths, n_here, 1)
             self._note(builder, "values", plan.first_children[depth], values)

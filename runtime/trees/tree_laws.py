@@ -31,8 +31,8 @@ RANKED_TOKENS = 40
 class HighestLogits:
     """The tokens of the highest logits after n nodes, one more than top-k keeps: both [n, k + 1].
 
-    Tokens ascend. As top-k leaves no others, they say the same law as whole rows, if no two of a row
-    that top-k parts are equal.
+    Tokens ascend. As top-k leaves no others, they say the same law as whole rows, if no two of a
+    row that top-k parts are equal.
     """
 
     tokens: npt.NDArray[np.int32]

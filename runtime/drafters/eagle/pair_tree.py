@@ -13,6 +13,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, I64, Graph, GraphBuilder
@@ -41,9 +42,10 @@ class PairTrees:
         self._ids = head.chain_ids()
         self._graphs = TreeGraphs(head.device, plan, self._build)
         # Of each row below the root: its depth, and the places of its mask in its depth's.
-        self._steps = plan.row_depths[1:]
+        self._steps = plan.row_depths[1:].astype(np.int32)
         self._in_depth = np.concatenate([np.arange(n) for n in plan.widths])[1:]
         self._numbers = np.arange(plan.n_drafted)
+        self._own = 0, self._numbers
 
     def run(
         self, tokens: Sequence[int], features: FloatRows, position: int, count: int
@@ -66,12 +68,16 @@ class PairTrees:
             inputs["last"][...] = m - 1
         if len(self._steps):
             # The root's row stands at position + m - 1.
-            np.add(
-                self._steps, position + m - 1, out=inputs["row_positions"][0], casting="same_kind"
-            )
+            np.add(self._steps, position + m - 1, out=inputs["row_positions"][0])
             np.add(self._numbers, first, out=inputs["row_cells"][0])
-            np.add(self._in_depth * length, inputs["row_cells"][0], out=inputs["own"][0])
+            np.add(self._own_places(length), first, out=inputs["own"][0])
         return self._graphs.run(graph)
+
+    def _own_places(self, length: int) -> npt.NDArray[np.int64]:
+        """Return where each row's own cell is in its depth's mask, for rows in the first cells."""
+        if self._own[0] != length:
+            self._own = length, self._in_depth * length + self._numbers
+        return self._own[1]
 
     def close(self) -> None:
         """Free graphs and table."""

@@ -351,3 +351,45 @@ def test_limits_do_not_depend_on_what_was_drawn() -> None:
             )
 
         assert bias(ExactRule(), limited, LawTable(3, 12), 2) < TOLERANCE
+
+
+# -- siblings without replacement ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_siblings_are_the_draws_made_in_turn(seed: int) -> None:
+    """Nodes, draws and every law, bit for bit, also where others are drawn below the same node."""
+    rng = np.random.default_rng(seed)
+    probs = rng.dirichlet(np.ones(12))
+    law = Law(probs, np.sort(rng.choice(100, 12, replace=False)))
+    assert law.ids is not None
+    tokens = rng.permutation(law.ids)[:4].tolist()
+    together, in_turn = TreeBuilder(), TreeBuilder()
+    nodes = list(together.add_siblings(ROOT, tokens, law))
+    left, single = law, []
+    for token in tokens:
+        single.append(in_turn.add(ROOT, token, left))
+        left = left.without(token)
+    assert nodes == single
+    if seed % 2:  # another drafter guesses one of them, and a new one
+        for builder in (together, in_turn):
+            assert builder.add(ROOT, tokens[1]) == nodes[1]
+            assert builder.add(ROOT, 101) == 4
+    for builder in (together, in_turn):
+        builder.add(nodes[2], 7)
+    ours, theirs = together.build(), in_turn.build()
+    assert (ours.tokens, ours.parents, ours.depths) == (
+        theirs.tokens,
+        theirs.parents,
+        theirs.depths,
+    )
+    assert set(ours.draws) == set(theirs.draws)
+    assert len(ours.draws) == len(theirs.draws)
+    for parent, draws in theirs.draws.items():
+        for mine, other in zip(ours.draws[parent], draws, strict=True):
+            assert mine.node == other.node
+            if mine.law is None or other.law is None:
+                assert mine.law is other.law
+            else:
+                assert mine.law.probs.tobytes() == other.law.probs.tobytes()
+    assert ours.draws[ROOT] is ours.draws[ROOT]  # laws are worked out once

@@ -126,8 +126,8 @@ def test_what_was_said_for_other_settings_is_asked_again(head: Eagle3Head) -> No
             fresh.begin(())
             fresh._state.learn(0, states, [3, 4])
             trees = [
-                one_of.propose(DraftRequest([3, 4], params, SeededNoise(5).for_drafting(2), 9, 99))
-                for one_of in (drafter, fresh)
+                asked.propose(DraftRequest([3, 4], params, SeededNoise(5).for_drafting(2), 9, 99))
+                for asked in (drafter, fresh)
             ]
             assert trees[0].tokens == trees[1].tokens
             assert len(trees[0]) > 1
