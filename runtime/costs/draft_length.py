@@ -32,10 +32,10 @@ MOST_DRAFTED = 15
 
 _USUAL = 0.75  # the chance of a token, where nothing is known
 _BIAS, _SLOPE_POINTS, _SLOPE_DRAWN = 0.4, 1.0, 0.5
-_PRIOR = (8.0, 4.0)  # how firmly bias and slope are believed, in Newton's weights
-_MEMORY, _ROUNDS, _RECENT = 0.98, 0.98, 0.01  # of observations, of rounds, of the usual chance
-_PRIOR_TOKENS = 6.0
-_RECOVERY = 0.01  # of the way back to the prior, in a round that asked for nothing
+_PRIOR = (4.0, 2.0)  # how firmly bias and slope are believed, in Newton's weights
+_MEMORY, _ROUNDS = 0.98, 0.98  # of observations, of rounds
+_PRIOR_TOKENS, _PRIOR_CHANCES, _MOST_CHANCES = 6.0, 10.0, 90.0
+_RECOVERY, _PATIENCE = 0.03, 0.8  # of the way back to the prior, in a round without a draft
 _SURE = 8.0  # log-odds beyond which certainties are alike
 _LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a drafter takes
 _STALE = 0.02  # change of s or m from which thresholds are worked out again
@@ -74,10 +74,10 @@ class AcceptanceOdds:
         self.bias += share * (c - b * x)
         self.slope = max(0.0, self.slope + share * (a * x - b))
 
-    def recover(self) -> None:
-        """Go back a little to what is believed of any text: nothing was tried."""
-        self.bias += _RECOVERY * (_BIAS - self.bias)
-        self.slope += _RECOVERY * (self._start - self.slope)
+    def recover(self, share: float) -> None:
+        """Go back this share of the way to what is believed of any text: nothing was tried."""
+        self.bias += share * (_BIAS - self.bias)
+        self.slope += share * (self._start - self.slope)
 
 
 @dataclass(slots=True)
@@ -88,6 +88,29 @@ class _Learnt:
     usual: float
     tokens: float
     seconds: float
+    chances: float = _PRIOR_CHANCES  # how many the usual one is the mean of
+    recovery: float = _RECOVERY
+    silent: bool = False  # the round before drafted nothing
+
+    def expect(self, chance: float) -> None:
+        """Count a chance as usual as any of the last ones."""
+        self.chances = min(self.chances + 1.0, _MOST_CHANCES)
+        self.usual += (chance - self.usual) / self.chances
+
+    def listen(self, drafted: int, accepted: int) -> None:
+        """Forget a little in a round without a draft, so that drafts are tried again some day.
+
+        Where they were tried in vain, less: what never pays costs less and less.
+        """
+        if drafted:
+            if self.silent:
+                change = 1.0 / _PATIENCE if accepted else _PATIENCE
+                self.recovery = min(_RECOVERY, self.recovery * change)
+        else:
+            self.odds.recover(self.recovery)
+            self.usual += self.recovery * (_USUAL - self.usual)
+            self.chances += self.recovery * (_PRIOR_CHANCES - self.chances)
+        self.silent = not drafted
 
 
 class DraftLength:
@@ -112,6 +135,8 @@ class DraftLength:
         # Lengths of drawn drafts decide which text comes: each answer starts alike, so that a seed
         # gives the same one again.
         self._learnt.pop(False, None)
+        for learnt in self._learnt.values():
+            learnt.recovery = _RECOVERY  # another text: it may pay here
 
     def start(self, *, points: bool) -> None:
         """Start a round that drafts chosen tokens (`points`) or drawn ones."""
@@ -135,7 +160,7 @@ class DraftLength:
         assert learnt is not None and self._thresholds is not None
         x = log_odds(certainty)
         chance = learnt.odds.chance(x)
-        learnt.usual += _RECENT * (chance - learnt.usual)
+        learnt.expect(chance)
         if n >= self.most or self._reached * chance <= self._thresholds[3][n]:
             return False
         self._drafted.append(x)
@@ -151,9 +176,7 @@ class DraftLength:
         # Behind the first token that was refused nothing was tested.
         for index, x in enumerate(drafted[: accepted + 1]):
             learnt.odds.learn(x, index < accepted)
-        if not self._asked:
-            learnt.odds.recover()
-            learnt.usual += _RECOVERY * (_USUAL - learnt.usual)
+        learnt.listen(len(drafted), accepted)
         learnt.tokens = _ROUNDS * learnt.tokens + accepted + 1
         seconds = self._seconds(len(drafted) + 1) + self._asked * self._step
         learnt.seconds = _ROUNDS * learnt.seconds + seconds
