@@ -187,7 +187,7 @@ class ExpressionOptions:
             raise OptionError(f"{self._name}: {problem}") from None
 
     def length(self, name: str) -> int | None:
-        """Return a whole number, None where it is "auto" or not given."""
+        """Return a whole number of tokens, None where it is "auto" or not given."""
         return None if self.is_auto(name) else self.optional_integer(name)
 
     def is_auto(self, name: str) -> bool:

@@ -22,10 +22,12 @@ stay exact, and no clock: the same text and costs lead to the same lengths.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specrun.runtime.costs.curves import CostCurve
+from specrun.runtime.drafter import RoundOutcome
+from specrun.runtime.prefix import common_prefix
 
 MOST_DRAFTED = 15
 """Tokens of a draft at most: with the root 16, the last size at which batches are still cheap."""
@@ -117,7 +119,8 @@ class DraftLength:
     """Says when a chain stops. `seconds` is T, `step` d, `most` the longest chain.
 
     A round calls `start`, then in turn `goes_on` before the drafter's next law and `takes` with its
-    certainty, and in the end `learn`.
+    certainty, or `ahead` and `cut` where chosen tokens come several at a time; and in the end
+    `observe`.
     """
 
     def __init__(
@@ -167,6 +170,30 @@ class DraftLength:
         self._reached *= chance
         return True
 
+    def ahead(self) -> int:
+        """Return how many chosen tokens to compute at once: as many as usual ones are worth it."""
+        assert self._now is not None and self._thresholds is not None
+        reached, asking = self._now.usual, self._thresholds[2]
+        n = 0
+        while n < self.most and reached > asking[n]:
+            n, reached = n + 1, reached * self._now.usual
+        # Even numbers: each needs a graph of its own.
+        return min(n + n % 2, self.most)
+
+    def cut(self, certainties: Sequence[float]) -> int:
+        """Return how many of these chosen tokens are drafted."""
+        count = 0
+        while count < len(certainties) and self.takes(certainties[count]):
+            count += 1
+        self._asked = len(certainties)
+        return count
+
+    def observe(self, drafted: Sequence[int], outcome: RoundOutcome) -> None:
+        """End the round in which these tokens were drafted."""
+        # In an ensemble the path may be another drafter's.
+        start = outcome.start
+        self.learn(common_prefix(drafted, outcome.tokens[start : start + len(outcome.path)]))
+
     def learn(self, accepted: int) -> None:
         """End the round: so many of its tokens were accepted."""
         learnt, drafted = self._now, self._drafted
@@ -196,7 +223,10 @@ class DraftLength:
         token, usual = min(learnt.seconds / learnt.tokens, self._seconds(1)), learnt.usual
         if self._thresholds is not None:
             before = self._thresholds[:2]
-            if all(abs(now - was) <= _STALE * was for now, was in zip((token, usual), before)):
+            if all(
+                abs(now - was) <= _STALE * was
+                for now, was in zip((token, usual), before, strict=True)
+            ):
                 return
         costs = [self._seconds(n + 1) for n in range(self.most + 1)]
         asking, taking = [], []

@@ -65,6 +65,8 @@ def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart)
     if tree.asks_for_tree:
         return _build_draft_tree(expression, env, tree)
     chain, curve = chain_options(expression), env.curve
+    # Where states are recurrent, each token that may be dropped again keeps one more of them.
+    longest = MOST_DRAFTED if env.target.can_branch else USUAL_LENGTH
 
     def drafter(context: Context) -> Drafter:
         adaptive = chain.adaptive_exit
@@ -72,7 +74,7 @@ def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart)
         return DraftModelDrafter(
             context,
             target_vocab_size=env.target.vocabulary.size,
-            num_draft_tokens=MOST_DRAFTED if chain.n is None else chain.n,
+            num_draft_tokens=longest if chain.n is None else chain.n,
             sampling=chain.sampling,
             p_min=chain.p_min,
             # The threshold is learnt: each conversation has its own.

@@ -129,12 +129,11 @@ class DraftModelDrafter(ModelDrafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Drop the cache of rejected tokens, keep that of accepted ones; learn when to stop."""
         base = outcome.start
-        if self._exit is not None or self._length is not None:
+        if self._exit is not None:
             # In an ensemble the path may be another drafter's.
             accepted = common_prefix(self._drafted, outcome.tokens[base : base + len(outcome.path)])
-            if self._exit is not None:
-                self._exit.learn(len(self._drafted), accepted, most=self._most)
-            if self._length is not None:
-                self._length.learn(accepted)
-            self._drafted = ()
+            self._exit.learn(len(self._drafted), accepted, most=self._most)
+        if self._length is not None:
+            self._length.observe(self._drafted, outcome)
+        self._drafted = ()
         self._state.rewind(base + common_prefix(self._state.cached[base:], outcome.tokens[base:]))

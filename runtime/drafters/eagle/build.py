@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import MAX_PLANNED_DEPTH, best_tree, plan_medusa_tree, typical_acceptance
+from specrun.runtime.costs.draft_length import MOST_DRAFTED, draft_length
 from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
@@ -54,9 +55,13 @@ def _build(
     threads = env.context.n_threads
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     name, n_cells = str(expression), env.n_ctx + evaluated
+    curve, share = env.curve, _share_read(HeadFile(path, expression.atom), env)
 
     def start() -> EagleDrafter:
-        return EagleDrafter(head.cells(n_cells), shape, sampling=sampling, p_min=p_min, name=name)
+        length = draft_length(curve, share) if tree.n == "auto" else None
+        return EagleDrafter(
+            head.cells(n_cells), shape, sampling=sampling, p_min=p_min, length=length, name=name
+        )
 
     return DrafterWeights(name, start, [head])
 
@@ -90,19 +95,27 @@ def _planner(
             return best_tree(typical_acceptance(sampling), nodes, depth)
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
-        curve, target = env.curve, env.target
-        # Every depth reads the head and an output matrix, which may be the target's.
-        output_weights = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
-        share = (file.header.n_parameters + output_weights) / target.n_params
-        return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
+        curve = env.curve
+        seconds = _share_read(file, env) * curve.seconds(1)
+        return plan_medusa_tree(accuracy[:depth], curve, seconds).topology
 
     return plan
+
+
+def _share_read(file: HeadFile, env: DraftEnvironment) -> float:
+    """Return what a depth reads, the head and an output matrix, over the target's weights."""
+    target = env.target
+    # The output matrix may be the target's.
+    output_weights = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
+    return (file.header.n_parameters + output_weights) / target.n_params
 
 
 def _shape(
     tree: TreeOptions, n_batch: int, plan: Callable[[int, int], Topology]
 ) -> Topology | DynamicShape:
-    if tree.n is not None and not tree.asks_for_tree:
+    if tree.n == "auto" and not tree.asks_for_tree:
+        return Topology.chain(min(MOST_DRAFTED, n_batch - 1))
+    if isinstance(tree.n, int) and not tree.asks_for_tree:
         if not 1 <= tree.n <= n_batch - 1:
             most = f"{n_batch - 1} tokens, as many as a batch holds beside the last one"
             raise OptionError(f"n is {tree.n}: give 1 to {most}")

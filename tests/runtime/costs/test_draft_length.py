@@ -1,4 +1,4 @@
-"""Draft length by optimal stopping: exact by enumeration, its rule by brute force, and what it gains."""
+"""Draft length by optimal stopping: exact by enumeration, by the formula, and what it gains."""
 
 from __future__ import annotations
 
@@ -261,7 +261,8 @@ def test_a_drafter_that_became_good_is_used_again() -> None:
     random_, drafted = random.Random(3), []
     for round_chances in chances:
         drafted.append(lengths_for(length, [0.5] * 8))
-        came = list(itertools.takewhile(lambda p: random_.random() < p, round_chances[: drafted[-1]]))
+        wanted = round_chances[: drafted[-1]]
+        came = list(itertools.takewhile(lambda p: random_.random() < p, wanted))
         length.learn(len(came))
     assert sum(drafted[100:200]) < 20
     assert min(drafted[-100:]) >= 3
@@ -272,5 +273,3 @@ def test_a_drafters_own_cost_is_a_share_of_the_targets() -> None:
     assert cheap._step == pytest.approx(0.03)
     assert dear._step == pytest.approx(0.6)
     assert lengths_for(dear, [0.9] * 8) < lengths_for(cheap, [0.9] * 8)
-
-
