@@ -25,7 +25,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specrun.runtime.costs.curves import CostCurve
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.prefix import common_prefix
 
@@ -39,13 +38,7 @@ _MEMORY, _ROUNDS = 0.98, 0.98  # of observations, of rounds
 _PRIOR_TOKENS, _PRIOR_CHANCES, _MOST_CHANCES = 6.0, 10.0, 90.0
 _RECOVERY, _PATIENCE = 0.03, 0.8  # of the way back to the prior, in a round without a draft
 _SURE = 8.0  # log-odds beyond which certainties are alike
-_LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a drafter takes
 _STALE = 0.02  # change of s or m from which thresholds are worked out again
-
-
-def draft_length(curve: CostCurve, share: float) -> DraftLength:
-    """Return the rule for a drafter that reads `share` of the target's weights for a token."""
-    return DraftLength(curve.seconds, max(share, _LEAST_STEP) * curve.seconds(1))
 
 
 class AcceptanceOdds:
@@ -151,7 +144,8 @@ class DraftLength:
 
     def goes_on(self) -> bool:
         """Whether the drafter shall be asked for another law."""
-        assert self._now is not None and self._thresholds is not None
+        assert self._now is not None
+        assert self._thresholds is not None
         n = len(self._drafted)
         asks = n < self.most and self._reached * self._now.usual > self._thresholds[2][n]
         self._asked += asks
@@ -160,7 +154,8 @@ class DraftLength:
     def takes(self, certainty: float) -> bool:
         """Whether a token of a law is drafted whose greatest probability is `certainty`."""
         learnt, n = self._now, len(self._drafted)
-        assert learnt is not None and self._thresholds is not None
+        assert learnt is not None
+        assert self._thresholds is not None
         x = log_odds(certainty)
         chance = learnt.odds.chance(x)
         learnt.expect(chance)
@@ -172,7 +167,8 @@ class DraftLength:
 
     def ahead(self) -> int:
         """Return how many chosen tokens to compute at once: as many as usual ones are worth it."""
-        assert self._now is not None and self._thresholds is not None
+        assert self._now is not None
+        assert self._thresholds is not None
         reached, asking = self._now.usual, self._thresholds[2]
         n = 0
         while n < self.most and reached > asking[n]:

@@ -14,7 +14,6 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.runtime.costs import best_tree, measured_acceptance, typical_acceptance
-from specrun.runtime.costs.draft_length import MOST_DRAFTED, draft_length
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftSampling
@@ -64,9 +63,9 @@ def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart)
     tree = TreeOptions.of(expression)
     if tree.asks_for_tree:
         return _build_draft_tree(expression, env, tree)
-    chain, curve = chain_options(expression), env.curve
+    chain = chain_options(expression)
     # Where states are recurrent, each token that may be dropped again keeps one more of them.
-    longest = MOST_DRAFTED if env.target.can_branch else USUAL_LENGTH
+    longest = env.most_drafted if env.target.can_branch else min(env.most_drafted, USUAL_LENGTH)
 
     def drafter(context: Context) -> Drafter:
         adaptive = chain.adaptive_exit
@@ -79,7 +78,7 @@ def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart)
             p_min=chain.p_min,
             # The threshold is learnt: each conversation has its own.
             adaptive_exit=None if adaptive is None else AdaptiveExit(adaptive),
-            length=None if chain.n is not None else draft_length(curve, share),
+            length=None if chain.n is not None else env.draft_length(share),
             name=str(expression),
         )
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import MAX_PLANNED_DEPTH, best_tree, plan_medusa_tree, typical_acceptance
-from specrun.runtime.costs.draft_length import MOST_DRAFTED, draft_length
 from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
@@ -45,7 +44,7 @@ def _build(
     sampling = tree_sampling(options, "argmax")
     path = file_of(expression, env)
     plan = _planner(expression, options, tree, sampling, path, env)
-    shape = _shape(tree, env.context.n_batch, plan)
+    shape = _shape(tree, env, plan)
     check_sampling(shape, sampling)
     p_min = options.number("p_min", 0.0)
     check_p_min(p_min)
@@ -55,10 +54,10 @@ def _build(
     threads = env.context.n_threads
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     name, n_cells = str(expression), env.n_ctx + evaluated
-    curve, share = env.curve, _share_read(HeadFile(path, expression.atom), env)
+    share = _share_read(HeadFile(path, expression.atom), env)
 
     def start() -> EagleDrafter:
-        length = draft_length(curve, share) if tree.n == "auto" else None
+        length = env.draft_length(share) if tree.n == "auto" else None
         return EagleDrafter(
             head.cells(n_cells), shape, sampling=sampling, p_min=p_min, length=length, name=name
         )
@@ -111,10 +110,11 @@ def _share_read(file: HeadFile, env: DraftEnvironment) -> float:
 
 
 def _shape(
-    tree: TreeOptions, n_batch: int, plan: Callable[[int, int], Topology]
+    tree: TreeOptions, env: DraftEnvironment, plan: Callable[[int, int], Topology]
 ) -> Topology | DynamicShape:
+    n_batch = env.context.n_batch
     if tree.n == "auto" and not tree.asks_for_tree:
-        return Topology.chain(min(MOST_DRAFTED, n_batch - 1))
+        return Topology.chain(env.most_drafted)
     if isinstance(tree.n, int) and not tree.asks_for_tree:
         if not 1 <= tree.n <= n_batch - 1:
             most = f"{n_batch - 1} tokens, as many as a batch holds beside the last one"

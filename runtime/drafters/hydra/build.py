@@ -6,7 +6,6 @@ import dataclasses
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import TYPICAL_PATH_ACCURACY
-from specrun.runtime.costs.draft_length import draft_length
 from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.hydra.drafter import HydraDrafter
@@ -35,11 +34,11 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
     except BaseException:
         head.close()
         raise
-    name, n_cells, curve = str(expression), env.n_ctx, env.curve
+    name, n_cells = str(expression), env.n_ctx
     automatic = TreeOptions.of(expression).n == "auto"
 
     def start() -> HydraDrafter:
-        length = draft_length(curve, _depth_cost(head, env)) if automatic else None
+        length = env.draft_length(_depth_cost(head, env)) if automatic else None
         return HydraDrafter(head.cells(n_cells), shape, length=length, name=name)
 
     return DrafterWeights(name, start, [head])
@@ -58,7 +57,7 @@ def _shape(
 ) -> Topology | DynamicShape:
     tree = TreeOptions.of(expression)
     if tree.n == "auto" and not tree.asks_for_tree:
-        return Topology.chain(head.n_heads)
+        return Topology.chain(min(head.n_heads, env.most_drafted))
     if isinstance(tree.n, int) and not tree.asks_for_tree:
         if not 1 <= tree.n <= head.n_heads:
             raise OptionError(f"n is {tree.n}: these Hydra heads draft 1 to {head.n_heads} tokens")

@@ -16,7 +16,7 @@ import numpy as np
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import MtpContext, check_nextn
-from specrun.runtime.costs.draft_length import MOST_DRAFTED, DraftLength, draft_length
+from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.mtp.state import MtpState
@@ -128,7 +128,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
     if owns_model:
         model = _open(Path(expression.arguments[0].atom).expanduser(), env)
     try:
-        n_tokens = _n_tokens(expression, model, n)
+        n_tokens = _n_tokens(expression, model, n, env.most_drafted)
         check_nextn(model)
     except BaseException:
         if owns_model:
@@ -137,7 +137,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
     name, n_params = str(expression), model.n_params if owns_model else model.nextn.n_parameters
     # After a draft accepted as a whole, its n pairs and the last token's are one evaluation.
     context = dataclasses.replace(env.context, n_sequences=1, n_outputs=n_tokens + 1)
-    curve, share = env.curve, model.nextn.n_parameters / max(1, env.target.n_params)
+    share = model.nextn.n_parameters / max(1, env.target.n_params)
 
     def start() -> MtpDrafter:
         opened = MtpContext(model, context)
@@ -147,7 +147,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
                 num_draft_tokens=n_tokens,
                 sampling=sampling,
                 p_min=p_min,
-                length=None if n is not None else draft_length(curve, share),
+                length=None if n is not None else env.draft_length(share),
                 n_params=n_params,
                 name=name,
             )
@@ -170,15 +170,15 @@ def reads_own_blocks(expression: Expression) -> bool:
     return any(map(reads_own_blocks, inner))
 
 
-def _n_tokens(expression: Expression, model: Model, n: int | None) -> int:
+def _n_tokens(expression: Expression, model: Model, n: int | None, most: int) -> int:
     """Return the most tokens to draft: as asked, and with several blocks no more than there are."""
     blocks = model.nextn.count
     if blocks < 2:
-        return n or (MOST_DRAFTED if model.can_branch else _MOST_RECURRENT)
+        return n or (most if model.can_branch else min(most, _MOST_RECURRENT))
     if n is not None and n > blocks:
         limit = f"{blocks} NextN blocks, one for each token, so n is at most {blocks}"
         raise OptionError(f"{expression}: {model.path} has {limit}")
-    return n or min(MOST_DRAFTED, blocks)
+    return n or min(most, blocks)
 
 
 def _open(path: Path, env: DraftEnvironment) -> Model:

@@ -13,7 +13,7 @@ from support.scripted import LawTable, law_of
 
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.costs import CostCurve
-from specrun.runtime.costs.draft_length import AcceptanceOdds, DraftLength, draft_length, log_odds
+from specrun.runtime.costs.draft_length import AcceptanceOdds, DraftLength, log_odds
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.tree import DraftTree
@@ -266,10 +266,3 @@ def test_a_drafter_that_became_good_is_used_again() -> None:
         length.learn(len(came))
     assert sum(drafted[100:200]) < 20
     assert min(drafted[-100:]) >= 3
-
-
-def test_a_drafters_own_cost_is_a_share_of_the_targets() -> None:
-    cheap, dear = draft_length(STEEP, 1e-4), draft_length(STEEP, 0.6)
-    assert cheap._step == pytest.approx(0.03)
-    assert dear._step == pytest.approx(0.6)
-    assert lengths_for(dear, [0.9] * 8) < lengths_for(cheap, [0.9] * 8)
