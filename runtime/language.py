@@ -186,6 +186,14 @@ class ExpressionOptions:
             problem = f"{name} is {text!r}, which is not a whole number"
             raise OptionError(f"{self._name}: {problem}") from None
 
+    def length(self, name: str) -> int | None:
+        """Return a whole number of tokens, None where it is "auto" or not given."""
+        return None if self.is_auto(name) else self.optional_integer(name)
+
+    def is_auto(self, name: str) -> bool:
+        """Whether it is left to the drafter by name, as in n=auto."""
+        return self.optional(name) == "auto"
+
     def number(self, name: str, default: float) -> float:
         """Return a number."""
         text = self.text(name, str(default))

@@ -55,7 +55,7 @@ _PAIRS = (
     "ouroboros({draft})",
     "auto({draft}, {other})",
 )
-_EXACT_RULES = ("exact", "exact", "block", "kseq")
+_EXACT_RULES = ("exact", "exact", "token", "kseq")
 _LOSSY_RULES = (
     "typical",
     *(f"cascade-{rule}(alpha=0.3)" for rule in ("chow", "diff", "opt", "token")),

@@ -264,7 +264,7 @@ draft_options = option_group(
     DRAFTING.option(
         "--spec-draft-n-max, --num-draft-tokens N",
         "The most tokens drafted in a round.  "
-        "[default: the drafter's own: draft model 5, mtp 3, prompt-lookup 15]",
+        "[default: as many as pay; prompt-lookup plans at most 15]",
         click.IntRange(1, 1024),
     ),
     DRAFTING.option(

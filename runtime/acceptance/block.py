@@ -1,4 +1,4 @@
-"""Block verification of chains: the draft is judged as a whole, so that more of it is kept.
+"""The exact rule: block verification of chains, which judges a draft as a whole and keeps more.
 
 Sun et al., "Block Verification Accelerates Speculative Decoding" (2024), algorithm 2. With p_0 = 1,
 draft laws Q_i and target laws P_i (P_{i+1} is the law after x_i):
@@ -15,7 +15,8 @@ Why it is exact: whatever is drafted below it, x_1..x_i is kept with probability
 value. By induction from the end: E[p_{i+1}] = sum min(Q_{i+1}, p_i P_{i+1}) = p_i - S_i, and (p_i -
 S_i) + (1 - p_i + S_i) h_i = p_i. So the token after it is x with probability min(Q, p_i P)(x) + S_i
 norm((p_i P - Q)+)(x) = p_i P(x). The argument needs no fixed length: where the chain ends may
-depend on what was drawn, and at its end any exact rule may go on.
+depend on the tokens above and on the law of the next one, as with `costs.draft_length`, though not
+on the value of a draw that is then left out; and at its end any exact rule may go on.
 
 Degenerate cases. If p_i = 1 and S_i = 0, then P_{i+1} = Q_{i+1} and h_i is 0/0: the next token is
 never refused, so only rounding asks; h_i = 1 and the residual is P_{i+1}. Once p_i = 0 nothing
@@ -36,18 +37,18 @@ from specrun.runtime.tree import ROOT, DraftTree, Draw
 
 
 class BlockRule:
-    """Block verification of the tree's leading chain, the exact rule for what branches below.
+    """Block verification of the tree's leading chain, the token-wise rule for what branches below.
 
-    A tree that branches at its root is therefore left to the exact rule. So is one whose leading
-    chain holds only point masses: there both rules have one law, and the exact one repeats plain
-    decoding's own text.
+    A tree that branches at its root is therefore left to the token-wise rule. So is one whose
+    leading chain holds only point masses: there both rules have one law, and the token-wise one
+    repeats plain decoding's own text.
     """
 
-    name = "block"
+    name = "exact"
     exact = True
 
     def __init__(self) -> None:
-        self._exact = ExactRule()
+        self._token_wise = ExactRule()
 
     def accept(
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
@@ -55,7 +56,7 @@ class BlockRule:
         """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
         chain = _leading_chain(tree)
         if all(draw.law is None for draw in chain):
-            return self._exact.accept(tree, law_at, noise, position)
+            return self._token_wise.accept(tree, law_at, noise, position)
         levels, share = _levels(tree, chain, law_at)
         # All tests are keyed with the round's first position, which no later round visits. With
         # their own, the numbers that refused the tail would return next round, no longer uniform.
@@ -76,15 +77,15 @@ class BlockRule:
     def _below(
         self, tree: DraftTree, chain: list[Draw], law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        """Return the fully accepted chain and what the exact rule makes of the tree below it."""
+        """Return the fully accepted chain and what is kept of the tree below it, token by token."""
         last = chain[-1].node
-        # The chain's end takes the root's place, so that the exact rule sees an ordinary tree.
+        # The chain's end takes the root's place, so that the other rule sees an ordinary tree.
         below = replace(tree, draws={**tree.draws, ROOT: tree.draws.get(last, ())})
 
         def law_below(node: int) -> Law:
             return law_at(last if node == ROOT else node)
 
-        rest = self._exact.accept(below, law_below, noise, position + len(chain))
+        rest = self._token_wise.accept(below, law_below, noise, position + len(chain))
         path = (*(draw.node for draw in chain), *rest.path)
         return Acceptance(path, rest.next_token, rest.rejected)
 

@@ -28,7 +28,7 @@ def build_rule(text: str) -> AcceptanceRule:
     with_options = _RULES_WITH_OPTIONS.get(expression.atom)
     if with_options is not None and expression.count is None:
         return with_options(expression)
-    rule = _RULES.get(expression.atom)
+    rule = _RULES.get(_OTHER_NAMES.get(expression.atom, expression.atom))
     if rule is None:
         raise unknown_option(expression.atom, rule_names(), "the acceptance rule")
     if expression.arguments or expression.options:
@@ -49,7 +49,8 @@ def _build_cascade(expression: Expression) -> AcceptanceRule:
     return SpecCascadeRule(expression.atom, alpha)
 
 
-_RULES: dict[str, type[AcceptanceRule]] = {"exact": ExactRule, "block": BlockRule, "kseq": KSeqRule}
+_RULES: dict[str, type[AcceptanceRule]] = {"exact": BlockRule, "token": ExactRule, "kseq": KSeqRule}
+_OTHER_NAMES = {"block": "exact"}
 _RULES_WITH_OPTIONS: dict[str, Callable[[Expression], AcceptanceRule]] = {
     "typical": _build_typical,
     **dict.fromkeys(CASCADES, _build_cascade),

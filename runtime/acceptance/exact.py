@@ -1,4 +1,4 @@
-"""The exact rule for any tree: recursive rejection sampling over the draws of each node.
+"""The token-wise rule for any tree: recursive rejection sampling over the draws of each node.
 
 At a node with target law P and draws x_1..x_k made in this order, x_i from Q_i given everything
 before it: start with R = P; accept x_i with probability min(1, R(x_i) / Q_i(x_i)); on rejection R
@@ -27,9 +27,12 @@ from specrun.runtime.tree import DraftTree, Draw
 
 
 class ExactRule:
-    """Keeps the target's distribution exactly, for any tree of draws and point masses."""
+    """Keeps the target's distribution exactly, for any tree of draws and point masses.
 
-    name = "exact"
+    `--accept token`; `--accept exact` verifies chains of draws as blocks and leaves all else to it.
+    """
+
+    name = "token"
     exact = True
 
     def accept(

@@ -12,10 +12,14 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.runtime.costs import CostCurve, known_curve
+from specrun.runtime.costs.draft_length import MOST_DRAFTED, DraftLength
 from specrun.runtime.drafter import DrafterWeights, make_all
+from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import find_method
 from specrun.runtime.offload import LayerCount
+
+_LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a drafter takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,8 @@ class DraftEnvironment:
     """What builders may need; `default_files` are the demo's, by the names of methods.
 
     `costs` is what evaluations of the target cost, None: as it was measured on this machine, or
-    else a typical curve. `clock` is what drafters that measure read.
+    else a typical curve. `clock` is what drafters that measure read. `shape` says whether all
+    evaluations have one width.
     """
 
     target: Model
@@ -33,6 +38,7 @@ class DraftEnvironment:
     default_files: Mapping[str, Path] | None = None
     costs: CostCurve | None = None
     clock: Callable[[], float] = time.perf_counter
+    shape: Shape = "free"
 
     @property
     def n_ctx(self) -> int:
@@ -43,6 +49,22 @@ class DraftEnvironment:
     def curve(self) -> CostCurve:
         """What evaluations of the target cost."""
         return self.costs or known_curve(self.target.path, self.context, self.target.n_gpu_layers)
+
+    @property
+    def most_drafted(self) -> int:
+        """The longest chain where no length is given."""
+        width = self.shape if isinstance(self.shape, int) else MOST_DRAFTED + 1
+        return max(1, min(width, self.context.n_batch) - 1)
+
+    def draft_length(self, share: float) -> DraftLength:
+        """Return where chains end for a drafter that reads `share` of the target for a token."""
+        curve, most = self.curve, self.most_drafted
+        step = max(share, _LEAST_STEP) * curve.seconds(1)
+        if self.shape == "free":
+            return DraftLength(curve.seconds, step, most)
+        # A fixed width costs the same whatever is drafted.
+        seconds = curve.seconds(most + 1)
+        return DraftLength(lambda _: seconds, step, most)
 
 
 BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]

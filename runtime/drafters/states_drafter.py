@@ -11,9 +11,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import Drafter, Owned, RoundOutcome
 from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.tree import DraftTree
 
 
 class Cells(Owned, Protocol):
@@ -27,12 +29,21 @@ class Cells(Owned, Protocol):
 class StatesDrafter(Drafter):
     """One conversation's drafter: it owns `cells` of a head that conversations share.
 
-    `state` are the rows of the text, `n_params` the parameters of the head.
+    `state` are the rows of the text, `n_params` the parameters of the head. `length` says how long
+    chains are, where that is not fixed.
     """
 
-    def __init__(self, name: str, state: TextRows[Any], cells: Cells, n_params: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        state: TextRows[Any],
+        cells: Cells,
+        n_params: int,
+        length: DraftLength | None = None,
+    ) -> None:
         self.name, self._text_rows, self._owned = name, state, cells
-        self._n_params = n_params
+        self._n_params, self._length = n_params, length
+        self._drafted: Sequence[int] = ()  # of the chain that `length` stopped
         self._prompt: list[int] = []
 
     @abstractmethod
@@ -43,16 +54,26 @@ class StatesDrafter(Drafter):
         """Keep the states of what the prompt shares with the last text."""
         self._prompt = list(tokens)
         self._text_rows.begin(tokens)
+        if self._length is not None:
+            self._length.begin()
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Take the prompt's states."""
         self._learn(start, rows, range(count), self._prompt)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Take the states of the root and the accepted nodes."""
+        """Take the states of the root and the accepted nodes; learn how long chains pay."""
         # Row 0 is the root's, the last committed token: its
         # position is one before the round's first.
         self._learn(outcome.start - 1, outcome.rows, outcome.path_rows, outcome.tokens)
+        if self._length is not None:
+            self._length.observe(self._drafted, outcome)
+            self._drafted = ()
+
+    def stopped(self, tree: DraftTree) -> DraftTree:
+        """Note a chain that `length` stopped; return it."""
+        self._drafted = tree.tokens
+        return tree
 
     def rewind(self, length: int) -> None:
         """Forget the states of tokens that were only guesses."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import TYPICAL_ACCURACY, plan_medusa_tree
@@ -46,7 +46,7 @@ class TreeOptions:
     depth: int | None = None
     topk: int | None = None
     nodes: int | None = None
-    n: int | None = None
+    n: int | Literal["auto"] | None = None
     published: Mapping[str, str] = field(default_factory=dict)
     """The nodes of trees that go by a name."""
 
@@ -59,7 +59,7 @@ class TreeOptions:
             depth=options.optional_integer("depth"),
             topk=options.optional_integer("topk"),
             nodes=options.optional_integer("nodes"),
-            n=options.optional_integer("n"),
+            n="auto" if options.is_auto("n") else options.optional_integer("n"),
             published=find_method(expression.atom).published_trees,
         )
 

@@ -8,6 +8,7 @@ from specrun.runtime.trees.eagle2_tree import (
     grow_by_path_probability,
 )
 from specrun.runtime.trees.growth import (
+    ChainStop,
     Child,
     LawSource,
     Propose,

@@ -166,6 +166,16 @@ def grow_tree(
     return builder.build()
 
 
+class ChainStop(Protocol):
+    """Ends a chain by what it knows before a token is drawn: laws, and earlier rounds."""
+
+    def goes_on(self) -> bool:
+        """Whether the drafter shall be asked for the law of another token."""
+
+    def takes(self, certainty: float) -> bool:
+        """Whether a token of the law is drafted; `certainty` is the greatest probability in it."""
+
+
 def draft_chain(
     law_after: Callable[[list[int]], Law],
     noise: NoiseSource,
@@ -175,6 +185,7 @@ def draft_chain(
     points: bool,
     threshold: float = 0.0,
     always_first: bool = False,
+    stop: ChainStop | None = None,
     end_tokens: frozenset[int] = frozenset(),
 ) -> DraftTree:
     """Return a chain of up to `most` tokens, the first at position `start`.
@@ -182,13 +193,18 @@ def draft_chain(
     `law_after(tokens)` is the draft law after the tokens drafted so far. With `points` the most
     likely token is a point mass; otherwise each token is drawn, and its law stored. The chain ends
     before a token whose law gives none the probability `threshold`: that is read before the draw,
-    so exactness holds. `always_first` excepts the first token. Nothing follows one of `end_tokens`.
+    so exactness holds. `always_first` excepts the first token. `stop` ends it where it likes, by
+    the same means. Nothing follows one of `end_tokens`.
     """
     tokens: list[int] = []
     laws: list[Law] = []
     while len(tokens) < most and not (tokens and tokens[-1] in end_tokens):
+        if stop is not None and not stop.goes_on():
+            break
         law = law_after(tokens)
         if threshold > 0.0 and (tokens or not always_first) and law.most_likely[1] < threshold:
+            break
+        if stop is not None and not stop.takes(best_prob):
             break
         if points:
             tokens.append(law.most_likely[0])

@@ -89,6 +89,11 @@ class PathLaws:
 
         return self._laws(self._below(parents, tokens, paths), paths)
 
+    def after(self, drafted: Sequence[int]) -> Law:
+        """Return the law after a chain, whose laws before were asked for in turn."""
+        # A chain's nodes are evaluated in turn: that before the last one has the number below.
+        return self.below([len(drafted) - 2], drafted[-1:])[0] if drafted else self.root()
+
     def _laws(self, said: EvaluatedDepth, paths: Paths) -> list[Law]:
         if isinstance(said, RankedTokens):
             # Ranked on the head's device: there is no row left to transform.

@@ -86,14 +86,14 @@ def test_chosen_drafters_only(drafters: list[str]) -> None:
 
 def test_rules_are_compared_on_the_same_drafts(drafters: list[str]) -> None:
     arguments = ["-p", "one", "--temp", "1", "--spec-draft-n-max", "3", "--drafter", "none"]
-    found = results(*drafters, *arguments, "--accept", "exact", "--accept", "block")
+    found = results(*drafters, *arguments, "--accept", "exact", "--accept", "token")
     assert [(result["drafter"], result["rule"]) for result in found] == [
         ("none", "exact"),
         ("draft(twin.gguf, n=3)", "exact"),
-        ("draft(twin.gguf, n=3)", "block"),
+        ("draft(twin.gguf, n=3)", "token"),
     ]
-    assert "draft(twin.gguf, n=3), block" in good(bench(*drafters, *arguments, "--accept", "block"))
-    assert bench(*drafters, "-p", "one", "--accept", "blok").exit_code == 2
+    assert "draft(twin.gguf, n=3), token" in good(bench(*drafters, *arguments, "--accept", "token"))
+    assert bench(*drafters, "-p", "one", "--accept", "tokn").exit_code == 2
 
 
 def test_planned_drafters_are_those_that_tune_found(

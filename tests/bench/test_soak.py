@@ -57,7 +57,7 @@ def test_setups_that_cannot_be_compared_are_not_drawn() -> None:
     assert all(setup.greedy for setup in setups if setup.drafter.startswith("ouroboros"))
     looked_up = [setup for setup in setups if setup.drafter.startswith("lookahead")]
     assert looked_up
-    assert {setup.rule for setup in looked_up} <= {"exact", "block", "kseq"}
+    assert {setup.rule for setup in looked_up} <= {"exact", "token", "kseq"}
     assert not all(setup.greedy for setup in setups)
     assert any(setup.rule.startswith("cascade") for setup in setups)
 

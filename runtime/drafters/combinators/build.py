@@ -25,6 +25,7 @@ from specrun.runtime.drafters.combinators.members import combined
 from specrun.runtime.drafters.combinators.ouroboros import OuroborosDrafter, PhraseDrafter
 from specrun.runtime.drafters.combinators.relay import RelayDrafter
 from specrun.runtime.drafters.draft_model import (
+    USUAL_LENGTH,
     ChainOptions,
     chain_options,
     draft_context_options,
@@ -67,6 +68,11 @@ class _CascadeModel:
     max_rounds: int
     env: DraftEnvironment
 
+    @property
+    def n(self) -> int:
+        """How many tokens it drafts at most: its own rounds are not stopped one token early."""
+        return self.chain.n or USUAL_LENGTH
+
     def start(self, inner: Drafter) -> CascadeDrafter:
         """Return a conversation's cascade, which owns `inner`: if anything fails, it is closed."""
         with contextlib.ExitStack() as opened:  # closed again if anything below fails
@@ -82,7 +88,7 @@ class _CascadeModel:
             drafter = CascadeDrafter(
                 DraftModelTarget(context, target_vocab_size=target_size),
                 inner,
-                num_draft_tokens=self.chain.n,
+                num_draft_tokens=self.n,
                 sampling=self.chain.sampling,
                 p_min=self.chain.p_min,
                 max_rounds=self.max_rounds,
@@ -118,7 +124,7 @@ def build_ouroboros(
     outer = expression.arguments[0] if expression.arguments else Expression("draft")
     draft = _open_cascade(expression, outer, env, 0)
     try:
-        _require_room(expression, draft.chain.n + count * length, env)
+        _require_room(expression, draft.n + count * length, env)
         curve = env.curve
     except BaseException:
         draft.model.close()
@@ -155,6 +161,9 @@ def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
         names = ", ".join(sorted(trees))
         raise OptionError(f"{whole}: {whole.atom} drafts chains: leave out {names}")
     chain = chain_options(outer)
+    if options_of(outer).is_auto("n"):
+        problem = "n=auto is for draft(...) on its own; give a number here, or leave n out"
+        raise OptionError(f"{outer}: {problem}")
     if chain.adaptive_exit is not None:
         problem = "p_min=adaptive is for draft(...) on its own; give a fixed p_min here"
         raise OptionError(f"{outer}: {problem}")

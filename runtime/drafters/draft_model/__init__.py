@@ -2,6 +2,7 @@
 
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.build import (
+    USUAL_LENGTH,
     ChainOptions,
     chain_options,
     draft_context_options,

@@ -26,15 +26,19 @@ from specrun.runtime.offload import resolve_gpu_layers
 from specrun.runtime.pairing import check_pair
 from specrun.runtime.trees import Topology
 
+USUAL_LENGTH = 5
+"""Tokens of a chain where n is not given and nothing decides where to stop."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """What `draft(a.gguf, n=5, sampling=with, p_min=0)` says about chains.
+    """What `draft(a.gguf, n=auto, sampling=with, p_min=0)` says about chains.
 
-    `adaptive_exit` are the options of p_min=adaptive, None without it; with it `p_min` is 0.
+    `n` None is n=auto. `adaptive_exit` are the options of p_min=adaptive, None without it; with it
+    `p_min` is 0.
     """
 
-    n: int
+    n: int | None
     sampling: DraftSampling
     p_min: float
     adaptive_exit: AdaptiveExitOptions | None
@@ -47,7 +51,11 @@ def chain_options(expression: Expression) -> ChainOptions:
     sampling = cast("DraftSampling", options.choice("sampling", schemes, "with"))
     adaptive_exit = _adaptive_exit(options)
     p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
-    return ChainOptions(options.integer("n", 5), sampling, p_min, adaptive_exit)
+    n = options.length("n")
+    # Draft & Verify's exit is a rule of its own for where chains stop.
+    if n is None and adaptive_exit is not None:
+        n = USUAL_LENGTH
+    return ChainOptions(n, sampling, p_min, adaptive_exit)
 
 
 def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -56,17 +64,21 @@ def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart)
     if tree.asks_for_tree:
         return _build_draft_tree(expression, env, tree)
     chain = chain_options(expression)
+    # Where states are recurrent, each token that may be dropped again keeps one more of them.
+    longest = env.most_drafted if env.target.can_branch else min(env.most_drafted, USUAL_LENGTH)
 
     def drafter(context: Context) -> Drafter:
         adaptive = chain.adaptive_exit
+        share = context.model.n_params / env.target.n_params
         return DraftModelDrafter(
             context,
             target_vocab_size=env.target.vocabulary.size,
-            num_draft_tokens=chain.n,
+            num_draft_tokens=longest if chain.n is None else chain.n,
             sampling=chain.sampling,
             p_min=chain.p_min,
             # The threshold is learnt: each conversation has its own.
             adaptive_exit=None if adaptive is None else AdaptiveExit(adaptive),
+            length=None if chain.n is not None else env.draft_length(share),
             name=str(expression),
         )
 

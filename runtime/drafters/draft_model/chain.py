@@ -7,12 +7,13 @@ from typing import Literal
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
+from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit
 from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.transform import greedy_token, penalty_window, transformed_law
+from specrun.runtime.transform import greedy_token, lead, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, draft_chain, ranking_params
 
@@ -28,7 +29,8 @@ class DraftModelDrafter(ModelDrafter):
     temperature. The chain ends early when the drafter's most likely token has probability below
     `p_min`: the law is read before the draw, so exactness holds. At temperature 0 that is its
     probability at temperature 1. With `adaptive_exit` the threshold is Draft & Verify's, which
-    learns, instead of `p_min`.
+    learns, instead of `p_min`. With `length` a chain is as long as it pays, `num_draft_tokens` at
+    most.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class DraftModelDrafter(ModelDrafter):
         sampling: DraftSampling = "with",
         p_min: float = 0.0,
         adaptive_exit: AdaptiveExit | None = None,
+        length: DraftLength | None = None,
         name: str = "draft",
     ) -> None:
         if num_draft_tokens < 1:
@@ -49,7 +52,7 @@ class DraftModelDrafter(ModelDrafter):
         self._state = DraftModelState(context, target_vocab_size=target_vocab_size)
         super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes, self._sampling = num_draft_tokens, sampling
-        self._exit = adaptive_exit
+        self._exit, self._length = adaptive_exit, length
         self._drafted: Sequence[int] = ()
         self._most = 0
 
@@ -71,6 +74,8 @@ class DraftModelDrafter(ModelDrafter):
             threshold = self._exit.threshold(greedy=params.is_greedy)
         if params.is_greedy and threshold > 0.0:
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
+        if self._length is not None:
+            self._length.start(points=points)
         if params.is_greedy:
             return self._greedy_chain(request, count)
 
@@ -93,6 +98,7 @@ class DraftModelDrafter(ModelDrafter):
             points=points,
             threshold=threshold,
             always_first=self._exit is not None,
+            stop=self._length,
             end_tokens=request.end_tokens,
         )
         # A draft cut by its end token was as long as it could be, and is no sign of doubt.
@@ -101,19 +107,23 @@ class DraftModelDrafter(ModelDrafter):
         return tree
 
     def _greedy_chain(self, request: DraftRequest, count: int) -> DraftTree:
-        """Return the most likely tokens in turn: without a confidence stop they need no laws."""
-        params, state = request.params, self._state
-        row = state.feed(request.tokens[len(state.cached) :])
+        """Return the most likely tokens in turn: without `p_min` they need no laws."""
+        params, state, length = request.params, self._state, self._length
         tokens: list[int] = []
-        while True:
+        while len(tokens) < count and not (tokens and tokens[-1] in request.end_tokens):
+            if length is not None and not length.goes_on():
+                break
+            if tokens:
+                row = state.feed_one(tokens[-1])
+            else:
+                row = state.feed(request.tokens[len(state.cached) :])
             if params.has_penalties:
                 token = greedy_token(row, params, penalty_window(request.tokens, tokens, params))
             else:
                 token = greedy_token(row, params)
-            tokens.append(token)
-            if len(tokens) == count or token in request.end_tokens:
+            if length is not None and not length.takes(lead(row, token)):
                 break
-            row = state.feed_one(token)
+            tokens.append(token)
         self._drafted, self._most = tokens, len(tokens)
         return DraftTree.chain(tokens)
 
@@ -122,6 +132,8 @@ class DraftModelDrafter(ModelDrafter):
         super().begin(tokens)
         if self._exit is not None:
             self._exit.begin()
+        if self._length is not None:
+            self._length.begin()
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Drop the cache of rejected tokens, keep that of accepted ones; learn when to stop."""
@@ -130,5 +142,7 @@ class DraftModelDrafter(ModelDrafter):
             # In an ensemble the path may be another drafter's.
             accepted = common_prefix(self._drafted, outcome.tokens[base : base + len(outcome.path)])
             self._exit.learn(len(self._drafted), accepted, most=self._most)
-            self._drafted = ()
+        if self._length is not None:
+            self._length.observe(self._drafted, outcome)
+        self._drafted = ()
         self._state.rewind(base + common_prefix(self._state.cached[base:], outcome.tokens[base:]))

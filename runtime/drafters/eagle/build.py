@@ -44,7 +44,7 @@ def _build(
     sampling = tree_sampling(options, "argmax")
     path = file_of(expression, env)
     plan = _planner(expression, options, tree, sampling, path, env)
-    shape = _shape(tree, env.context.n_batch, plan)
+    shape = _shape(tree, env, plan)
     check_sampling(shape, sampling)
     p_min = options.number("p_min", 0.0)
     check_p_min(p_min)
@@ -54,9 +54,13 @@ def _build(
     threads = env.context.n_threads
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     name, n_cells = str(expression), env.n_ctx + evaluated
+    share = _share_read(HeadFile(path, expression.atom), env)
 
     def start() -> EagleDrafter:
-        return EagleDrafter(head.cells(n_cells), shape, sampling=sampling, p_min=p_min, name=name)
+        length = env.draft_length(share) if tree.n == "auto" else None
+        return EagleDrafter(
+            head.cells(n_cells), shape, sampling=sampling, p_min=p_min, length=length, name=name
+        )
 
     return DrafterWeights(name, start, [head])
 
@@ -90,19 +94,28 @@ def _planner(
             return best_tree(typical_acceptance(sampling), nodes, depth)
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
-        curve, target = env.curve, env.target
-        # Every depth reads the head and an output matrix, which may be the target's.
-        output_weights = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
-        share = (file.header.n_parameters + output_weights) / target.n_params
-        return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
+        curve = env.curve
+        seconds = _share_read(file, env) * curve.seconds(1)
+        return plan_medusa_tree(accuracy[:depth], curve, seconds).topology
 
     return plan
 
 
+def _share_read(file: HeadFile, env: DraftEnvironment) -> float:
+    """Return what a depth reads, the head and an output matrix, over the target's weights."""
+    target = env.target
+    # The output matrix may be the target's.
+    output_weights = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
+    return (file.header.n_parameters + output_weights) / target.n_params
+
+
 def _shape(
-    tree: TreeOptions, n_batch: int, plan: Callable[[int, int], Topology]
+    tree: TreeOptions, env: DraftEnvironment, plan: Callable[[int, int], Topology]
 ) -> Topology | DynamicShape:
-    if tree.n is not None and not tree.asks_for_tree:
+    n_batch = env.context.n_batch
+    if tree.n == "auto" and not tree.asks_for_tree:
+        return Topology.chain(env.most_drafted)
+    if isinstance(tree.n, int) and not tree.asks_for_tree:
         if not 1 <= tree.n <= n_batch - 1:
             most = f"{n_batch - 1} tokens, as many as a batch holds beside the last one"
             raise OptionError(f"n is {tree.n}: give 1 to {most}")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells
 from specrun.runtime.drafters.eagle.state import EagleState
@@ -21,7 +22,7 @@ from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
 from specrun.runtime.trees.graph_trees import GraphTrees
-from specrun.runtime.trees.growth import TreeSampling
+from specrun.runtime.trees.growth import TreeSampling, draft_chain
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree_laws import (
     EvaluatedDepth,
@@ -44,7 +45,7 @@ class EagleDrafter(StatesDrafter):
     `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax").
     Sampled schemes draw from the head's law, transformed like the target's; the head must then
     return whole rows. A node gets no children where the head gives no token the probability
-    `p_min`.
+    `p_min`. With `length` the shape is a chain, and as long as it pays.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class EagleDrafter(StatesDrafter):
         *,
         sampling: TreeSampling = "argmax",
         p_min: float = 0.0,
+        length: DraftLength | None = None,
         name: str = "eagle",
     ) -> None:
         check_sampling(shape, sampling)
         check_p_min(p_min)
         self._state, self._cells = EagleState(cells), cells
-        super().__init__(name, self._state, cells, cells.n_params)
+        super().__init__(name, self._state, cells, cells.n_params, length)
         self.needs_hidden_states = not cells.taps
         self.layer_inputs = tuple(sorted(set(cells.taps)))
         self.max_nodes = shape.max_nodes
@@ -78,6 +80,8 @@ class EagleDrafter(StatesDrafter):
             return DraftTree()
         # Ranked tokens come from the head's graph; laws to draw from need whole rows.
         ranks = self._sampling == "argmax" or request.params.is_greedy
+        if self._length is not None:
+            self._length.start(points=ranks)
         if ranks and self._is_whole:
             drafted = self._in_one_graph(request)
             if drafted is not None:
@@ -91,6 +95,18 @@ class EagleDrafter(StatesDrafter):
             return _said(state.below(parents, tokens), ranks=ranks)
 
         laws = PathLaws(lambda: _said(row, ranks=ranks), below, request, request.params)
+        if self._length is not None:
+            chain = draft_chain(
+                laws.after,
+                request.noise,
+                len(request.tokens),
+                most=min(self.max_nodes, request.max_depth, request.max_nodes, state.room + 1),
+                points=ranks,
+                threshold=self._p_min,
+                stop=self._length,
+                end_tokens=request.end_tokens,
+            )
+            return self.stopped(chain)
         sampling, p_min, room = self._sampling, self._p_min, state.room
         return grow_draft(self._shape, laws, request, room=room, sampling=sampling, p_min=p_min)
 
@@ -104,12 +120,28 @@ class EagleDrafter(StatesDrafter):
     def _in_one_graph(self, request: DraftRequest) -> DraftTree | None:
         """Return a tree of best tokens, None where the head has no graph for a whole one."""
         max_depth, max_nodes = request.max_depth, request.max_nodes
+        most = min(self.max_nodes, max_depth, max_nodes)
+        if self._length is not None:
+            return self._stopped_chain(request, most, self._length)
         if self._is_chain:
-            most = min(self.max_nodes, max_depth, max_nodes)
             chain = self._state.chain(request.tokens, most)
             return None if chain is None else DraftTree.chain(chain.tokens)
         named = self._state.tree(request.tokens, self._trees.plan)
         return None if named is None else self._trees.drafted(named, max_depth, max_nodes)
+
+    def _stopped_chain(
+        self, request: DraftRequest, most: int, length: DraftLength
+    ) -> DraftTree | None:
+        """Return a chain as long as it pays; None where the head has no graph for a whole one."""
+        most = min(most, length.ahead())
+        if most < 1:
+            return DraftTree()
+        chain = self._state.chain(request.tokens, most, probabilities=True)
+        if chain is None or chain.log_probs is None:
+            return None
+        # Point masses: they are chosen, not drawn, so the choice may hang on them.
+        count = length.cut(np.exp(chain.log_probs).tolist())
+        return self.stopped(DraftTree.chain(chain.tokens[:count]))
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, or of the hidden states."""

@@ -60,7 +60,9 @@ class EagleState(TextRows[EagleRows]):
             self._root = self.said(tokens)
         return self._root
 
-    def chain(self, tokens: Sequence[int], n: int) -> ChainTokens | None:
+    def chain(
+        self, tokens: Sequence[int], n: int, *, probabilities: bool = False
+    ) -> ChainTokens | None:
         """Forget all nodes; return up to n tokens of a greedy chain after the last, in one graph.
 
         None where the last pair is not known, or the head has no graph for it.
@@ -71,7 +73,14 @@ class EagleState(TextRows[EagleRows]):
         n = min(n, 1 + self.room)
         if piece is None or n < 1:
             return None
-        drafted = self._cells.chain(piece.tokens, piece.rows, piece.position, piece.count, n)
+        drafted = self._cells.chain(
+            piece.tokens,
+            piece.rows,
+            piece.position,
+            piece.count,
+            n,
+            probabilities=probabilities,
+        )
         if drafted is not None:
             # Only after the graph has run: an interrupt before leaves the pairs due again.
             self.settle(piece)

@@ -35,7 +35,18 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
         head.close()
         raise
     name, n_cells = str(expression), env.n_ctx
-    return DrafterWeights(name, lambda: HydraDrafter(head.cells(n_cells), shape, name=name), [head])
+    automatic = TreeOptions.of(expression).n == "auto"
+
+    def start() -> HydraDrafter:
+        length = env.draft_length(_depth_cost(head, env)) if automatic else None
+        return HydraDrafter(head.cells(n_cells), shape, length=length, name=name)
+
+    return DrafterWeights(name, start, [head])
+
+
+def _depth_cost(head: HydraHead, env: DraftEnvironment) -> float:
+    """Return what a depth reads of the heads' weights over the target's."""
+    return head.evaluated_params / head.n_heads / env.target.n_params
 
 
 def _shape(
@@ -45,7 +56,9 @@ def _shape(
     head: HydraHead,
 ) -> Topology | DynamicShape:
     tree = TreeOptions.of(expression)
-    if tree.n is not None and not tree.asks_for_tree:
+    if tree.n == "auto" and not tree.asks_for_tree:
+        return Topology.chain(min(head.n_heads, env.most_drafted))
+    if isinstance(tree.n, int) and not tree.asks_for_tree:
         if not 1 <= tree.n <= head.n_heads:
             raise OptionError(f"n is {tree.n}: these Hydra heads draft 1 to {head.n_heads} tokens")
         return Topology.chain(tree.n)
@@ -56,7 +69,7 @@ def _shape(
             env,
             stored=head.accuracy,
             n_depths=head.n_heads,
-            depth_cost=head.evaluated_params / head.n_heads / env.target.n_params,
+            depth_cost=_depth_cost(head, env),
             typical=(TYPICAL_PATH_ACCURACY,) * head.n_heads,
         )
     if options.optional("accuracy") is not None:

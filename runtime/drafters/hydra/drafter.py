@@ -16,6 +16,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import numpy as np
+
+from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.hydra.hydra_head import HydraCells
 from specrun.runtime.drafters.states_drafter import StatesDrafter
@@ -26,6 +29,7 @@ from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 from specrun.runtime.trees.eagle2_tree import DynamicShape
 from specrun.runtime.trees.graph_trees import GraphTrees
+from specrun.runtime.trees.growth import draft_chain
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree_laws import EvaluatedDepth, PathLaws, Paths, grow_draft
 
@@ -48,7 +52,9 @@ class HydraState(TextRows[FloatRows]):
         """Whether it wants the states of all positions; otherwise the last one is enough."""
         return self._heads.prefix is not None
 
-    def chain(self, tokens: Sequence[int], n: int) -> ChainTokens | None:
+    def chain(
+        self, tokens: Sequence[int], n: int, *, probabilities: bool = False
+    ) -> ChainTokens | None:
         """Return n tokens of a greedy chain after the last token of a text, evaluated at once.
 
         None where the state before it is not known, or the heads have no graph for it.
@@ -56,7 +62,8 @@ class HydraState(TextRows[FloatRows]):
         piece = self.due(tokens, MOST_CHAIN_ROWS)
         if piece is None:
             return None
-        drafted = self._heads.chain(piece.rows, piece.position, piece.count, tokens[-1], n)
+        place = piece.rows, piece.position, piece.count
+        drafted = self._heads.chain(*place, tokens[-1], n, probabilities=probabilities)
         if drafted is not None:
             self.settle(piece)
         return drafted
@@ -80,15 +87,23 @@ class HydraState(TextRows[FloatRows]):
 
 
 class HydraDrafter(StatesDrafter):
-    """Grows a tree below the target's own token, from the hidden state that it came from."""
+    """Grows a tree below the target's own token, from the hidden state that it came from.
+
+    With `length` the shape is a chain, and as long as it pays.
+    """
 
     needs_hidden_states = True
 
     def __init__(
-        self, cells: HydraCells, shape: Topology | DynamicShape, *, name: str = "hydra"
+        self,
+        cells: HydraCells,
+        shape: Topology | DynamicShape,
+        *,
+        length: DraftLength | None = None,
+        name: str = "hydra",
     ) -> None:
         self._state = HydraState(cells)
-        super().__init__(name, self._state, cells, cells.n_params)
+        super().__init__(name, self._state, cells, cells.n_params, length)
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
         self._heads, self._shape, self._trees = cells, shape, GraphTrees(shape)
@@ -97,7 +112,9 @@ class HydraDrafter(StatesDrafter):
         """Return a tree; none where the hidden state before the last token is not known."""
         if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
-        shape = self._shape.limited(request.max_depth, request.max_nodes)
+        shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
+        if length is not None:
+            return self._stopped_chain(request, length, len(shape))
         if isinstance(shape, Topology) and shape.n_leaves == 1:
             chain = self._state.chain(request.tokens, len(shape))
             if chain is not None:
@@ -113,6 +130,24 @@ class HydraDrafter(StatesDrafter):
             return grow_draft(shape, _laws(self._heads, state, request), request)
         # Static trees need tokens alone, so the graph leaves out the probabilities.
         return _grow_by_rank(shape, self._heads, state, request.tokens[-1])
+
+    def _stopped_chain(self, request: DraftRequest, length: DraftLength, most: int) -> DraftTree:
+        """Return a chain as long as it pays, by the heads' probabilities."""
+        length.start(points=True)
+        most = min(most, length.ahead())
+        if most < 1:
+            return DraftTree()
+        chain = self._state.chain(request.tokens, most, probabilities=True)
+        if chain is not None and chain.log_probs is not None:
+            count = length.cut(np.exp(chain.log_probs).tolist())
+            return self.stopped(DraftTree.chain(chain.tokens[:count]))
+        state = self._state.said(request.tokens)
+        if state is None:
+            return DraftTree()
+        after, start = _laws(self._heads, state, request).after, len(request.tokens)
+        return self.stopped(
+            draft_chain(after, request.noise, start, most=most, points=True, stop=length)
+        )
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, hidden] of the hidden states."""

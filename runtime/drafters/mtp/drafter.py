@@ -16,6 +16,7 @@ import numpy as np
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import MtpContext, check_nextn
+from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.mtp.state import MtpState
@@ -41,7 +42,7 @@ class MtpDrafter(StatesDrafter):
     for each token. `sampling` "argmax" drafts point masses: the text stays plain decoding's own at
     every temperature. "with" draws from the blocks' law, transformed like the target's. `p_min`
     ends a chain before a token whose law gives no token that probability (at temperature 0: at
-    temperature 1).
+    temperature 1). With `length` a chain is as long as it pays, `num_draft_tokens` at most.
 
     It owns the context. `n_params` are the parameters that drafting adds to the target's: the
     blocks', or those of a whole file where they have one of their own.
@@ -56,12 +57,13 @@ class MtpDrafter(StatesDrafter):
         num_draft_tokens: int = 3,
         sampling: MtpSampling = "argmax",
         p_min: float = 0.0,
+        length: DraftLength | None = None,
         n_params: int = 0,
         name: str = "mtp",
     ) -> None:
         check_p_min(p_min)
         self._state = MtpState(context)
-        super().__init__(name, self._state, context, n_params)
+        super().__init__(name, self._state, context, n_params, length)
         self.max_nodes, self._context, self._sampling = num_draft_tokens, context, sampling
         self._p_min = p_min
 
@@ -75,8 +77,10 @@ class MtpDrafter(StatesDrafter):
         if root is None:
             return DraftTree()
         points = self._sampling == "argmax" or request.params.is_greedy
-        params = request.params
-        if points and self._p_min == 0.0:
+        params, reads_law = request.params, self._p_min > 0.0 or self._length is not None
+        if self._length is not None:
+            self._length.start(points=points)
+        if points and not reads_law:
             # The most likely token is the same, and no law has to be made.
             params = params.replace(temperature=0.0)
         elif params.is_greedy:
@@ -88,28 +92,31 @@ class MtpDrafter(StatesDrafter):
             row = self._state.after(drafted[-1]) if drafted else root
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
 
-        return draft_chain(
+        chain = draft_chain(
             law_after,
             request.noise,
             start,
             most=most,
             points=points,
             threshold=self._p_min,
+            stop=self._length,
             end_tokens=request.end_tokens,
         )
+        return self.stopped(chain)
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, width] of what the blocks read of these rows."""
         return np.stack([rows.nextn_state(row) for row in wanted])
 
 
-_DEFAULT_TOKENS = 3  # llama.cpp's --spec-draft-n-max
+_MOST_RECURRENT = 3
+"""Tokens where each that may be dropped again keeps one more recurrent state."""
 
 
 def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `mtp(n=3, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
+    """Build `mtp(n=auto, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
     options = options_of(expression)
-    n = options.optional_integer("n")
+    n = options.length("n")
     if n is not None and not 1 <= n < env.context.n_batch:
         most = f"{env.context.n_batch - 1} tokens, as many as a batch holds"
         raise OptionError(f"n is {n}: give 1 to {most}")
@@ -121,7 +128,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
     if owns_model:
         model = _open(Path(expression.arguments[0].atom).expanduser(), env)
     try:
-        n_tokens = _n_tokens(expression, model, n)
+        n_tokens = _n_tokens(expression, model, n, env.most_drafted)
         check_nextn(model)
     except BaseException:
         if owns_model:
@@ -130,6 +137,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
     name, n_params = str(expression), model.n_params if owns_model else model.nextn.n_parameters
     # After a draft accepted as a whole, its n pairs and the last token's are one evaluation.
     context = dataclasses.replace(env.context, n_sequences=1, n_outputs=n_tokens + 1)
+    share = model.nextn.n_parameters / max(1, env.target.n_params)
 
     def start() -> MtpDrafter:
         opened = MtpContext(model, context)
@@ -139,6 +147,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
                 num_draft_tokens=n_tokens,
                 sampling=sampling,
                 p_min=p_min,
+                length=None if n is not None else env.draft_length(share),
                 n_params=n_params,
                 name=name,
             )
@@ -161,15 +170,15 @@ def reads_own_blocks(expression: Expression) -> bool:
     return any(map(reads_own_blocks, inner))
 
 
-def _n_tokens(expression: Expression, model: Model, n: int | None) -> int:
-    """Return how many tokens to draft: as asked, and with several blocks no more than there are."""
+def _n_tokens(expression: Expression, model: Model, n: int | None, most: int) -> int:
+    """Return the most tokens to draft: as asked, and with several blocks no more than there are."""
     blocks = model.nextn.count
     if blocks < 2:
-        return n or _DEFAULT_TOKENS
+        return n or (most if model.can_branch else min(most, _MOST_RECURRENT))
     if n is not None and n > blocks:
         limit = f"{blocks} NextN blocks, one for each token, so n is at most {blocks}"
         raise OptionError(f"{expression}: {model.path} has {limit}")
-    return n or min(_DEFAULT_TOKENS, blocks)
+    return n or min(most, blocks)
 
 
 def _open(path: Path, env: DraftEnvironment) -> Model:

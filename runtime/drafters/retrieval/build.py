@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.costs.draft_length import MOST_DRAFTED
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.retrieval.datastore import open_store, read_reference
@@ -20,12 +21,16 @@ _PROMPT_LOOKUP = "prompt-lookup"
 def build_prompt_lookup(
     expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F)`."""
+    """Build `prompt-lookup(n=auto, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F)`.
+
+    Of n tokens as many are drafted as pay: n=auto is the usual bound.
+    """
     options = options_of(expression)
     path, vocabulary = options.optional("reference"), env.target.vocabulary
+    n = options.length("n")
     make = functools.partial(
         PromptLookupDrafter,
-        num_draft_tokens=options.integer("n", 15),
+        num_draft_tokens=MOST_DRAFTED if n is None else n,
         nodes=options.optional_integer("nodes"),
         branches=options.integer("branches", 4),
         max_ngram=options.integer("max_ngram", 16),
@@ -38,13 +43,14 @@ def build_prompt_lookup(
 
 
 def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2)`."""
+    """Build `rest(STORE, n=auto, nodes=10, branches=2, places=32, min_match=2)`."""
     options = options_of(expression)
     store = open_store(file_of(expression, env), env.target.vocabulary)
+    n = options.length("n")
     make = functools.partial(
         RestDrafter,
         store,
-        num_draft_tokens=options.integer("n", 10),
+        num_draft_tokens=10 if n is None else n,
         nodes=options.optional_integer("nodes"),
         branches=options.integer("branches", 2),
         places=options.integer("places", 32),

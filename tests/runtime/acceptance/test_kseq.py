@@ -219,11 +219,12 @@ def test_a_token_its_draft_law_excludes_is_an_error() -> None:
 
 
 def test_rules_are_built_by_name_and_the_nearest_name_is_told() -> None:
-    assert set(rule_names()) >= {"exact", "block", "kseq"}
-    for name in ("exact", "block", "kseq"):
+    assert set(rule_names()) >= {"exact", "token", "kseq"}
+    for name in ("exact", "token", "kseq"):
         rule = build_rule(name)
         assert (rule.name, rule.exact) == (name, True)
-    for wrong, near in {"k-seq": "kseq", "blok": "block", "block(2)": "block"}.items():
+    assert (build_rule("block").name, "block" in rule_names()) == ("exact", False)
+    for wrong, near in {"k-seq": "kseq", "tokn": "token", "token(2)": "token"}.items():
         with pytest.raises(OptionError, match=f"did you mean '{near}'"):
             build_rule(wrong)
 

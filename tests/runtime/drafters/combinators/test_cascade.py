@@ -73,7 +73,7 @@ def test_cascades_give_the_targets_law(inner: str, seed: int) -> None:
     assert drafter_bias(ExactRule(), cascade(seed, inner), LawTable(3, seed), length) < TOLERANCE
 
 
-@pytest.mark.parametrize("rule", [ExactRule(), BlockRule()], ids=["exact", "block"])
+@pytest.mark.parametrize("rule", [ExactRule(), BlockRule()], ids=["token", "exact"])
 @pytest.mark.parametrize("inner", ["none", "chain", "long chain", "points", "cascade"])
 def test_longer_cascades_over_two_tokens(rule: AcceptanceRule, inner: str) -> None:
     for seed in (1, 2):

@@ -128,8 +128,8 @@ def test_blocks_that_are_like_the_trunk_draft_far_better_than_chance(
 ) -> None:
     """By chance a token is right once in 320 times; each block of the second model is worse than
     the one before it."""
-    assert (answer(files["alike"], "mtp", GREEDY).stats.acceptance_rate or 0.0) > 0.3
-    assert (answer(files["two"], "mtp", GREEDY).stats.acceptance_rate or 0.0) > 0.1
+    assert (answer(files["alike"], "mtp(n=3)", GREEDY).stats.acceptance_rate or 0.0) > 0.3
+    assert (answer(files["two"], "mtp(n=2)", GREEDY).stats.acceptance_rate or 0.0) > 0.1
 
 
 def test_penalties_see_the_drafted_path(
@@ -251,7 +251,9 @@ def test_after_any_rounds_the_cache_is_what_a_fresh_evaluation_makes(
 ) -> None:
     spec = MODELS[name]
     params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=7)
-    with Runtime(files[name], drafter="mtp", **F32) as runtime:
+    with Runtime(
+        files[name], drafter=f"mtp(n={2 if name in ('two', 'windowed') else 3})", **F32
+    ) as runtime:
         accepted = drafted = 0
         for prompt in (
             PROMPT,

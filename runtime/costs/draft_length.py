@@ -1,0 +1,249 @@
+"""Draft length by optimal stopping: one more token is drafted where it pays for its evaluation.
+
+A round of n drafted tokens takes T(n + 1) + n d seconds, d the drafter's own for a token, and
+yields 1 + r_1 + .. + r_n tokens, r_i the probability that the first i are accepted. Rounds follow
+each other, so what counts is tokens a second over all of them; that is greatest where every round
+maximises its tokens times s less its seconds, s being the seconds that a token takes at that
+maximum (the renewal theorem; the iteration s <- seconds / tokens is Dinkelbach's). So with n
+tokens drafted another is, if for some k >= 1
+
+    s r_n (a + a m + .. + a m^(k-1)) > T(n + 1 + k) - T(n + 1) + (k - 1) d
+
+where a is the chance of the next token, given those before it, and m the usual one of those whose
+laws are not known yet. Looking k tokens ahead is what steps of T ask for, which make the second
+token after them cheap. Before the drafter is asked for its next law, a is m and pays for d too.
+
+The chance is a logistic function of the drafter's certainty, the greatest probability of its law
+before the draw. Two numbers fit it to what was accepted lately, by Newton's steps; s and m follow
+the last rounds too. Nothing is read but laws of tokens not drawn yet and earlier rounds, so drafts
+stay exact, and no clock: the same text and costs lead to the same lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specrun.runtime.drafter import RoundOutcome
+from specrun.runtime.prefix import common_prefix
+
+MOST_DRAFTED = 15
+"""Tokens of a draft at most: with the root 16, the last size at which batches are still cheap."""
+
+_USUAL = 0.75  # the chance of a token, where nothing is known
+_BIAS, _SLOPE_POINTS, _SLOPE_DRAWN = 0.4, 1.0, 0.5
+_PRIOR = (4.0, 2.0)  # how firmly bias and slope are believed, in Newton's weights
+_MEMORY, _ROUNDS = 0.98, 0.98  # of observations, of rounds
+_PRIOR_TOKENS, _PRIOR_CHANCES, _MOST_CHANCES = 6.0, 10.0, 90.0
+_RECOVERY, _PATIENCE = 0.03, 0.8  # of the way back to the prior, in a round without a draft
+_SURE = 8.0  # log-odds beyond which certainties are alike
+_STALE = 0.02  # change of s or m from which thresholds are worked out again
+
+
+class AcceptanceOdds:
+    """The chance that a drafted token is accepted, by the drafter's certainty.
+
+    Log-odds are `bias + slope x`, x the log-odds of the certainty. Observations fade, so that it
+    follows the text.
+    """
+
+    def __init__(self, slope: float) -> None:
+        self._start = slope
+        self.bias, self.slope = _BIAS, slope
+        self._weights = (0.0, 0.0, 0.0)  # Newton's matrix without the prior's
+
+    def chance(self, x: float) -> float:
+        """Return the probability of being accepted."""
+        return 1.0 / (1.0 + math.exp(-self.bias - self.slope * x))
+
+    def learn(self, x: float, accepted: bool) -> None:
+        """Take one step towards what was seen."""
+        chance = self.chance(x)
+        weight, error = chance * (1.0 - chance), accepted - chance
+        a, b, c = (_MEMORY * old for old in self._weights)
+        self._weights = a, b, c = a + weight, b + weight * x, c + weight * x * x
+        a, c = a + _PRIOR[0], c + _PRIOR[1]
+        # The inverse of [[a, b], [b, c]] times the gradient (1, x) error.
+        share = error / (a * c - b * b)
+        self.bias += share * (c - b * x)
+        self.slope = max(0.0, self.slope + share * (a * x - b))
+
+    def recover(self, share: float) -> None:
+        """Go back this share of the way to what is believed of any text: nothing was tried."""
+        self.bias += share * (_BIAS - self.bias)
+        self.slope += share * (self._start - self.slope)
+
+
+@dataclass(slots=True)
+class _Learnt:
+    """What earlier rounds taught about one kind of drafts, chosen tokens or drawn ones."""
+
+    odds: AcceptanceOdds
+    usual: float
+    tokens: float
+    seconds: float
+    chances: float = _PRIOR_CHANCES  # how many the usual one is the mean of
+    recovery: float = _RECOVERY
+    silent: bool = False  # the round before drafted nothing
+
+    def expect(self, chance: float) -> None:
+        """Count a chance as usual as any of the last ones."""
+        self.chances = min(self.chances + 1.0, _MOST_CHANCES)
+        self.usual += (chance - self.usual) / self.chances
+
+    def listen(self, drafted: int, accepted: int) -> None:
+        """Forget a little in a round without a draft, so that drafts are tried again some day.
+
+        Where they were tried in vain, less: what never pays costs less and less.
+        """
+        if drafted:
+            if self.silent:
+                change = 1.0 / _PATIENCE if accepted else _PATIENCE
+                self.recovery = min(_RECOVERY, self.recovery * change)
+        else:
+            self.odds.recover(self.recovery)
+            self.usual += self.recovery * (_USUAL - self.usual)
+            self.chances += self.recovery * (_PRIOR_CHANCES - self.chances)
+        self.silent = not drafted
+
+
+class DraftLength:
+    """Says when a chain stops. `seconds` is T, `step` d, `most` the longest chain.
+
+    A round calls `start`, then in turn `goes_on` before the drafter's next law and `takes` with its
+    certainty, or `ahead` and `cut` where chosen tokens come several at a time; and in the end
+    `observe`.
+    """
+
+    def __init__(
+        self, seconds: Callable[[int], float], step: float, most: int = MOST_DRAFTED
+    ) -> None:
+        self.most, self._seconds, self._step = most, seconds, step
+        self._learnt: dict[bool, _Learnt] = {}
+        self._thresholds: tuple[float, float, list[float], list[float]] | None = None
+        self._now: _Learnt | None = None
+        self._drafted: list[float] = []
+        self._reached, self._asked = 1.0, 0
+
+    def begin(self) -> None:
+        """Start an answer: what was learnt of chosen tokens stays, as they change no text."""
+        # Lengths of drawn drafts decide which text comes: each answer starts alike, so that a seed
+        # gives the same one again.
+        self._learnt.pop(False, None)
+        for learnt in self._learnt.values():
+            learnt.recovery = _RECOVERY  # another text: it may pay here
+
+    def start(self, *, points: bool) -> None:
+        """Start a round that drafts chosen tokens (`points`) or drawn ones."""
+        learnt = self._learnt.get(points)
+        if learnt is None:
+            learnt = self._learnt[points] = self._prior(points)
+        self._now, self._drafted, self._reached, self._asked = learnt, [], 1.0, 0
+        self._plan(learnt)
+
+    def goes_on(self) -> bool:
+        """Whether the drafter shall be asked for another law."""
+        assert self._now is not None
+        assert self._thresholds is not None
+        n = len(self._drafted)
+        asks = n < self.most and self._reached * self._now.usual > self._thresholds[2][n]
+        self._asked += asks
+        return asks
+
+    def takes(self, certainty: float) -> bool:
+        """Whether a token of a law is drafted whose greatest probability is `certainty`."""
+        learnt, n = self._now, len(self._drafted)
+        assert learnt is not None
+        assert self._thresholds is not None
+        x = log_odds(certainty)
+        chance = learnt.odds.chance(x)
+        learnt.expect(chance)
+        if n >= self.most or self._reached * chance <= self._thresholds[3][n]:
+            return False
+        self._drafted.append(x)
+        self._reached *= chance
+        return True
+
+    def ahead(self) -> int:
+        """Return how many chosen tokens to compute at once: as many as usual ones are worth it."""
+        assert self._now is not None
+        assert self._thresholds is not None
+        reached, asking = self._now.usual, self._thresholds[2]
+        n = 0
+        while n < self.most and reached > asking[n]:
+            n, reached = n + 1, reached * self._now.usual
+        # Even numbers: each needs a graph of its own.
+        return min(n + n % 2, self.most)
+
+    def cut(self, certainties: Sequence[float]) -> int:
+        """Return how many of these chosen tokens are drafted."""
+        count = 0
+        while count < len(certainties) and self.takes(certainties[count]):
+            count += 1
+        self._asked = len(certainties)
+        return count
+
+    def observe(self, drafted: Sequence[int], outcome: RoundOutcome) -> None:
+        """End the round in which these tokens were drafted."""
+        # In an ensemble the path may be another drafter's.
+        start = outcome.start
+        self.learn(common_prefix(drafted, outcome.tokens[start : start + len(outcome.path)]))
+
+    def learn(self, accepted: int) -> None:
+        """End the round: so many of its tokens were accepted."""
+        learnt, drafted = self._now, self._drafted
+        if learnt is None:
+            return
+        self._now = None
+        # Behind the first token that was refused nothing was tested.
+        for index, x in enumerate(drafted[: accepted + 1]):
+            learnt.odds.learn(x, index < accepted)
+        learnt.listen(len(drafted), accepted)
+        learnt.tokens = _ROUNDS * learnt.tokens + accepted + 1
+        seconds = self._seconds(len(drafted) + 1) + self._asked * self._step
+        learnt.seconds = _ROUNDS * learnt.seconds + seconds
+
+    def _prior(self, points: bool) -> _Learnt:
+        """Return what is believed before the first round: the best length for a usual drafter."""
+        tokens, best = 1.0, self._seconds(1)
+        for n in range(1, self.most + 1):
+            tokens += _USUAL**n
+            best = min(best, (self._seconds(n + 1) + n * self._step) / tokens)
+        odds = AcceptanceOdds(_SLOPE_POINTS if points else _SLOPE_DRAWN)
+        return _Learnt(odds, _USUAL, _PRIOR_TOKENS, _PRIOR_TOKENS * best)
+
+    def _plan(self, learnt: _Learnt) -> None:
+        """Work out the least r_n m to ask at, and the least r_n a to draft at, for every n."""
+        # Plain decoding is always there to be had.
+        token, usual = min(learnt.seconds / learnt.tokens, self._seconds(1)), learnt.usual
+        if self._thresholds is not None:
+            before = self._thresholds[:2]
+            if all(
+                abs(now - was) <= _STALE * was
+                for now, was in zip((token, usual), before, strict=True)
+            ):
+                return
+        costs = [self._seconds(n + 1) for n in range(self.most + 1)]
+        asking, taking = [], []
+        for n in range(self.most):
+            ask = take = math.inf
+            yielded, share = 0.0, 1.0
+            for k in range(1, self.most - n + 1):
+                yielded += share
+                share *= usual
+                extra = costs[n + k] - costs[n] + (k - 1) * self._step
+                take = min(take, extra / (token * yielded))
+                ask = min(ask, (extra + self._step) / (token * yielded))
+            asking.append(ask)
+            taking.append(take)
+        self._thresholds = token, usual, asking, taking
+
+
+def log_odds(probability: float) -> float:
+    """Return log(p / (1 - p)), cut where certainties are as good as alike."""
+    if probability <= 0.0:
+        return -_SURE
+    if probability >= 1.0:
+        return _SURE
+    return max(-_SURE, min(_SURE, math.log(probability / (1.0 - probability))))

@@ -1,0 +1,122 @@
+"""`n=auto` in real drafters: texts stay, seeds give them again, fixed shapes bound it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.costs import CostCurve
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.language import quoted
+
+OPTIONS = {"n_ctx": 256, "n_threads": 1}
+GREEDY = SamplingParams(temperature=0.0)
+CHEAP = CostCurve((1, 32), (1.0, 1.1), (1.0, 1.1))
+
+
+@pytest.fixture
+def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let drafts pay: a tiny drafter is as large as its target."""
+    whole = DraftEnvironment.draft_length
+    monkeypatch.setattr(DraftEnvironment, "curve", CHEAP)
+    monkeypatch.setattr(DraftEnvironment, "draft_length", lambda self, share: whole(self, 0.0))
+
+
+@pytest.mark.usefixtures("cheap_drafts")
+@pytest.mark.parametrize(
+    "expression", ["draft({})", "draft({}, n=auto, sampling=argmax, p_min=.01)"]
+)
+def test_texts_stay_whatever_the_lengths(
+    tiny_model: Path, tiny_flat_twin: Path, expression: str
+) -> None:
+    expression = expression.format(quoted(str(tiny_flat_twin)))
+    warm = SamplingParams(temperature=0.8, seed=3)
+    with (
+        Runtime(tiny_model, **OPTIONS) as plain,
+        Runtime(tiny_model, drafter=expression, **OPTIONS) as speculative,
+    ):
+        for params in (GREEDY, *((warm,) if "argmax" in expression else ())):
+            wanted = plain.generate("abc", params, max_tokens=40)
+            found = speculative.generate("abc", params, max_tokens=40)
+            assert found.token_ids == wanted.token_ids
+            assert found.stats.drafted > found.stats.rounds
+            assert len(found.stats.acceptance_by_position) <= 15
+
+
+@pytest.mark.usefixtures("cheap_drafts")
+def test_a_seed_gives_a_drawn_text_again(tiny_model: Path, tiny_flat_twin: Path) -> None:
+    drawn = SamplingParams(temperature=0.8, seed=3)
+    expression = f"draft({quoted(str(tiny_flat_twin))})"
+    with Runtime(tiny_model, drafter=expression, **OPTIONS) as runtime:
+        first = runtime.generate("abc", drawn, max_tokens=40)
+        runtime.generate("another", GREEDY, max_tokens=40)
+        again = runtime.generate("abc", drawn, max_tokens=40)
+    assert first.stats.rule == "exact"
+    assert first.stats.drafted > 0
+    assert (first.token_ids, first.stats.drafted) == (again.token_ids, again.stats.drafted)
+
+
+@pytest.mark.usefixtures("cheap_drafts")
+@pytest.mark.parametrize("shape", [8, "fixed"])
+def test_a_fixed_shape_bounds_the_length(
+    tiny_model: Path, tiny_flat_twin: Path, shape: int | str
+) -> None:
+    expression = f"draft({quoted(str(tiny_flat_twin))})"
+    width = 16 if shape == "fixed" else shape
+    with Runtime(tiny_model, drafter=expression, shape=shape, **OPTIONS) as runtime:
+        result = runtime.generate("abc", GREEDY, max_tokens=40)
+    assert result.stats.width == width
+    assert 0 < len(result.stats.acceptance_by_position) < int(width)
+    with (
+        pytest.raises(OptionError, match="give a multiple of 8 from 16"),
+        Runtime(tiny_model, drafter=expression.replace(")", ", n=9)"), shape=8, **OPTIONS),
+    ):
+        pass
+
+
+def test_what_is_evaluated_in_any_case_costs_nothing_more(tiny_model: Path) -> None:
+    """In a fixed shape only the drafter's own time speaks against a token; the least of that and
+    the batch bound the length."""
+    curve = CostCurve((1, 2, 16), (1.0, 1.9, 9.0), (1.0, 1.9, 9.0))
+    with Model(tiny_model) as model:
+
+        def drafted(n_batch: int, certainty: float, share: float, **options: object) -> int:
+            context = ContextOptions(n_ctx=64, n_batch=n_batch)
+            environment = DraftEnvironment(model, context, costs=curve, **options)  # type: ignore[arg-type]
+            length, count = environment.draft_length(share), 0
+            length.start(points=True)
+            while length.goes_on() and length.takes(certainty):
+                count += 1
+            return count
+
+        assert drafted(64, 0.5, 1e-4) == 0
+        assert drafted(64, 0.9, 1e-4, shape=8) == 7
+        assert drafted(64, 0.9, 1e-4, shape="fixed") == 15
+        assert drafted(4, 0.9, 1e-4, shape="fixed") == 3
+        assert drafted(64, 0.9, 20.0, shape=8) == 0
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("draft({}, n=auto, tree=2x2)", "n=auto drafts a chain"),
+        ("draft({}, n=aut)", "not a whole number"),
+        ("cascade(draft({}, n=auto), prompt-lookup)", "n=auto is for draft"),
+        ("jacobi(n=auto)", "not a whole number"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    tiny_model: Path, tiny_flat_twin: Path, expression: str, words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        Runtime(tiny_model, drafter=expression.format(quoted(str(tiny_flat_twin))), **OPTIONS)
+
+
+def test_prompt_lookup_takes_the_word_too(tiny_model: Path) -> None:
+    with Runtime(tiny_model, drafter="prompt-lookup(n=auto)", **OPTIONS) as runtime:
+        assert runtime.session.drafter.max_nodes == 15
