@@ -116,6 +116,7 @@ class Runtime:
                 n_gpu_layers=options.n_gpu_layers_draft,
                 use_mmap=options.use_mmap,
                 default_files=files,
+                by_clock=rule.exact,
             )
             weights = build_drafter(drafter, environment)
             opened.callback(weights.close)

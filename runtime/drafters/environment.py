@@ -11,7 +11,7 @@ from pathlib import Path
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
-from specrun.runtime.costs import CostCurve, known_curve
+from specrun.runtime.costs import CostCurve, LiveCurve, known_curve
 from specrun.runtime.drafter import DrafterWeights, make_all
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import find_method
@@ -23,7 +23,9 @@ class DraftEnvironment:
     """What builders may need; `default_files` are the demo's, by the names of methods.
 
     `costs` is what evaluations of the target cost, None: as it was measured on this machine, or
-    else a typical curve. `clock` is what drafters that measure read.
+    else a typical curve, which rounds then correct (`learnt`). `clock` is what drafters that
+    measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
+    rules whose law is the drafter's too.
     """
 
     target: Model
@@ -33,6 +35,8 @@ class DraftEnvironment:
     default_files: Mapping[str, Path] | None = None
     costs: CostCurve | None = None
     clock: Callable[[], float] = time.perf_counter
+    by_clock: bool = True
+    learnt: LiveCurve | None = None
 
     @property
     def n_ctx(self) -> int:
@@ -41,8 +45,17 @@ class DraftEnvironment:
 
     @property
     def curve(self) -> CostCurve:
-        """What evaluations of the target cost."""
-        return self.costs or known_curve(self.target.path, self.context, self.target.n_gpu_layers)
+        """What evaluations of the target cost: learnt while decoding, where drafters may be timed.
+
+        Where they may not it stays as it was known, whatever rounds take.
+        """
+        return self.known if self.learnt is None else self.learnt
+
+    @property
+    def known(self) -> CostCurve:
+        """What evaluations of the target were known to cost before anything was decoded."""
+        known = known_curve(self.target.path, self.context, self.target.n_gpu_layers)
+        return self.costs or known.as_padded()
 
 
 BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]

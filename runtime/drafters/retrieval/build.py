@@ -8,6 +8,7 @@ from pathlib import Path
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.paying import pace_of
 from specrun.runtime.drafters.retrieval.datastore import open_store, read_reference
 from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.drafters.retrieval.rest import RestDrafter
@@ -20,7 +21,8 @@ _PROMPT_LOOKUP = "prompt-lookup"
 def build_prompt_lookup(
     expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F)`."""
+    """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F,
+    always=no)`."""
     options = options_of(expression)
     path, vocabulary = options.optional("reference"), env.target.vocabulary
     make = functools.partial(
@@ -34,11 +36,11 @@ def build_prompt_lookup(
         costs=env.curve,
         name=str(expression),
     )
-    return DrafterWeights(str(expression), lambda: _sized(make(), env))
+    return DrafterWeights(str(expression), lambda: _sized(make(), env), pace=pace_of(options))
 
 
 def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2)`."""
+    """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2, always=no)`."""
     options = options_of(expression)
     store = open_store(file_of(expression, env), env.target.vocabulary)
     make = functools.partial(
@@ -52,7 +54,7 @@ def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) 
         costs=env.curve,
         name=str(expression),
     )
-    return DrafterWeights(str(expression), lambda: _sized(make(), env))
+    return DrafterWeights(str(expression), lambda: _sized(make(), env), pace=pace_of(options))
 
 
 def with_reference(text: str, reference: Path) -> str:
