@@ -27,6 +27,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
+from specrun.runtime.padding import PaddedTarget, Wider, paddings
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (
     CachedText,
@@ -252,11 +253,23 @@ class FixedShapeTarget(TargetModel):
 
 
 def open_target(
-    model: Model, drafter: DraftSize, options: ContextOptions, shape: Shape
+    model: Model,
+    drafter: DraftSize,
+    options: ContextOptions,
+    shape: Shape,
+    wider: Wider | None = None,
 ) -> TargetModel:
-    """Make the context that verifies a drafter's trees, in evaluations of any or of one width."""
+    """Make the context that verifies a drafter's trees, in evaluations of any or of one width.
+
+    Where the width is free, batches are padded to what is `wider` and cheaper.
+    """
     sized = target_context_options(options, drafter)
     width = width_of(shape, drafter, options)
-    if width is None:
+    if width is not None:
+        return FixedShapeTarget(Context(model, fixed_shape_options(model, sized, width)), width)
+    most = min(options.n_batch, options.n_ubatch)
+    padded = paddings(wider, drafter.max_nodes + 1, most) if wider and model.can_branch else {}
+    if not padded:
         return TargetModel(Context(model, sized))
-    return FixedShapeTarget(Context(model, fixed_shape_options(model, sized, width)), width)
+    n_outputs = max(sized.n_outputs, *padded.values())
+    return PaddedTarget(Context(model, dataclasses.replace(sized, n_outputs=n_outputs)), padded)

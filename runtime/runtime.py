@@ -122,7 +122,7 @@ class Runtime:
             opened.callback(weights.close)
             owned = (weights, self.model)
             self._session = Session.open(
-                self.model, weights.start(), sized, rule, owned, options.shape
+                self.model, weights.start(), sized, rule, owned, options.shape, environment.wider
             )
             opened.pop_all()  # the session's from here on
         self._template: ChatTemplate | None = None

@@ -12,6 +12,7 @@ from specrun.runtime.trees import Topology
 
 _WORTH_PADDING = 0.05  # of the time of a batch: what padding must save at the least
 
+
 @dataclass(frozen=True, slots=True)
 class CostCurve:
     """Seconds of one evaluation of n tokens, measured at ascending `sizes`.
@@ -66,7 +67,7 @@ class CostCurve:
         return max(self.spread[below], self.spread[above])
 
     def wider(self, n: int, most: int) -> int:
-        """Return how many tokens, at most so many, to evaluate in place of n: n, or what is cheaper.
+        """Return how many tokens to evaluate in place of n, at most so many: n, or what is cheaper.
 
         Kernels of quantized weights may take less for 8 tokens than for 5: then 3 are added that
         nobody reads. What is cheaper by no more than the spread may only be noise. A single token

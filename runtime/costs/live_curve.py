@@ -54,9 +54,10 @@ class LiveCurve(CostCurve):
         self._learnt.learn(width, seconds)
 
     @property
-    def knows_single(self) -> bool:
-        """Whether the time of a token is known by rounds, of one token or of more."""
-        return bool(self._learnt.times)
+    def widest(self) -> int:
+        """The largest width that was seen; 0 until two rounds of a single token were."""
+        times = self._learnt.times
+        return max(times) if len(times.get(1, ())) > 1 else 0
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, as it is believed now."""
@@ -116,9 +117,9 @@ class _Learnt:
     def _single_seconds(self) -> float:
         """Return the time of one token."""
         alone = self.times.get(1, ())
-        if len(alone) >= _ENOUGH:
-            return self._estimates[1]
-        # Few rounds may all have been slow: the first of an answer often is.
+        if alone:
+            # The first round of an answer is often slow: of few the least counts.
+            return self._estimates[1] if len(alone) >= _ENOUGH else min(alone)
         return min(min(times) / self._expected(width) for width, times in self.times.items())
 
     def _factor(self, width: int, single: float) -> float:

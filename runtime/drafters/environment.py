@@ -54,8 +54,15 @@ class DraftEnvironment:
     @property
     def known(self) -> CostCurve:
         """What evaluations of the target were known to cost before anything was decoded."""
-        known = known_curve(self.target.path, self.context, self.target.n_gpu_layers)
-        return self.costs or known.as_padded()
+        return self.costs or self._known.as_padded()
+
+    def wider(self, n: int, most: int) -> int:
+        """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
+        return (self.costs or self._known).wider(n, most)
+
+    @property
+    def _known(self) -> CostCurve:
+        return known_curve(self.target.path, self.context, self.target.n_gpu_layers)
 
 
 BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]

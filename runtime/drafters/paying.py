@@ -127,7 +127,7 @@ class PayingDrafter(TimedDrafter):
         wanted = min(request.max_nodes, self.max_nodes)
         most = self._affordable(wanted)
         self._asks = self._account.room > 0.0
-        self._stopped += not most and wanted > 0
+        self._stopped += not most and self._costs.widest > 0
         if not self._asks:
             self._proposed = self._asked
             return _NOTHING
@@ -139,8 +139,12 @@ class PayingDrafter(TimedDrafter):
     def _affordable(self, wanted: int) -> int:
         """Return how many nodes, of so many, may all be rejected."""
         costs = self._costs
-        if not costs.knows_single:
-            return 0  # a first round is plain: all others are compared with it
+        widest = costs.widest
+        if not widest:
+            return 0  # the first rounds are plain: all others are compared with them
+        if not costs.spread:
+            # A curve that nobody measured may be far off: drafts are at most twice as long as any.
+            wanted = min(wanted, max(1, 2 * (widest - 1)))
         limit = (1.0 + self._account.room) * costs.seconds(1)
         if costs.seconds(1 + wanted) <= limit:
             return wanted
