@@ -87,7 +87,8 @@ class _Learnt:
         self._seen[width] = self._round
         # A fit takes some tens of microseconds: it waits for news.
         news = abs(lower_median(times) - self._estimates.get(width, 0.0))
-        if news > _NEWS * usual or self._round - self._fitted >= _STALE:
+        few = len(times) <= _ENOUGH
+        if few or news > _NEWS * usual or self._round - self._fitted >= _STALE:
             self._fit()
 
     def seconds(self, n: int) -> float:

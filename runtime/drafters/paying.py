@@ -13,10 +13,11 @@ this is for drafters that draw: what they draft is part of which text comes of a
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specrun.runtime.costs import STALL, Account, LiveCurve
+from specrun.runtime.costs import STALL, Account, LiveCurve, lower_median
 from specrun.runtime.drafter import Drafter, DraftRequest, Pace, RoundOutcome
 from specrun.runtime.language import ExpressionOptions
 from specrun.runtime.target import EvaluatedRows
@@ -24,6 +25,7 @@ from specrun.runtime.tree import DraftTree
 
 _YES_NO = ["yes", "no"]
 _MOST = 2.0  # plain rounds that may be lost at a time, with `SHARE`: 3 % of any 200 tokens
+_OWN = 9  # rounds that tell what the drafter's own Python usually takes
 _NOTHING = DraftTree()
 
 
@@ -113,6 +115,7 @@ class PayingDrafter(TimedDrafter):
         self._asked = 0.0
         self._asks = False
         self._stopped = 0
+        self._own: deque[float] = deque(maxlen=_OWN)  # seconds of its own, lately
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Pass on; without tokens everything begins anew."""
@@ -127,7 +130,7 @@ class PayingDrafter(TimedDrafter):
         wanted = min(request.max_nodes, self.max_nodes)
         most = self._affordable(wanted)
         self._asks = self._account.room > 0.0
-        self._stopped += not most and self._costs.widest > 0
+        self._stopped += not most and wanted > 0 and self._costs.widest > 0
         if not self._asks:
             self._proposed = self._asked
             return _NOTHING
@@ -157,11 +160,19 @@ class PayingDrafter(TimedDrafter):
         if not self._asks:
             return
         self.inner.observe(outcome)
-        single, width = self._costs.seconds(1), 1 + len(outcome.tree)
-        own = max(0.0, self._clock() - self._asked - evaluated)
+        costs, width = self._costs, 1 + len(outcome.tree)
         # Pauses of the machine are no loss of the drafter's, as far as they can be told.
-        taken = own + (min(evaluated, STALL * self._costs.seconds(width)) if width > 1 else 0.0)
-        self._account.lose(taken / single - outcome.n_new * (width > 1))
+        lost = self._usual_own(max(0.0, self._clock() - self._asked - evaluated))
+        if width > 1:
+            lost += min(evaluated, STALL * costs.seconds(width)) - outcome.n_new * costs.seconds(1)
+        self._account.lose(lost / costs.seconds(1))
+
+    def _usual_own(self, seconds: float) -> float:
+        """Return the seconds that the drafter took itself, cut to what is usual."""
+        # The very first time everything is cold, which does not come again.
+        usual = STALL * lower_median(self._own) if self._own else 0.0
+        self._own.append(seconds)
+        return min(seconds, usual)
 
     def report(self) -> dict[str, Any]:
         """Return what the drafter says, and in how many rounds it was stopped."""

@@ -25,6 +25,8 @@ from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.tree import DraftTree
 
+pytestmark = pytest.mark.timed
+
 TOKENS = 200
 # Gemma 3 270M Q4_K_M and SmolLM2-135M Q4_1, one thread, as they were measured.
 STEEP = CostCurve.flat([1.0, 2.0, 2.2, 2.3, 3.6, 3.9])
@@ -232,7 +234,9 @@ def test_a_lookup_learns_what_the_machine_costs_and_loses_less_than_one_that_doe
             tree = drafter.propose(DraftRequest(text, PLAIN, SeededNoise(0), 99, 99))
             path, parent = [], -1
             for token in whole[len(text) :]:
-                near = [n for n, p in enumerate(tree.parents) if (p, tree.tokens[n]) == (parent, token)]
+                near = [
+                    n for n, p in enumerate(tree.parents) if (p, tree.tokens[n]) == (parent, token)
+                ]
                 if not near:
                     break
                 parent = near[0]
