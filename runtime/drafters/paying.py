@@ -24,7 +24,8 @@ from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
 _YES_NO = ["yes", "no"]
-_MOST = 2.0  # plain rounds that may be lost at a time, with `SHARE`: 3 % of any 200 tokens
+# Of a token's plain round, and plain rounds, that may be lost at a time: 3 % of any 200 tokens.
+_SHARE, _MOST = 0.02, 1.5
 _OWN = 9  # rounds that tell what the drafter's own Python usually takes
 _NOTHING = DraftTree()
 
@@ -111,7 +112,7 @@ class PayingDrafter(TimedDrafter):
 
     def __init__(self, inner: Drafter, costs: LiveCurve, clock: Callable[[], float]) -> None:
         super().__init__(inner, costs, clock)
-        self._account = Account(_MOST)
+        self._account = Account(_SHARE, _MOST)
         self._asked = 0.0
         self._asks = False
         self._stopped = 0
@@ -122,7 +123,7 @@ class PayingDrafter(TimedDrafter):
         super().begin(tokens)
         self._stopped = 0
         if not tokens:
-            self._account = Account(_MOST)
+            self._account = Account(_SHARE, _MOST)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return what the drafter proposes within what it may lose."""

@@ -7,7 +7,6 @@ import pytest
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import (
-    SHARE,
     START,
     TYPICAL_CPU,
     TYPICAL_GPU,
@@ -140,23 +139,23 @@ def test_the_spread_is_given_for_each_size_or_for_none() -> None:
 
 
 def test_what_may_be_lost_grows_with_the_tokens_up_to_a_limit() -> None:
-    account, free = Account(2.0), Account()
-    assert account.room == free.room == START
+    account, free = Account(0.02, 1.0), Account(0.02)
+    assert (account.room, free.room) == (1.0, START)
     for _ in range(1000):
         account.allow(1)
         free.allow(1)
-    assert account.room == 2.0
-    assert free.room == pytest.approx(START + 1000 * SHARE)
+    assert account.room == 1.0
+    assert free.room == pytest.approx(START + 20.0)
     account.lose(3.0)
-    assert account.room == -1.0
+    assert account.room == -2.0
 
 
 def test_what_was_saved_may_be_lost_again_but_not_all_of_it() -> None:
-    account = Account(2.0)
+    account = Account(0.02)
     account.lose(-100.0)
     assert account.room == START + 8.0
     account.lose(7.0)
     account.allow(10)
-    assert account.room == pytest.approx(START + 1.0 + 10 * SHARE)
+    assert account.room == pytest.approx(START + 1.2)
     account.lose(1.0 + START)
-    assert account.room == pytest.approx(10 * SHARE)
+    assert account.room == pytest.approx(0.2)
