@@ -53,7 +53,10 @@ FLOORS = (
         ),
     ),
     Floor("acceptance rules", ("acceptance",)),
-    Floor("a round", ("target", "padding", "fixed_shape", "drafter", "conversation", "results", "loop")),
+    Floor(
+        "a round",
+        ("target", "padding", "fixed_shape", "drafter", "conversation", "results", "loop"),
+    ),
     Floor("heads", ("heads",)),
     Floor("shapes of trees", ("trees",)),
     Floor("costs", ("costs",)),
