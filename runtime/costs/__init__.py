@@ -46,3 +46,4 @@ from specrun.runtime.costs.tuned import (
     save_plans,
     tuned_expression,
 )
+from specrun.runtime.costs.weight_types import ACCEPTED, WeightType, weight_types
