@@ -191,7 +191,7 @@ def test_folders_of_the_runtime_import_in_no_circle():
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 25}) == []
     assert len(of("runtime")) <= 130
-    assert too_much(SOURCES, most_files=395, most_lines=54_500) == []
+    assert too_much(SOURCES, most_files=395, most_lines=54_900) == []
 
 
 @settled

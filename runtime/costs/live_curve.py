@@ -126,7 +126,7 @@ class _Learnt:
     def _factor(self, width: int, single: float) -> float:
         """Return the logarithm of what a width takes over what was expected, as far as believed."""
         count, age = len(self.times[width]), self._round - self._seen[width]
-        weight = count / (count + _DOUBT) * 0.5 ** (age / _FADING)
+        weight = count / (count + _DOUBT) * math.exp2(-age / _FADING)
         return weight * math.log(self._estimates[width] / single / self._expected(width))
 
     def _expected(self, width: int) -> float:

@@ -25,7 +25,7 @@ by something else.
 An arm that is new, or was found slower than plain decoding, drafts few tokens at first, as many as
 stake `_STAKE` of a plain round (or one), and twice as many each time half of a draft is accepted.
 Its reading of the text is part of a probe: one that reads slower than `SHARE` allows, about a
-fifth of the target's size on a CPU, cannot come back into a long text.
+seventh of the target's size on a CPU, cannot come back into a long text.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class ArmChooser:
         for arm in self.arms:
             arm.behind += n_new
             arm.patience = 1.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether anything may be lost to drafting now."""
+        return self._account.room > 0.0
 
     def choose(self) -> tuple[int, int]:
         """Return the arm of the next round, and how much it may draft (0: all it likes)."""

@@ -224,7 +224,7 @@ class AutoDrafter(MembersDrafter):
             # What reads the text alone knows without a probe when it has something to say.
             promised = [member.forecast(request) for member in self._members]
             best = max(range(len(promised)), key=promised.__getitem__)
-            if promised[best] >= _FAST:
+            if promised[best] >= _FAST and self._chooser.has_room:
                 return best, 0
         return index, depth
 
