@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from support.enumeration import TOLERANCE, drafter_bias, top_k_points
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows
+from support.tiny_models import F32
 
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.model import Model
+from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, LiveCurve
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
@@ -299,3 +301,23 @@ def test_a_model_that_draws_is_not_timed(model: Model, tiny_drafter: Path) -> No
         with closing(build_drafter(expression, environment)) as weights:
             with closing(weights.start()) as drafter:
                 assert not isinstance(drafter, TimedDrafter)
+
+
+def test_nothing_is_timed_under_rules_that_are_not_exact(tiny_model: Path) -> None:
+    """What is drafted is part of their law."""
+    options = {"n_ctx": 64, "n_threads": 1, "n_gpu_layers": 0}
+    for rule, timed in (("exact", True), ("block", True), ("typical(eps=0.2)", False)):
+        with Runtime(tiny_model, "prompt-lookup", accept=rule, **options) as runtime:
+            assert isinstance(runtime.session.drafter, PayingDrafter) is timed
+
+
+def test_texts_are_plain_decodings_own_on_a_real_clock(tiny_model: Path) -> None:
+    """Whatever is stopped when: in float32 the text does not hang on it."""
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4] * 3
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=3)
+        said = []
+        for drafter in ("none", "prompt-lookup(min_ngram=1)", "jacobi", "lookahead(window=2)"):
+            with Runtime(tiny_model, drafter, **F32) as runtime:
+                said.append(runtime.generate(prompt, params, max_tokens=60).token_ids)
+        assert said == [said[0]] * 4
