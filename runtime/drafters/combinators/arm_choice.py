@@ -100,8 +100,9 @@ class ArmChooser:
 
     @property
     def has_room(self) -> bool:
-        """Whether anything may be lost to drafting now."""
-        return self._account.room > 0.0
+        """Whether anything may be lost to drafting now; after some rounds, only what is booked."""
+        known = self._now < _FIRST_ROUNDS or self._plain_seconds > 0.0
+        return known and self._account.room > 0.0
 
     def choose(self) -> tuple[int, int]:
         """Return the arm of the next round, and how much it may draft (0: all it likes)."""
