@@ -25,8 +25,7 @@ STALL = 2.0
 """Rounds that take more than so many usual ones were disturbed, and count as so many."""
 _DOUBT = 0.5  # rounds that the first belief counts for, beside those that were seen of a width
 _FADING = 256  # rounds after which half of what an unseen width showed is forgotten
-_NEWS = 0.02  # changes of an estimate by less than this share are not worth fitting again
-_STALE = 16  # rounds after which it is fitted again in any case
+_STALE = 8  # rounds after which the curve is fitted again
 _TICK = 1e-9  # the shortest round: clocks may stand still
 
 
@@ -80,15 +79,15 @@ class _Learnt:
 
     def learn(self, width: int, seconds: float) -> None:
         """Count a round."""
-        times = self.times.setdefault(width, deque(maxlen=_KEPT))
-        usual = lower_median(times) if times else seconds
-        times.append(max(_TICK, min(seconds, STALL * usual)))
         self._round += 1
         self._seen[width] = self._round
-        # A fit takes some tens of microseconds: it waits for news.
-        news = abs(lower_median(times) - self._estimates.get(width, 0.0))
-        few = len(times) <= _ENOUGH
-        if few or news > _NEWS * usual or self._round - self._fitted >= _STALE:
+        times = self.times.get(width)
+        if times is None:
+            times = self.times[width] = deque(maxlen=_KEPT)
+            self._estimates[width] = seconds
+        times.append(max(_TICK, min(seconds, STALL * self._estimates[width])))
+        # A fit takes some tens of microseconds: it waits, unless little was known.
+        if len(times) <= _ENOUGH or self._round - self._fitted >= _STALE:
             self._fit()
 
     def seconds(self, n: int) -> float:

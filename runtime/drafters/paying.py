@@ -119,22 +119,21 @@ class PayingDrafter(TimedDrafter):
         self._own: deque[float] = deque(maxlen=_OWN)  # seconds of its own, lately
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Pass on; without tokens everything begins anew."""
+        """Pass on; the account goes on, for what was lost is lost."""
         super().begin(tokens)
         self._stopped = 0
-        if not tokens:
-            self._account = Account(_SHARE, _MOST)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return what the drafter proposes within what it may lose."""
         self._asked = self._clock()
-        wanted = min(request.max_nodes, self.max_nodes)
-        most = self._affordable(wanted)
         self._asks = self._account.room > 0.0
-        self._stopped += not most and wanted > 0 and self._costs.widest > 0
         if not self._asks:
+            self._stopped += 1
             self._proposed = self._asked
             return _NOTHING
+        wanted = min(request.max_nodes, self.max_nodes)
+        most = self._affordable(wanted)
+        self._stopped += not most and wanted > 0 and self._costs.widest > 0
         if most < wanted:
             depth = min(most, request.max_depth)
             request = dataclasses.replace(request, max_depth=depth, max_nodes=most)
