@@ -230,10 +230,10 @@ class AutoDrafter(MembersDrafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the asked member what became of its tree, and the others what the text is now."""
+        # Idle members get the text without rows: their caches follow when they are asked again.
+        idle = outcome_for_idle(outcome)
         for index, member in enumerate(self._members):
-            # Idle members get the same text without rows: their
-            # caches follow when they are asked again.
-            member.observe(outcome if index == self._chosen else outcome_for_idle(outcome))
+            member.observe(outcome if index == self._chosen else idle)
         self._known += outcome.tokens[len(self._known) :]
         if self._chosen is None:
             return

@@ -159,6 +159,8 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
 
 def outcome_for_idle(outcome: RoundOutcome) -> RoundOutcome:
     """Return the outcome as a member sees it that proposed nothing: its tree is the path."""
+    if not len(outcome.tree):
+        return outcome
     return outcome_for(outcome, DraftTree(), {ROOT: ROOT})
 
 
