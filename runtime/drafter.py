@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.sampling import SamplingParams
@@ -151,18 +151,24 @@ class Owned(Protocol):
         """Free it; calling it again does nothing."""
 
 
+Pace = Literal["counted", "timed", "paying"]
+"""What measured time may decide of drafts. counted: nothing; timed: what evaluations are believed
+to cost; paying: also when to stop, which only drafters of point masses leave to others."""
+
+
 @dataclass(slots=True)
 class DrafterWeights:
     """What all conversations of a drafter share: models, heads, stores, and measured costs.
 
     `start` makes the drafter of one conversation: its cache positions, its state, what it has
     learnt. `owned` is closed with the weights, first to last; every drafter that was started is
-    closed before.
+    closed before. `pace` says what measured time may decide of its drafts.
     """
 
     name: str
     start: Callable[[], Drafter]
     owned: Sequence[Owned] = ()
+    pace: Pace = "counted"
 
     def close(self) -> None:
         """Free everything owned, whatever goes wrong with a part of it."""

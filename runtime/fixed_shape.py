@@ -33,6 +33,7 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.bindings.threads import available_cores
 from specrun.bindings.trial import is_noted, note_fact
+from specrun.runtime.padding import PaddedTarget, Wider, paddings
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (
     CachedText,
@@ -348,21 +349,34 @@ def _require_same(wanted: list[bytes], found: list[bytes], width: int, beside: s
 
 
 def open_target(
-    model: Model, drafter: DraftSize, options: ContextOptions, shape: Shape
+    model: Model,
+    drafter: DraftSize,
+    options: ContextOptions,
+    shape: Shape,
+    wider: Wider | None = None,
 ) -> TargetModel:
     """Make the context that verifies a drafter's trees, in evaluations of any or of one width.
 
-    Raises `OptionError` for a width that does not keep its promise for this model here.
+    Where the width is free, batches are padded to what is `wider` and cheaper. Raises `OptionError`
+    for a width that does not keep its promise for this model here.
     """
     sized = target_context_options(options, drafter)
     width = width_of(shape, drafter, options)
-    if width is None:
+    if width is not None:
+        return _tried_target(Context(model, fixed_shape_options(model, sized, width)), width)
+    most = min(options.n_batch, options.n_ubatch)
+    padded = paddings(wider, drafter.max_nodes + 1, most) if wider and model.can_branch else {}
+    if not padded:
         return TargetModel(Context(model, sized))
-    context = Context(model, fixed_shape_options(model, sized, width))
+    n_outputs = max(sized.n_outputs, *padded.values())
+    return PaddedTarget(Context(model, dataclasses.replace(sized, n_outputs=n_outputs)), padded)
+
+
+def _tried_target(context: Context, width: int) -> FixedShapeTarget:
+    target = FixedShapeTarget(context, width)
     try:
-        target = FixedShapeTarget(context, width)
         require_equal_bits(target)
-    except BaseException:  # Ctrl-C as well: it owns native memory
+    except BaseException:  # Ctrl-C as well: the context owns native memory
         context.close()
         raise
     return target

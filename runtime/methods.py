@@ -190,7 +190,7 @@ METHODS: Mapping[str, Method] = {
             "prompt-lookup",
             "Prompt lookup and LLMA: what followed the last n-gram earlier in the text.",
             "specrun.runtime.drafters.retrieval.build",
-            options=("n", "nodes", "branches", "max_ngram", "min_ngram", "reference"),
+            options=("n", "nodes", "branches", "max_ngram", "min_ngram", "reference", "always"),
             counted_by_n=True,
             spec_types=("ngram-simple", "prompt-lookup"),
         ),
@@ -198,7 +198,7 @@ METHODS: Mapping[str, Method] = {
             "rest",
             "REST: what followed the last tokens in a datastore of texts, a suffix array.",
             "specrun.runtime.drafters.retrieval.build",
-            options=("n", "nodes", "branches", "places", "min_match"),
+            options=("n", "nodes", "branches", "places", "min_match", "always"),
             file=DraftFile("the datastore", "rest(docs.store)", made_by="specrun datastore build"),
         ),
         Method(
@@ -207,14 +207,14 @@ METHODS: Mapping[str, Method] = {
             "specrun.runtime.drafters.lookahead.build",
             options=(
                 *("window", "ngram", "guesses", "pool", "save"),
-                *("text", "per_key", "max_keys", "seed"),
+                *("text", "per_key", "max_keys", "seed", "always"),
             ),
         ),
         Method(
             "jacobi",
             "Jacobi decoding: the target's own guesses of the last round, iterated.",
             "specrun.runtime.drafters.lookahead.build",
-            options=("n", "seed"),
+            options=("n", "seed", "always"),
         ),
         Method(
             "ensemble",

@@ -116,13 +116,14 @@ class Runtime:
                 n_gpu_layers=options.n_gpu_layers_draft,
                 use_mmap=options.use_mmap,
                 default_files=files,
+                by_clock=rule.exact,
                 shape=options.shape,
             )
             weights = build_drafter(drafter, environment)
             opened.callback(weights.close)
             owned = (weights, self.model)
             self._session = Session.open(
-                self.model, weights.start(), sized, rule, owned, options.shape
+                self.model, weights.start(), sized, rule, owned, options.shape, environment.wider
             )
             opened.pop_all()  # the session's from here on
         self._template: ChatTemplate | None = None

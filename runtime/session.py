@@ -26,6 +26,7 @@ from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import SeededNoise
+from specrun.runtime.padding import Wider
 from specrun.runtime.results import (
     FinishReason,
     GenerationResult,
@@ -126,10 +127,11 @@ class Session:
         rule: AcceptanceRule,
         owned: Sequence[Owned] = (),
         shape: Shape = "free",
+        wider: Wider | None = None,
     ) -> Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
-            target = open_target(model, drafter, options, shape)
+            target = open_target(model, drafter, options, shape, wider)
         # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
             drafter.close()

@@ -17,6 +17,7 @@ from support.tiny_models import CHAT
 from specrun.bindings.trial import remember_written
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import sampling
+from specrun.runtime.drafters import build
 
 # What tests try, measure or plan is neither read from the user's cache nor left there; the commands
 # that they start know the files that were written here.
@@ -37,6 +38,9 @@ class _KnownGGUFWriter(gguf.GGUFWriter):
 gguf.GGUFWriter = _KnownGGUFWriter  # type: ignore[misc]
 
 
+_TIMED = build._timed
+
+
 class _SeedsOfTest:
     """The seeds that answers without one get in a test: the same in every run."""
 
@@ -46,8 +50,13 @@ class _SeedsOfTest:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """An answer whose text depends on a random seed would fail a test once in a while."""
+    """What depends on a random seed, or on how long a round takes, would fail once in a while.
+
+    Drafters without a model are timed in tests that are marked `timed`, and bring a clock.
+    """
     sampling.secrets = _SeedsOfTest(item.nodeid)  # type: ignore[assignment]
+    timed = item.get_closest_marker("timed") is not None
+    build._timed = _TIMED if timed else lambda drafter, _pace, _env: drafter  # type: ignore[assignment]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -188,7 +188,7 @@ def _open(
         expression = setting.drafter
         for name, path in files.items():
             expression = expression.replace(name, quoted(str(path)))
-        environment = DraftEnvironment(model, context_options, n_gpu_layers=0)
+        environment = DraftEnvironment(model, context_options, n_gpu_layers=0, by_clock=False)
         with (
             closing(build_drafter(expression, environment)) as weights,
             closing(weights.start()) as drafter,

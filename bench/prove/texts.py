@@ -115,7 +115,7 @@ def parting(
 
 def _point_masses(setting: Setting) -> list[tuple[Session, ForkingDrafter | None]]:
     forking = ForkingDrafter(setting, setting.source("texts"))
-    environment = DraftEnvironment(setting.model, setting.context)
+    environment = DraftEnvironment(setting.model, setting.context, by_clock=False)
     weights = build_drafter("prompt-lookup(min_ngram=1, n=4)", environment)
     sessions: list[tuple[Session, ForkingDrafter | None]] = [(setting.session(forking), forking)]
     sessions.append((setting.session(weights.start()), None))

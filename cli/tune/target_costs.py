@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -17,14 +19,14 @@ from specrun.cli.tune.options import TuneOutput, TuneText
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specrun.runtime.costs import CostCurve
+    from specrun.runtime.costs import CostCurve, WeightType
 
 
 def run_target_costs(
     load: LoadSettings, target: Path, text: TuneText, output: TuneOutput, terminal: Terminal
 ) -> None:
     """Measure the target's cost curve, print it and keep it."""
-    from specrun.runtime.costs import measure_target_costs, save_curve
+    from specrun.runtime.costs import measure_target_costs, save_curve, weight_types
     from specrun.runtime.offload import resolve_gpu_layers
 
     if output.plot is not None:
@@ -39,13 +41,18 @@ def run_target_costs(
             use_mmap=load.mmap,
             progress=lambda share: progress("measuring the target", share),
         )
+    layers = resolve_gpu_layers(load.gpu_layers, target)
+    types = weight_types(target, curve, context, layers)
     if output.as_json:
-        costs = {"sizes": curve.sizes, "reused": curve.reused, "rebuilt": curve.rebuilt}
-        terminal.answer(json.dumps({"target": str(target), "target_costs": costs}, indent=2) + "\n")
+        costs = dataclasses.asdict(curve)
+        found = {"target": str(target), "target_costs": costs, "weight_types": _as_json(types)}
+        terminal.answer(json.dumps(found, indent=2) + "\n")
     else:
         _show(curve, terminal)
+        if len(types) > 1:
+            _show_types(types, terminal)
     if output.save:
-        path = save_curve(curve, target, context, resolve_gpu_layers(load.gpu_layers, target))
+        path = save_curve(curve, target, context, layers)
         terminal.note(
             f"kept in {path}: prompt-lookup, lookahead and rest plan with it; -md FILE plans for "
             "a draft model"
@@ -60,8 +67,55 @@ def _show(curve: CostCurve, terminal: Terminal) -> None:
             f"{1e3 * seconds:.2f}",
             f"{seconds / single:.2f}",
             f"{size * single / seconds:.2f}",
+            f"{100 * curve.spread_at(size):.0f} %",
+            _padded(curve, size),
         )
         for size, seconds in ((size, curve.seconds(size)) for size in curve.sizes)
     ]
-    head = ("tokens", "ms", "times one", "most gain")
+    head = ("tokens", "ms", "times one", "most gain", "spread", "padded to")
     print_table(terminal, "What an evaluation costs", head, rows)
+
+
+def _padded(curve: CostCurve, size: int) -> str:
+    wider = curve.wider(size, curve.sizes[-1])
+    return str(wider) if wider > size else ""
+
+
+def _show_types(types: Sequence[WeightType], terminal: Terminal) -> None:
+    """Print how files of other weight types compare, and what is to be said of them."""
+    from specrun.runtime.costs import ACCEPTED
+
+    rows = []
+    for known in types:
+        cells = [""] * 5
+        if known.curve is not None:
+            single = known.curve.seconds(1)
+            cells = [f"{known.plain:.1f}"]
+            cells += [f"{known.curve.seconds(size) / single:.2f}" for size in (2, 4, 8)]
+            cells += [f"{known.gain:.2f}"]
+        rows.append((known.file.name, *cells))
+    head = ("file", "tokens/s", "T(2)", "T(4)", "T(8)", "drafts gain")
+    title = f"Weight types; gains where {10 * ACCEPTED:.0f} of 10 drafts are accepted"
+    print_table(terminal, title, head, rows)
+    measured = [known for known in types if known.curve is not None]
+    if len(measured) > 1:
+        fastest = max(measured, key=lambda known: known.plain * known.gain)
+        speed = fastest.plain * fastest.gain
+        terminal.answer(
+            f"drafting gains most with {measured[0].file.name} ({measured[0].gain:.2f} times); "
+            f"with it {fastest.file.name} is fastest ({speed:.1f} tokens/s)\n"
+        )
+    for known in types:
+        if known.curve is None:
+            terminal.note(f"not measured: specrun tune -m {known.file}")
+
+
+def _as_json(types: Sequence[WeightType]) -> list[dict[str, object]]:
+    return [
+        {
+            "file": str(known.file),
+            "tokens_per_second": known.plain or None,
+            "gain": known.gain or None,
+        }
+        for known in types
+    ]

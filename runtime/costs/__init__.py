@@ -1,6 +1,8 @@
 """Costs of evaluations on this machine, and trees that pay for them: Sequoia, Medusa's tree."""
 
+from specrun.runtime.costs.account import START, Account
 from specrun.runtime.costs.curves import CostCurve, RoundCosts
+from specrun.runtime.costs.live_curve import STALL, LiveCurve, lower_median
 from specrun.runtime.costs.measure import MEASURED_SIZES, measure_cost_curve, measure_target_costs
 from specrun.runtime.costs.medusa_tree import (
     TYPICAL_ACCURACY,
@@ -45,3 +47,4 @@ from specrun.runtime.costs.tuned import (
     save_plans,
     tuned_plan,
 )
+from specrun.runtime.costs.weight_types import ACCEPTED, WeightType, weight_types

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.trees import Topology
+
+_WORTH_PADDING = 0.05  # of the time of a batch: what padding must save at the least
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +18,21 @@ class CostCurve:
     """Seconds of one evaluation of n tokens, measured at ascending `sizes`.
 
     `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its
-    graph; `rebuilt` the time after one of another shape.
+    graph; `rebuilt` the time after one of another shape. `spread` is by which share the median of
+    the repetitions of a size lay above the least, which is what counts; empty where nothing was
+    repeated.
     """
 
     sizes: tuple[int, ...]
     reused: tuple[float, ...]
     rebuilt: tuple[float, ...]
+    spread: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.sizes) == len(self.reused) == len(self.rebuilt) > 0:
             raise OptionError("a cost curve needs at least one size, and two times for each")
+        if self.spread and len(self.spread) != len(self.sizes):
+            raise OptionError("the spread of a cost curve is given for each size, or for none")
         if self.sizes[0] != 1 or any(a >= b for a, b in itertools.pairwise(self.sizes)):
             raise OptionError("the sizes of a cost curve start at 1 and ascend")
         if not all(0.0 < seconds < float("inf") for seconds in (*self.reused, *self.rebuilt)):
@@ -49,6 +57,41 @@ class CostCurve:
         (a, b), (low, high) = self.sizes[above - 1 : above + 1], times[above - 1 : above + 1]
         # Noise can make a segment fall: without the floor, times beyond it would go to 0 and below.
         return max(low + (high - low) * (n - a) / (b - a), min(times))
+
+    def spread_at(self, n: int) -> float:
+        """Return the spread of the nearest sizes, the larger of two; 0 where it is not known."""
+        if not self.spread:
+            return 0.0
+        above = min(bisect_left(self.sizes, n), len(self.sizes) - 1)
+        below = above if self.sizes[above] <= n else above - 1
+        return max(self.spread[below], self.spread[above])
+
+    def wider(self, n: int, most: int) -> int:
+        """Return how many tokens to evaluate in place of n, at most so many: n, or what is cheaper.
+
+        Kernels of quantized weights may take less for 8 tokens than for 5: then 3 are added that
+        nobody reads. What is cheaper by no more than the spread may only be noise. A single token
+        stays alone: that is plain decoding, which all else is compared with.
+        """
+        if n < 2 or not self.spread:
+            return n
+        sizes = [size for size in self.sizes if n < size <= most]
+        best = min(sizes, key=self.seconds, default=n)
+        margin = 1.0 + max(_WORTH_PADDING, self.spread_at(n), self.spread_at(best))
+        return best if self.seconds(best) * margin < self.seconds(n) else n
+
+    def as_padded(self) -> CostCurve:
+        """Return what counts where batches are padded: from two tokens on, min over m >= n of T(m).
+
+        Within the spread nothing is padded, but then T(n) is no more than T(m) either: a batch is
+        a part of the larger one, and noise only adds.
+        """
+
+        def least(times: tuple[float, ...]) -> tuple[float, ...]:
+            from_above = [*itertools.accumulate(reversed(times[1:]), min)]
+            return (times[0], *reversed(from_above))
+
+        return CostCurve(self.sizes, least(self.reused), least(self.rebuilt), self.spread)
 
 
 @dataclass(frozen=True, slots=True)

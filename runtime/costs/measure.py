@@ -2,9 +2,12 @@
 
 A size is evaluated twice in a row: the first time after another size, so that llama.cpp has to
 rebuild its graph, then with the graph reused. Sizes are visited forwards and backwards in turn, so
-that a machine that warms up or slows down does so for all of them, and the medians are taken. All
-tokens give output rows, as a tree's do, at a position where a text would be in the middle of its
-answer.
+that a machine that warms up or slows down does so for all of them. The least of a size's times
+counts, for other programs only add to it; how far the median lies above is told as the spread. What
+contradicts its neighbours is measured again: a size that takes longer than a larger one by more
+than the spread, or far more than the line between the sizes beside it. What stays so is a kernel's
+doing. All tokens give output rows, as a tree's do, at a position where a text would be in the
+middle of its answer.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +35,9 @@ _FEWEST, _MOST = 3, 60  # passes
 _PATIENCE = 4  # times the given seconds, after which fewer passes will do
 # Times a single token: no tree yields so much more, so larger sizes are not measured.
 _TOO_DEAR = 8.0
+_ABOVE = 1.3  # times the line between its neighbours, from which a size is doubted
+# What is doubted is measured again, at most so often, with its neighbours so many times each.
+_DOUBTED, _AGAIN = 3, 3
 
 
 def measure_cost_curve(
@@ -51,42 +57,105 @@ def measure_cost_curve(
     if min(context.n_outputs, context.n_batch) < largest:
         problem = f"evaluations of {largest} tokens need a batch and output rows of that size"
         raise OptionError(problem)
-    depth = max(0, min(depth, context.n_ctx - largest))
-    batch = Batch(context.n_batch, 1)
-    _fill(context, batch, depth)
-    sizes = _worth_measuring(context, batch, depth, sizes)
-    rebuilt: dict[int, list[float]] = {size: [] for size in sizes}
-    reused: dict[int, list[float]] = {size: [] for size in sizes}
+    stopwatch = _Stopwatch(context, max(0, min(depth, context.n_ctx - largest)))
+    sizes = stopwatch.worth_measuring(sizes)
     started = time.perf_counter()
     for number in range(_MOST):
         for index, size in enumerate(sizes if number % 2 == 0 else reversed(sizes)):
-            rebuilt[size].append(_timed(context, batch, depth, size))
-            reused[size].append(_timed(context, batch, depth, size))
+            stopwatch.visit(size)
             passes = (number + (index + 1) / len(sizes)) / _FEWEST
             progress(min(1.0, passes, (time.perf_counter() - started) / seconds))
         elapsed = time.perf_counter() - started
         if elapsed >= seconds * (1 if number + 1 >= _FEWEST else _PATIENCE):
             break
+    curve = stopwatch.curve(sizes)
+    for _ in range(_DOUBTED):
+        again = beside(doubted(curve), curve.sizes)
+        for size in again * _AGAIN:
+            stopwatch.visit(size)
+        if not again:
+            break
+        curve = stopwatch.curve(sizes)
     progress(1.0)
     context.memory.clear()
-    # Medians: a pause of the machine lengthens single passes, and a mean would take it in.
-    medians = (
-        tuple(statistics.median(times[size]) for size in sizes) for times in (reused, rebuilt)
-    )
-    return CostCurve(sizes, *medians)
+    return curve
 
 
-def _worth_measuring(
-    context: Context, batch: Batch, depth: int, sizes: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return the sizes up to the first that costs too much; touches all weights once."""
-    _timed(context, batch, depth, sizes[0])
-    single = _timed(context, batch, depth, sizes[0])
-    for index, size in enumerate(sizes):
-        # Index 8 is size 10 of MEASURED_SIZES: up to there the curve is measured at any price.
-        if _timed(context, batch, depth, size) > _TOO_DEAR * single and index >= 8:
-            return sizes[: index + 1]
-    return sizes
+def doubted(curve: CostCurve) -> list[int]:
+    """Return the sizes whose times contradict those of others."""
+    sizes = curve.sizes
+
+    def contradicts(times: tuple[float, ...], place: int) -> bool:
+        behind = range(place + 1, len(sizes))
+        spread = max((*curve.spread[place:], 0.0))
+        if any(times[other] * (1.0 + spread) < times[place] for other in behind):
+            return True
+        if not 0 < place < len(sizes) - 1:
+            return False
+        (low, high), (a, b) = times[place - 1 : place + 2 : 2], sizes[place - 1 : place + 2 : 2]
+        return times[place] > _ABOVE * (low + (high - low) * (sizes[place] - a) / (b - a))
+
+    return [
+        size
+        for place, size in enumerate(sizes)
+        if contradicts(curve.reused, place) or contradicts(curve.rebuilt, place)
+    ]
+
+
+def beside(doubtful: Sequence[int], sizes: tuple[int, ...]) -> list[int]:
+    """Return these sizes with those next to them, which may be what is wrong."""
+    places = {sizes.index(size) + step for size in doubtful for step in (-1, 0, 1)}
+    return [size for place, size in enumerate(sizes) if place in places]
+
+
+class _Stopwatch:
+    """Times evaluations behind `depth` cached tokens, by their size and what was evaluated last."""
+
+    def __init__(self, context: Context, depth: int) -> None:
+        self._context, self._depth = context, depth
+        self._batch = Batch(context.n_batch, 1)
+        self._reused: dict[int, list[float]] = {}
+        self._rebuilt: dict[int, list[float]] = {}
+        self._last = 0
+        _fill(context, self._batch, depth)
+
+    def visit(self, size: int) -> None:
+        """Time a size after another one, and again; where passes turn it is the same size again."""
+        first = self._reused if size == self._last else self._rebuilt
+        first.setdefault(size, []).append(self._timed(size))
+        self._reused.setdefault(size, []).append(self._timed(size))
+
+    def curve(self, sizes: tuple[int, ...]) -> CostCurve:
+        """Return what was timed: the least, and how far the medians lie above it."""
+        reused = tuple(min(self._reused[size]) for size in sizes)
+        rebuilt = tuple(min(self._rebuilt[size]) for size in sizes)
+        medians = (statistics.median(self._reused[size]) for size in sizes)
+        spread = (median / least - 1.0 for median, least in zip(medians, reused, strict=True))
+        return CostCurve(sizes, reused, rebuilt, tuple(spread))
+
+    def worth_measuring(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sizes up to the first that costs too much; touches all weights once."""
+        self._timed(sizes[0])
+        single = self._timed(sizes[0])
+        for index, size in enumerate(sizes):
+            # Index 8 is size 10 of MEASURED_SIZES: up to there the curve is measured at any price.
+            # A size that seems too dear is looked at again, for it may have been disturbed.
+            dear = (self._timed(size) > _TOO_DEAR * single for _ in range(_AGAIN))
+            if all(dear) and index >= 8:
+                return sizes[: index + 1]
+        return sizes
+
+    def _timed(self, n: int) -> float:
+        """Return the seconds of evaluating n tokens, and drop them again."""
+        context, start = self._context, self._depth
+        self._batch.fill_chain(_tokens(context, start, n), start, [0], n)
+        # Time inside llama.cpp alone: Python's own is stated apart, in RoundCosts.
+        before = context.native_seconds
+        context.decode(self._batch)
+        taken = context.native_seconds - before
+        context.memory.truncate(start)
+        self._last = n
+        return taken
 
 
 def _fill(context: Context, batch: Batch, depth: int) -> None:
@@ -97,17 +166,6 @@ def _fill(context: Context, batch: Batch, depth: int) -> None:
         # One output row is enough: nobody reads these logits.
         batch.fill_chain(_tokens(context, start, n), start, [0], min(n, 1))
         context.decode(batch)
-
-
-def _timed(context: Context, batch: Batch, start: int, n: int) -> float:
-    """Return the seconds of evaluating n tokens at position `start`, and drop them again."""
-    batch.fill_chain(_tokens(context, start, n), start, [0], n)
-    # Time inside llama.cpp alone: Python's own is stated apart, in RoundCosts.
-    before = context.native_seconds
-    context.decode(batch)
-    taken = context.native_seconds - before
-    context.memory.truncate(start)
-    return taken
 
 
 def _tokens(context: Context, start: int, n: int) -> list[int]:

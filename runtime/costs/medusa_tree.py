@@ -87,7 +87,7 @@ def plan_medusa_tree(
 
 def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float]]:
     """Yield the nodes that can be right, by falling value, parents and earlier siblings first."""
-    rows = [_levelled(row) for row in accuracy]
+    rows = [levelled(row) for row in accuracy]
     values: dict[Path, float] = {(): 1.0}
     heap: list[tuple[float, int, Path]] = []
 
@@ -109,7 +109,7 @@ def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float
         push(path[:-1], path[-1] + 1)
 
 
-def _levelled(row: Sequence[float]) -> list[float]:
+def levelled(row: Sequence[float]) -> list[float]:
     """Return shares that do not rise with rank: runs that do, by noise, become their mean.
 
     Whoever drafts a later token drafts the earlier ones too: only the sum counts, which stays.

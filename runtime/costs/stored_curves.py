@@ -22,7 +22,7 @@ from specrun.runtime.costs.tuned import (
     write_json,
 )
 
-_FORMAT = 1
+_FORMAT = 2  # 1: medians, which pauses of the machine could fool
 
 # Relative to one token. CPU: a 400M F16 Llama on two AVX-512 cores; quantized models are steeper
 # still. GPU: what a memory-bound 7B shows on current cards, which pay little for rows until the
@@ -56,6 +56,7 @@ def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_la
     """Store a measured curve over an earlier one of this target; return the file."""
     content = _circumstances(target, context, n_gpu_layers)
     content |= {"sizes": curve.sizes, "reused": curve.reused, "rebuilt": curve.rebuilt}
+    content |= {"spread": curve.spread}
     return write_json(cache_file("curves", target), content)
 
 
@@ -69,8 +70,9 @@ def load_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> Cost
         wanted = json.loads(json.dumps(_circumstances(target, context, n_gpu_layers)))
         if any(content.get(name) != value for name, value in wanted.items()):
             return None
-        reused, rebuilt = (tuple(map(float, content[name])) for name in ("reused", "rebuilt"))
-        return CostCurve(tuple(map(int, content["sizes"])), reused, rebuilt)
+        names = ("reused", "rebuilt", "spread")
+        times = (tuple(map(float, content[name])) for name in names)
+        return CostCurve(tuple(map(int, content["sizes"])), *times)
     # A cache that is damaged or gone is no error: a typical curve serves.
     except (OSError, FileMissingError, OptionError, KeyError, TypeError, ValueError):
         return None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from typing import cast
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafter import Drafter, DrafterWeights, NoDrafter
+from specrun.runtime.costs import LiveCurve
+from specrun.runtime.drafter import Drafter, DrafterWeights, NoDrafter, Pace
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.paying import PayingDrafter, TimedDrafter
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.methods import Method, find_method
 from specrun.runtime.pairing import check_rollback, check_verifiable
@@ -29,10 +32,13 @@ def build_drafter(text: str, env: DraftEnvironment) -> DrafterWeights:
         raise OptionError(
             f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts"
         )
-    weights = _build(expression, env)
+    timed = env
+    if env.by_clock and env.costs is None:
+        timed = dataclasses.replace(env, learnt=LiveCurve(env.known))
+    weights = _build(expression, timed)
 
     def start() -> Drafter:
-        drafter = weights.start()
+        drafter = _timed(weights.start(), weights.pace, timed)
         try:
             check_verifiable(env.target, drafter.name, drafter.max_leaves)
         except BaseException:
@@ -41,6 +47,15 @@ def build_drafter(text: str, env: DraftEnvironment) -> DrafterWeights:
         return drafter
 
     return DrafterWeights(weights.name, start, [weights])
+
+
+def _timed(drafter: Drafter, pace: Pace, env: DraftEnvironment) -> Drafter:
+    """Return a drafter whose rounds are timed, as far as its weights allow."""
+    if not env.by_clock or pace == "counted":
+        return drafter
+    # Costs that were given are not corrected: what rounds take is then this conversation's own.
+    costs = env.learnt or LiveCurve(env.known)
+    return (PayingDrafter if pace == "paying" else TimedDrafter)(drafter, costs, env.clock)
 
 
 def load_builder(method: Method) -> Builder:

@@ -11,7 +11,7 @@ from pathlib import Path
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
-from specrun.runtime.costs import CostCurve, known_curve
+from specrun.runtime.costs import CostCurve, LiveCurve, known_curve
 from specrun.runtime.costs.draft_length import MOST_DRAFTED, DraftLength
 from specrun.runtime.drafter import DrafterWeights, make_all
 from specrun.runtime.fixed_shape import Shape
@@ -27,8 +27,9 @@ class DraftEnvironment:
     """What builders may need; `default_files` are the demo's, by the names of methods.
 
     `costs` is what evaluations of the target cost, None: as it was measured on this machine, or
-    else a typical curve. `clock` is what drafters that measure read. `shape` says whether all
-    evaluations have one width.
+    else a typical curve, which rounds then correct (`learnt`). `clock` is what drafters that
+    measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
+    rules whose law is the drafter's too. `shape` says whether all evaluations have one width.
     """
 
     target: Model
@@ -38,6 +39,8 @@ class DraftEnvironment:
     default_files: Mapping[str, Path] | None = None
     costs: CostCurve | None = None
     clock: Callable[[], float] = time.perf_counter
+    by_clock: bool = True
+    learnt: LiveCurve | None = None
     shape: Shape = "free"
 
     @property
@@ -47,8 +50,24 @@ class DraftEnvironment:
 
     @property
     def curve(self) -> CostCurve:
-        """What evaluations of the target cost."""
-        return self.costs or known_curve(self.target.path, self.context, self.target.n_gpu_layers)
+        """What evaluations of the target cost: learnt while decoding, where drafters may be timed.
+
+        Where they may not it stays as it was known, whatever rounds take.
+        """
+        return self.known if self.learnt is None else self.learnt
+
+    @property
+    def known(self) -> CostCurve:
+        """What evaluations of the target were known to cost before anything was decoded."""
+        return self.costs or self._known.as_padded()
+
+    def wider(self, n: int, most: int) -> int:
+        """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
+        return (self.costs or self._known).wider(n, most)
+
+    @property
+    def _known(self) -> CostCurve:
+        return known_curve(self.target.path, self.context, self.target.n_gpu_layers)
 
     @property
     def most_drafted(self) -> int:

@@ -204,7 +204,7 @@ def draft_chain(
         law = law_after(tokens)
         if threshold > 0.0 and (tokens or not always_first) and law.most_likely[1] < threshold:
             break
-        if stop is not None and not stop.takes(best_prob):
+        if stop is not None and not stop.takes(law.most_likely[1]):
             break
         if points:
             tokens.append(law.most_likely[0])

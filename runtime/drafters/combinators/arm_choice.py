@@ -8,10 +8,11 @@ so that a drafter that becomes good is noticed.
 **What is guaranteed.** Time is counted in rounds of plain decoding, which are what is measured
 first. An account holds what all drafting rounds took beyond plain rounds for the same tokens. A
 round drafts only if the worst that it may cost (its draft, and the wider evaluation of which
-nothing is accepted) fits what is left of `_START` + `_SHARE` a token, or if the arm's own rounds
-were faster than plain ones; then it can lose again what it had gained. So n tokens take at most
+nothing is accepted) fits what is left of `START` + `SHARE` a token (`costs.account`), or if the
+arm's own rounds were faster than plain ones; then it can lose again what it had gained. So n tokens
+take at most
 
-    n (1 + _SHARE) + _START  rounds of plain decoding
+    n (1 + SHARE) + START  rounds of plain decoding
 
 whatever is accepted, if rounds cost what they are expected to: what drafts of that length were
 measured to cost, and before that what the sizes of the models and the target's cost curve say. A
@@ -23,8 +24,8 @@ by something else.
 
 An arm that is new, or was found slower than plain decoding, drafts few tokens at first, as many as
 stake `_STAKE` of a plain round (or one), and twice as many each time half of a draft is accepted.
-Its reading of the text is part of a probe: one that reads slower than `_SHARE` allows, about a
-fifth of the target's size on a CPU, cannot come back into a long text.
+Its reading of the text is part of a probe: one that reads slower than `SHARE` allows, about a
+seventh of the target's size on a CPU, cannot come back into a long text.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from specrun.runtime.drafters.combinators.arms import STALL, Arm, ArmForecast
+from specrun.runtime.costs import STALL, START, Account
+from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 
-_START, _SHARE = 1.5, 0.04  # rounds of plain decoding that may be lost: at first, and for a token
-_SAVINGS = 8.0  # rounds of plain decoding: what drafting saved, and may lose again
+SHARE = 0.025
+"""Of each token's plain round, what may be lost: with `START` it is 3 % of 512 tokens."""
+
 _READING, _PAYBACK = 0.15, 64  # of the target's time; tokens
+_PROBING = 0.025  # of the time so far, which probes may lose against the best arm, beside START
 _STAKE = 0.5  # rounds of plain decoding that the first draft of an arm may lose
 # Tokens after which an arm is tried again whatever was found, and half of that is forgotten.
 _SPACING = 128
@@ -48,10 +52,10 @@ _DRIFT, _DRIFT_ROUNDS = 0.1, 32
 _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
 _MAX_PATIENCE, _WAIT = 8, 16  # after 1, 2, 3 vain probes an arm waits for 16, 48, 112 tokens
 _FIRST_ROUNDS = 2  # of plain decoding, before others are looked at
-_SEGMENT = 3  # rounds between decisions while the best arm is used
+_SEGMENT = 6  # rounds between decisions while the best arm is used
 _PROBE_ROUNDS, _SHORT_PROBE = 4, 2  # short: of an arm whose drafts are limited
 _TIE = 0.03  # rates that differ by less than this share are alike: the simpler arm is taken
-_MEASURABLE = 16  # tokens behind from which an arm's first round tells what catching up costs
+_MEASURABLE = 64  # tokens behind from which an arm's first round tells what catching up costs
 _TICK = 1e-9  # the shortest round: clocks may stand still
 _SAVING = 512  # tokens in which what a probe may lose is saved up, if it can be at all
 _SPARE = 0.1  # of all that may be lost: what a probe may take while others are being saved for
@@ -75,8 +79,9 @@ class ArmChooser:
             Arm(depth=depth) for depth in self._first_depths
         ]
         self.arms[plain].depth = 0
-        self._now = self._tokens = 0
-        self._debt = self._lost = self._elapsed = self._credit = 0.0  # in plain rounds
+        self._now = 0
+        self._account = Account(SHARE)
+        self._lost = self._elapsed = self._credit = 0.0  # in plain rounds
         self._best = self._current = plain
         self._left = 0
         self._probing = False
@@ -93,11 +98,17 @@ class ArmChooser:
             arm.behind += n_new
             arm.patience = 1.0
 
+    @property
+    def has_room(self) -> bool:
+        """Whether anything may be lost to drafting now; after some rounds, only what is booked."""
+        known = self._now < _FIRST_ROUNDS or self._plain_seconds > 0.0
+        return known and self._account.room > 0.0
+
     def choose(self) -> tuple[int, int]:
         """Return the arm of the next round, and how much it may draft (0: all it likes)."""
         # All rounds of a probe fitted when it began: it goes on unless they took far more, for a
         # first round may only have been a cold start.
-        over = self._debt > 2.0 * _START + _SHARE * self._tokens
+        over = self._account.room < -START
         depth = self.arms[self._current].depth
         if self._left <= 0 or (over if self._probing else self._fitting(self._current) != depth):
             self._decide()
@@ -117,7 +128,7 @@ class ArmChooser:
             arm.fade(0.5 ** ((self._now - arm.last_seen) / _SPACING))
         self._book(index, tokens, seconds)
         self._now += 1
-        self._tokens += tokens
+        self._account.allow(tokens)
         # The first round includes catching up with the text; it
         # is counted when a second tells how much.
         if len(self._run) > 1:
@@ -150,7 +161,7 @@ class ArmChooser:
             seconds = min(seconds, STALL * (known + self._reading(index) * plain))
         self._elapsed += seconds / plain
         if index != self._plain:
-            self._debt = max(-_SAVINGS, self._debt + seconds / plain - tokens)
+            self._account.lose(seconds / plain - tokens)
         if self._probing:
             self._lost = max(0.0, self._lost + (seconds - tokens / self._best_rate) / plain)
 
@@ -296,15 +307,14 @@ class ArmChooser:
         others = [index for index in range(len(arms)) if index != self._best]
         # Of those that promise alike, such as all the unknown, the longest unseen comes first.
         hopes = sorted((-self._hope(index), -arms[index].behind, index) for index in others)
-        room = _START + _SHARE * self._elapsed - self._lost
-        room = spare = min(room, _START + _SHARE * self._tokens - self._debt)
+        room = spare = min(START + _PROBING * self._elapsed - self._lost, self._account.room)
         for hope, _, index in hopes:
             if -hope <= best.rate:
                 return None
             loss = self._loss_of(index)
             if loss <= spare and self._fitting(index, self._probe_rounds(index)) is not None:
                 return index
-            pace = _SHARE - self._reading_of_token(index)
+            pace = SHARE - self._reading_of_token(index)
             if loss <= room + pace * _SAVING:
                 # The others must not use up what this one is being saved for.
                 spare = min(spare, _SPARE * room)
@@ -337,7 +347,7 @@ class ArmChooser:
         reading = max(0.0, self._reading(index) - self._credit - won_back)
         if self._shown(index, _CAUTION) > plain.rate and not reading:
             return arm.depth
-        room = _START + _SHARE * self._tokens - self._debt - reading
+        room = self._account.room - reading
         longest = arm.depth or self._forecasts[index].most
         depths = [arm.depth, *(1 << power for power in reversed(range(longest.bit_length())))]
         return next((depth for depth in depths if rounds * self._extra(index, depth) <= room), None)

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from specrun.runtime.costs import TYPICAL_CPU, CostCurve
+from specrun.runtime.costs import STALL, TYPICAL_CPU, CostCurve, lower_median
 
 # The weight of a round of an arm after its next one: estimates look back about 50 rounds.
 _MEMORY = 0.98
@@ -15,8 +15,6 @@ _MEMORY = 0.98
 _LAST, _CHANGED = 10, 4.0
 # What is believed of an arm's rounds before they were seen: their spread, and its weight.
 _PRIOR_ROUNDS, _PRIOR_SPREAD, _PLAIN_SPREAD, _PRIOR_TOKENS = 2.0, 0.5, 0.1, 2.0
-# Rounds that take more than so many medians of their arm were disturbed, and count as so many.
-STALL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class Arm:
         """Return the seconds of a usual round that drafted, or of one that did not."""
         # Plain rounds and drafting ones of one arm differ in time, so each kind has a median.
         recent = self.recent[drafted]
-        return sorted(recent)[(len(recent) - 1) // 2] if recent else None
+        return lower_median(recent) if recent else None
 
     def add(self, tokens: int, seconds: float, drafted: bool) -> None:
         """Count a round, its time cut where something else disturbed it."""

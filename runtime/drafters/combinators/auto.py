@@ -224,16 +224,16 @@ class AutoDrafter(MembersDrafter):
             # What reads the text alone knows without a probe when it has something to say.
             promised = [member.forecast(request) for member in self._members]
             best = max(range(len(promised)), key=promised.__getitem__)
-            if promised[best] >= _FAST:
+            if promised[best] >= _FAST and self._chooser.has_room:
                 return best, 0
         return index, depth
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the asked member what became of its tree, and the others what the text is now."""
+        # Idle members get the text without rows: their caches follow when they are asked again.
+        idle = outcome_for_idle(outcome)
         for index, member in enumerate(self._members):
-            # Idle members get the same text without rows: their
-            # caches follow when they are asked again.
-            member.observe(outcome if index == self._chosen else outcome_for_idle(outcome))
+            member.observe(outcome if index == self._chosen else idle)
         self._known += outcome.tokens[len(self._known) :]
         if self._chosen is None:
             return

@@ -51,7 +51,7 @@ def build_cascade(
     draft = _open_cascade(expression, outer, env, options.integer("rounds", 0))
     try:
         # For the inner drafter the draft model is the target.
-        parts = build(inner, dataclasses.replace(env, target=draft.model))
+        parts = build(inner, dataclasses.replace(env, target=draft.model, learnt=None))
     except BaseException:
         draft.model.close()
         raise
@@ -217,7 +217,8 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
         arms.append(_NONE)
     _refuse_twins(expression, arms)
-    name, clock, curve = str(expression), env.clock, env.curve
+    # Arms learn themselves how far the forecasts are from what is measured.
+    name, clock, curve = str(expression), env.clock, env.known
     shared: list[Arm] = []  # by all conversations
 
     def forecast(arm: Expression, member: Drafter) -> ArmForecast:
@@ -232,7 +233,13 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
             members, replay=logs, clock=clock, forecasts=forecasts, shared=shared, name=name
         )
 
-    return combined(name, build_parts(arms, env, build), combine)
+    parts = build_parts(arms, env, build)
+    weights = combined(name, parts, combine)
+    # It stops what does not pay itself. Costs are learnt only where no member draws: then the text
+    # hangs on no draft, and a log of choices repeats one that was drawn.
+    paces = {part.pace for arm, part in zip(arms, parts, strict=True) if arm.atom != _NONE.atom}
+    weights.pace = "timed" if paces == {"paying"} else "counted"
+    return weights
 
 
 def _default_arms(env: DraftEnvironment) -> list[Expression]:

@@ -83,8 +83,10 @@ def combined(
     """Return the weights of a combinator, which own those of its members.
 
     Starting it starts every member, and `combine` makes one drafter of them, which owns them; if
-    anything fails, what was started is closed again.
+    anything fails, what was started is closed again. Its pace is that of all its members.
     """
+    paces = {member.pace for member in members}
+    pace = paces.pop() if len(paces) == 1 else "counted"
 
     def start() -> Drafter:
         started = make_all(member.start for member in members)
@@ -94,7 +96,7 @@ def combined(
             close_all(started)
             raise
 
-    return DrafterWeights(name, start, members)
+    return DrafterWeights(name, start, members, pace)
 
 
 _STREAMS = 1_000_003  # more than any position, so that members and positions never meet
@@ -157,6 +159,8 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
 
 def outcome_for_idle(outcome: RoundOutcome) -> RoundOutcome:
     """Return the outcome as a member sees it that proposed nothing: its tree is the path."""
+    if not len(outcome.tree):
+        return outcome
     return outcome_for(outcome, DraftTree(), {ROOT: ROOT})
 
 

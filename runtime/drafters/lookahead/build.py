@@ -16,6 +16,7 @@ from specrun.runtime.drafters.lookahead.ngram_pool import MAX_NGRAM
 from specrun.runtime.drafters.lookahead.plan import WindowGuard, plan_lookahead
 from specrun.runtime.drafters.lookahead.pool_store import NgramStore, open_store
 from specrun.runtime.drafters.lookahead.window import window_leaves, window_nodes
+from specrun.runtime.drafters.paying import pace_of
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import options_of
 from specrun.runtime.trees import check_leaves
@@ -28,12 +29,12 @@ _YES_NO = ["yes", "no"]
 
 
 def build_jacobi(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `jacobi(n=4)`."""
+    """Build `jacobi(n=4, always=no)`."""
     options = options_of(expression)
     n, seed = options.integer("n", 4), options.integer("seed", 0)
     _require_room(expression, env, n, 1)
-    name = str(expression)
-    return DrafterWeights(name, lambda: JacobiDrafter(n=n, seed=seed, name=name))
+    name, pace = str(expression), pace_of(options)
+    return DrafterWeights(name, lambda: JacobiDrafter(n=n, seed=seed, name=name), pace=pace)
 
 
 def build_lookahead(
@@ -79,7 +80,7 @@ def build_lookahead(
             name=str(expression),
         )
 
-    return DrafterWeights(str(expression), start, [store])
+    return DrafterWeights(str(expression), start, [store], pace_of(options))
 
 
 def _guesses(

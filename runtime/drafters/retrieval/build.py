@@ -9,6 +9,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import MOST_DRAFTED
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.paying import pace_of
 from specrun.runtime.drafters.retrieval.datastore import open_store, read_reference
 from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.drafters.retrieval.rest import RestDrafter
@@ -21,7 +22,8 @@ _PROMPT_LOOKUP = "prompt-lookup"
 def build_prompt_lookup(
     expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build `prompt-lookup(n=auto, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F)`.
+    """Build `prompt-lookup(n=auto, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F,
+    always=no)`.
 
     Of n tokens as many are drafted as pay: n=auto is the usual bound.
     """
@@ -39,11 +41,11 @@ def build_prompt_lookup(
         costs=env.curve,
         name=str(expression),
     )
-    return DrafterWeights(str(expression), lambda: _sized(make(), env))
+    return DrafterWeights(str(expression), lambda: _sized(make(), env), pace=pace_of(options))
 
 
 def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `rest(STORE, n=auto, nodes=10, branches=2, places=32, min_match=2)`."""
+    """Build `rest(STORE, n=auto, nodes=10, branches=2, places=32, min_match=2, always=no)`."""
     options = options_of(expression)
     store = open_store(file_of(expression, env), env.target.vocabulary)
     n = options.length("n")
@@ -58,7 +60,7 @@ def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) 
         costs=env.curve,
         name=str(expression),
     )
-    return DrafterWeights(str(expression), lambda: _sized(make(), env))
+    return DrafterWeights(str(expression), lambda: _sized(make(), env), pace=pace_of(options))
 
 
 def with_reference(text: str, reference: Path) -> str:

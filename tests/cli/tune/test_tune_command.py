@@ -13,7 +13,7 @@ from specrun.bindings.model import Model
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.main import cli
 from specrun.cli.tune import command as tune_command
-from specrun.runtime.costs import load_curve, plan_file, tuned_plan
+from specrun.runtime.costs import CostCurve, WeightType, load_curve, plan_file, tuned_plan
 from specrun.runtime.sampling import SamplingParams
 
 from ..conftest import Models
@@ -74,6 +74,35 @@ def test_without_a_draft_model_the_targets_costs_are_measured_and_kept(models: M
     assert "prompt-lookup" in result.stderr
     found = json.loads(tune("-m", models.target, *FAST, "--json", "--no-save").stdout)
     assert found["target_costs"]["sizes"][:3] == [1, 2, 3]
+
+
+def test_weight_types_beside_the_target_are_compared(models: Models, tmp_path: Path) -> None:
+    """Those that were measured stand in the table, of the others it says how to measure them; a
+    file of another name is none of them."""
+    for name in ("tiny-F32.gguf", "tiny-F16.gguf", "tiny-Q8_0.gguf", "tinier-F16.gguf"):
+        (tmp_path / name).write_bytes(models.target.read_bytes())
+    first = tune("-m", tmp_path / "tiny-F32.gguf", *FAST)
+    assert first.exit_code == 0, first.output
+    assert f"not measured: specrun tune -m {tmp_path / 'tiny-F16.gguf'}" in first.stderr
+    assert "gains most" not in first.stdout
+    second = tune("-m", tmp_path / "tiny-F16.gguf", *FAST)
+    assert "drafting gains most with tiny-F" in second.stdout
+    assert "tiny-Q8_0.gguf" in second.stdout
+    assert "tinier" not in second.output
+    found = json.loads(tune("-m", tmp_path / "tiny-F16.gguf", *FAST, "--json").stdout)
+    gains = {Path(known["file"]).name: known["gain"] for known in found["weight_types"]}
+    assert set(gains) == {"tiny-F32.gguf", "tiny-F16.gguf", "tiny-Q8_0.gguf"}
+    assert gains["tiny-Q8_0.gguf"] is None
+    assert gains["tiny-F32.gguf"] >= 1.0
+
+
+def test_the_gain_is_that_of_the_best_chain() -> None:
+    """Free width: 10 tokens of which 8 in 10 are accepted; twice the time for two: no drafting."""
+    free = WeightType(Path("a.gguf"), CostCurve.flat([1.0] * 11))
+    assert free.gain == pytest.approx(sum(0.8**n for n in range(11)))
+    assert WeightType(Path("a.gguf"), CostCurve.flat([1.0, 2.0, 3.0])).gain == 1.0
+    steps = WeightType(Path("a.gguf"), CostCurve.flat([0.5, 0.8, 0.85, 0.85, 1.3]))
+    assert steps.gain == pytest.approx((1 + 0.8 + 0.64 + 0.512) * 0.5 / 0.85)
 
 
 def test_json_holds_every_figure(models: Models) -> None:

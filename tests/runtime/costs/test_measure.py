@@ -15,7 +15,8 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.rows import Rows
-from specrun.runtime.costs import measure_cost_curve
+from specrun.runtime.costs import CostCurve, measure_cost_curve
+from specrun.runtime.costs.measure import beside, doubted
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.sampling import SamplingParams
@@ -30,8 +31,8 @@ class Clockwork(Context):
     """A context whose evaluations claim to take known times: n seconds a token, 5 more for another
     shape."""
 
-    def __init__(self, model: Model) -> None:
-        super().__init__(model, ContextOptions(n_ctx=256, n_outputs=8, n_threads=1))
+    def __init__(self, model: Model, n_outputs: int = 8) -> None:
+        super().__init__(model, ContextOptions(n_ctx=256, n_outputs=n_outputs, n_threads=1))
         self.last = 0
         self.at: set[int] = set()
         self.n_evaluations = 0
@@ -58,10 +59,54 @@ def test_the_curve_is_what_evaluations_took(tiny_model: Path, depth: int) -> Non
         assert context.memory.last_position() == -1
     assert curve.sizes == SIZES
     assert curve.reused == (1.0, 2.0, 4.0)
-    assert curve.rebuilt[1] == 7.0
+    # At the ends passes turn, and a size comes twice running: that is no rebuilt graph.
+    assert curve.rebuilt == (6.0, 7.0, 9.0)
+    assert curve.spread == (0.0, 0.0, 0.0)
     assert context.at == {depth}  # always at the same position: nothing is left behind
     assert told == sorted(told)
     assert told[-1] == 1.0
+
+
+class Disturbed(Clockwork):
+    """Size 5 takes a hundred more in the first `times` evaluations of that size."""
+
+    def __init__(self, model: Model, times: int) -> None:
+        super().__init__(model, 16)
+        self._times = times
+
+    def decode(self, batch: Batch) -> Rows:
+        before = self.native_seconds
+        rows = super().decode(batch)
+        if batch.n_tokens == 5 and self._times:
+            self._times -= 1
+            self.native_seconds = before + 105.0
+        return rows
+
+
+@pytest.mark.parametrize("times", [1, 10])
+def test_what_contradicts_its_neighbours_is_measured_again(tiny_model: Path, times: int) -> None:
+    """Three passes time each size six times or more: ten bad ones outlast them."""
+    sizes = (1, 2, 3, 4, 5, 6, 7, 8)
+    with Model(tiny_model) as model, Disturbed(model, times) as context:
+        curve = measure_cost_curve(context, seconds=0.0001, sizes=sizes, depth=0)
+    assert curve.reused == tuple(map(float, sizes))
+    assert curve.rebuilt == tuple(size + 5.0 for size in sizes)
+
+
+def test_what_is_doubted_are_contradictions_and_no_steps_of_kernels() -> None:
+    sizes = (1, 2, 4, 8, 10, 12)
+
+    def curve(times: tuple[float, ...], spread: float = 0.02) -> CostCurve:
+        return CostCurve(sizes, times, times, (spread,) * len(sizes))
+
+    assert doubted(curve((1.0, 1.3, 1.7, 2.2, 10.9, 2.6))) == [10]
+    assert doubted(curve((1.0, 1.3, 1.7, 2.65, 2.7, 2.8))) == []
+    assert doubted(curve((1.0, 1.3, 1.7, 1.65, 1.9, 2.1))) == [4]
+    assert doubted(curve((1.0, 1.3, 1.7, 1.65, 1.9, 2.1), 0.1)) == []
+    assert doubted(curve((1.0, 1.1, 2.2, 2.3, 2.4, 2.5))) == [4]  # far above the line
+    assert beside([10], sizes) == [8, 10, 12]
+    assert beside([1, 2], sizes) == [1, 2, 4]
+    assert beside([], sizes) == []
 
 
 def test_sizes_that_cost_far_too_much_are_left_out(tiny_model: Path) -> None:

@@ -15,8 +15,9 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve
+from specrun.runtime.costs import START, TYPICAL_CPU, TYPICAL_GPU, CostCurve
 from specrun.runtime.drafters.combinators import ArmChooser, ArmForecast
+from specrun.runtime.drafters.combinators.arm_choice import SHARE
 
 SEEDS = range(8)
 At = Callable[[int], float]
@@ -257,7 +258,7 @@ def test_the_account_holds_whatever_drafters_do(curve: CostCurve) -> None:
             asleep = [0 if arm == index else gap + new for arm, gap in enumerate(asleep)]
             chooser.record(index, new, seconds, drafted)
             elapsed, tokens = elapsed + seconds, tokens + new
-            assert elapsed <= 1.04 * tokens + 1.5 + 1e-9
+            assert elapsed <= (1.0 + SHARE) * tokens + START + 1e-9
 
 
 def test_a_drafter_that_is_slower_than_its_size_is_given_up_after_one_round() -> None:

@@ -368,3 +368,19 @@ def test_bare_auto_chooses_from_what_there_is(models: tuple[Path, str]) -> None:
         "lookahead",
         "none",
     ]
+
+
+class Promising(Witness):
+    """Promises twice the speed, and is always wrong."""
+
+    def forecast(self, request: DraftRequest) -> float:
+        return 2.0
+
+
+def test_promises_are_believed_only_while_anything_may_be_lost() -> None:
+    """Of 200 rounds that would all be drafted on such a promise, some few are."""
+    parts = [Promising("promising", 4), NoDrafter()]
+    auto = AutoDrafter(parts, clock=ScriptedClock(0, 1))
+    auto._clock = _CostsMore(auto)
+    asked = run(auto, 200, right=False)
+    assert 2 <= asked.count(0) < 20

@@ -1,0 +1,41 @@
+"""The account of drafting against plain decoding: what was lost, and what may still be lost.
+
+Time is counted in rounds of plain decoding, one a token. Drafting may lose `START` of them at
+first, and a share of each token. So n tokens take at most
+
+    n (1 + share) + START  rounds of plain decoding
+
+where only rounds are drafted for that fit what is left, if they cost what they are expected to.
+What drafting saved, up to `_SAVINGS` rounds, it may lose again.
+"""
+
+from __future__ import annotations
+
+import math
+
+START = 2.0
+_SAVINGS = 8.0
+
+
+class Account:
+    """What may be lost: a share of the tokens, at most so much at a time, and what was saved."""
+
+    def __init__(self, share: float, most: float = math.inf) -> None:
+        self._share, self._most = share, most
+        self._spare, self._saved = min(START, most), 0.0
+
+    @property
+    def room(self) -> float:
+        """How many rounds may be lost now."""
+        return self._spare + self._saved
+
+    def allow(self, tokens: int) -> None:
+        """Count tokens, drafted or not: each allows a share of a round."""
+        self._spare = min(self._most, self._spare + self._share * tokens)
+
+    def lose(self, rounds: float) -> None:
+        """Count rounds that were lost to drafting or, below 0, saved by it."""
+        self._saved = min(_SAVINGS, self._saved - rounds)
+        if self._saved < 0.0:  # savings are lost first
+            self._spare += self._saved
+            self._saved = 0.0

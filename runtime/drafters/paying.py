@@ -1,0 +1,181 @@
+"""Drafting that pays: a drafter without a model is stopped while it loses time.
+
+What it proposes is chosen by estimates, of acceptance and of costs, which a text and a machine may
+belie. So its rounds are timed: they teach the curve that it plans with (`LiveCurve`), and what they
+lose against plain decoding, its own Python included, is booked (`Account`). It may draft as many
+nodes as fit the account if all of them are rejected. Where none fits it is asked all the same, for
+it learns from what it would have drafted; where not even that fits, it sleeps for some tokens.
+
+Its drafts are point masses, so the text is plain decoding's own whenever it is stopped. Nothing of
+this is for drafters that draw: what they draft is part of which text comes of a seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from specrun.runtime.costs import STALL, Account, LiveCurve, lower_median
+from specrun.runtime.drafter import Drafter, DraftRequest, Pace, RoundOutcome
+from specrun.runtime.language import ExpressionOptions
+from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.tree import DraftTree
+
+_YES_NO = ["yes", "no"]
+# Of each token, and at a time, in plain rounds, what may be lost: 2.1 % of any 200 tokens.
+# The rest of 3 % is what a context for trees costs over one for single tokens.
+_SHARE, _MOST = 0.015, 1.25
+_OWN = 9  # rounds that tell what the drafter's own Python usually takes
+_NOTHING = DraftTree()
+
+
+def pace_of(options: ExpressionOptions) -> Pace:
+    """Return whether a drafter without a model is to be stopped: its option `always`."""
+    return "counted" if options.choice("always", _YES_NO, "no") == "yes" else "paying"
+
+
+class TimedDrafter(Drafter):
+    """Passes everything on, and tells `costs` what each round took after its draft was made."""
+
+    def __init__(self, inner: Drafter, costs: LiveCurve, clock: Callable[[], float]) -> None:
+        self.name, self.inner = inner.name, inner
+        self.max_leaves, self.max_nodes = inner.max_leaves, inner.max_nodes
+        self.needs_hidden_states = inner.needs_hidden_states
+        self.layer_inputs = inner.layer_inputs
+        self.needs_nextn_states = inner.needs_nextn_states
+        self._costs, self._clock = costs, clock
+        self._proposed: float | None = None
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Pass on."""
+        self._proposed = None
+        self.inner.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Pass on."""
+        self.inner.learn_prompt(start, rows, count)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Pass on, and look at the clock."""
+        tree = self.inner.propose(request)
+        self._proposed = self._clock()
+        return tree
+
+    def forecast(self, request: DraftRequest) -> float:
+        """Pass on."""
+        return self.inner.forecast(request)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Pass on, and tell the curve."""
+        self._time(outcome)
+        self.inner.observe(outcome)
+
+    def _time(self, outcome: RoundOutcome) -> float:
+        """Tell the curve, and return the seconds since the draft was made."""
+        now = self._clock()
+        seconds = 0.0 if self._proposed is None else now - self._proposed
+        if self._proposed is not None:
+            self._costs.learn(1 + len(outcome.tree), seconds)
+        self._proposed = None
+        return seconds
+
+    def rewind(self, length: int) -> None:
+        """Pass on."""
+        self.inner.rewind(length)
+
+    def report(self) -> dict[str, Any]:
+        """Pass on."""
+        return self.inner.report()
+
+    @property
+    def native_seconds(self) -> float:
+        """Pass on."""
+        return self.inner.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """Pass on."""
+        return self.inner.n_params
+
+    def close(self) -> None:
+        """Pass on."""
+        self.inner.close()
+
+
+class PayingDrafter(TimedDrafter):
+    """Lets a drafter without a model draft what it may lose, and sleep while it may lose nothing.
+
+    A drafter that slept was told nothing of the tokens that came meanwhile: it finds them in the
+    next request.
+    """
+
+    def __init__(self, inner: Drafter, costs: LiveCurve, clock: Callable[[], float]) -> None:
+        super().__init__(inner, costs, clock)
+        self._account = Account(_SHARE, _MOST)
+        self._asked = 0.0
+        self._asks = False
+        self._stopped = 0
+        self._own: deque[float] = deque(maxlen=_OWN)  # seconds of its own, lately
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Pass on; the account goes on, for what was lost is lost."""
+        super().begin(tokens)
+        self._stopped = 0
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return what the drafter proposes within what it may lose."""
+        self._asked = self._clock()
+        self._asks = self._account.room > 0.0
+        if not self._asks:
+            self._stopped += 1
+            self._proposed = self._asked
+            return _NOTHING
+        wanted = min(request.max_nodes, self.max_nodes)
+        most = self._affordable(wanted)
+        self._stopped += not most and wanted > 0 and self._costs.widest > 0
+        if most < wanted:
+            depth = min(most, request.max_depth)
+            request = dataclasses.replace(request, max_depth=depth, max_nodes=most)
+        return super().propose(request)
+
+    def _affordable(self, wanted: int) -> int:
+        """Return how many nodes, of so many, may all be rejected."""
+        costs = self._costs
+        widest = costs.widest
+        if not widest:
+            return 0  # the first rounds are plain: all others are compared with them
+        if not costs.spread:
+            # A curve that nobody measured may be far off: drafts are at most twice as long as any.
+            wanted = min(wanted, max(1, 2 * (widest - 1)))
+        limit = (1.0 + self._account.room) * costs.seconds(1)
+        if costs.seconds(1 + wanted) <= limit:
+            return wanted
+        return next((n for n in range(wanted, 0, -1) if costs.seconds(1 + n) <= limit), 0)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Book what the round lost or won; the drafter hears of it unless it sleeps."""
+        evaluated = self._time(outcome)
+        self._account.allow(outcome.n_new)
+        if not self._asks:
+            return
+        self.inner.observe(outcome)
+        costs, width = self._costs, 1 + len(outcome.tree)
+        # Pauses of the machine are no loss of the drafter's, as far as they can be told.
+        lost = self._usual_own(max(0.0, self._clock() - self._asked - evaluated))
+        if width > 1:
+            lost += min(evaluated, STALL * costs.seconds(width)) - outcome.n_new * costs.seconds(1)
+        self._account.lose(lost / costs.seconds(1))
+
+    def _usual_own(self, seconds: float) -> float:
+        """Return the seconds that the drafter took itself, cut to what is usual."""
+        # The very first time everything is cold, which does not come again.
+        usual = STALL * lower_median(self._own) if self._own else 0.0
+        self._own.append(seconds)
+        return min(seconds, usual)
+
+    def report(self) -> dict[str, Any]:
+        """Return what the drafter says, and in how many rounds it was stopped."""
+        stopped = {"stopped": self._stopped} if self._stopped else {}
+        return {**self.inner.report(), **stopped}

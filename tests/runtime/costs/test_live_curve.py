@@ -1,0 +1,161 @@
+"""A curve learnt while decoding comes to what rounds take, and one bad round fools nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.costs import (
+    START,
+    TYPICAL_CPU,
+    TYPICAL_GPU,
+    Account,
+    CostCurve,
+    LiveCurve,
+)
+
+# Gemma 3 270M Q4_K_M, and a kernel that likes 8 tokens better than 5.
+STEEP = CostCurve.flat([1.0, 2.0, 2.2, 2.3, 3.6, 3.9])
+STEPPED = CostCurve.flat([1.0, 1.6, 1.7, 1.7, 2.6, 2.7, 2.8, 2.2])
+
+
+def ratio(curve: CostCurve, n: int) -> float:
+    return curve.seconds(n) / curve.seconds(1)
+
+
+def test_before_the_first_round_it_is_the_curve_that_it_began_with() -> None:
+    live = LiveCurve(TYPICAL_CPU)
+    for n in (1, 2, 5, 16, 100):
+        assert live.seconds(n) == TYPICAL_CPU.seconds(n)
+        assert live.seconds(n, rebuilt=True) == TYPICAL_CPU.seconds(n, rebuilt=True)
+    assert (live.sizes, live.widest) == (TYPICAL_CPU.sizes, 0)
+
+
+@pytest.mark.parametrize("start", [TYPICAL_CPU, TYPICAL_GPU, STEEP], ids=["cpu", "gpu", "measured"])
+def test_it_comes_to_what_rounds_take(start: CostCurve) -> None:
+    """In milliseconds, of rounds that vary by a tenth; within 15 % after 10 rounds a width."""
+    generator, live = np.random.default_rng(1), LiveCurve(start)
+    for _ in range(10):
+        for n in generator.permutation(6) + 1:
+            noise = float(np.exp(0.1 * generator.standard_normal()))
+            live.learn(int(n), 0.012 * STEEP.seconds(int(n)) * noise)
+    for n in range(1, 7):
+        assert live.seconds(n) == pytest.approx(0.012 * STEEP.seconds(n), rel=0.15), n
+    assert live.widest == 6
+
+
+def test_a_width_tells_of_those_beside_it() -> None:
+    """Two tokens that cost as much as two rounds: more tokens are believed to be dearer, too."""
+    live = LiveCurve(TYPICAL_CPU)
+    for _ in range(3):
+        live.learn(1, 1.0)
+        live.learn(2, 2.0)
+    factor = 2.0 / TYPICAL_CPU.seconds(2)
+    assert ratio(live, 2) == pytest.approx(2.0, rel=0.06)
+    for n in (3, 5, 16, 100):
+        assert ratio(live, n) == pytest.approx(factor * TYPICAL_CPU.seconds(n), rel=0.06)
+
+
+def test_one_bad_round_is_no_cost() -> None:
+    """Ten times as long, once: of two rounds the lesser counts, of one it counts and fades."""
+    live = LiveCurve(TYPICAL_CPU)
+    for seconds in (1.0, 1.0, 10.0, 1.0, 1.0):
+        live.learn(1, seconds)
+    assert live.seconds(1) == 1.0
+    for seconds in (17.5, 1.75):
+        live.learn(5, seconds)
+    assert live.seconds(5) == pytest.approx(1.75, rel=0.01)
+    live.learn(3, 15.0)
+    assert ratio(live, 3) > 2.0
+    for _ in range(2000):
+        live.learn(1, 1.0)
+    assert ratio(live, 3) == pytest.approx(TYPICAL_CPU.seconds(3), rel=0.05)
+
+
+def test_more_tokens_never_take_less_but_for_the_first() -> None:
+    live = LiveCurve(STEPPED.as_padded())
+    generator = np.random.default_rng(2)
+    for _ in range(300):
+        n = int(generator.integers(1, 9))
+        live.learn(n, STEPPED.seconds(n) * float(np.exp(0.3 * generator.standard_normal())))
+    times = [live.seconds(n) for n in range(2, 20)]
+    assert times == sorted(times)
+    live = LiveCurve(CostCurve.flat([1.0, 0.91, 1.4]))
+    for _ in range(4):
+        live.learn(1, 1.0)
+        live.learn(2, 0.91)
+    assert live.seconds(2) == pytest.approx(0.91)
+
+
+def test_a_machine_that_slows_down_changes_no_ratio() -> None:
+    live = LiveCurve(TYPICAL_CPU)
+    for slow in (1.0, 3.0):
+        for _ in range(40):
+            for n in (1, 2, 4):
+                live.learn(n, slow * TYPICAL_CPU.seconds(n))
+        assert live.seconds(1) == pytest.approx(slow, rel=0.02)
+        assert ratio(live, 4) == pytest.approx(TYPICAL_CPU.seconds(4), rel=0.05)
+
+
+def test_clocks_that_stand_still_are_survived() -> None:
+    live = LiveCurve(TYPICAL_CPU)
+    for n in (1, 1, 3, 8, 1):
+        live.learn(n, 0.0)
+    assert all(live.seconds(n) > 0.0 for n in range(1, 70))
+
+
+# -- padding ---------------------------------------------------------------------------------------
+
+
+def test_batches_are_padded_to_what_is_cheaper_by_more_than_the_spread() -> None:
+    sizes, times = STEPPED.sizes, STEPPED.reused
+    quiet = CostCurve(sizes, times, times, (0.02,) * 8)
+    assert [quiet.wider(n, 64) for n in range(1, 10)] == [1, 2, 3, 4, 8, 8, 8, 8, 9]
+    assert [quiet.wider(n, 7) for n in (5, 6, 7)] == [5, 6, 7]  # there is no room for 8
+    noisy = CostCurve(sizes, times, times, (0.3,) * 8)
+    assert [noisy.wider(n, 64) for n in (5, 6, 7)] == [5, 6, 7]
+    assert [STEPPED.wider(n, 64) for n in (5, 6, 7)] == [5, 6, 7]  # nobody knows the spread
+    between = CostCurve((1, 4, 8), (1.0, 3.0, 2.0), (1.0, 3.0, 2.0), (0.0, 0.0, 0.0))
+    assert between.wider(6, 8) == 8
+    two = CostCurve((1, 2), (1.0, 0.9), (1.0, 0.9), (0.0, 0.0))
+    assert two.wider(1, 8) == 1  # plain decoding is what all else is compared with
+
+
+def test_what_counts_is_the_least_of_what_is_as_wide_or_wider() -> None:
+    padded = STEPPED.as_padded()
+    assert [padded.seconds(n) for n in range(1, 9)] == [1.0, 1.6, 1.7, 1.7, 2.2, 2.2, 2.2, 2.2]
+    for curve in (TYPICAL_CPU, TYPICAL_GPU):
+        assert curve.as_padded() == curve
+    assert CostCurve((1, 2), (1.0, 0.9), (1.0, 0.9)).as_padded().reused == (1.0, 0.9)
+
+
+def test_the_spread_is_given_for_each_size_or_for_none() -> None:
+    with pytest.raises(OptionError, match="spread"):
+        CostCurve((1, 2), (1.0, 2.0), (1.0, 2.0), (0.1,))
+
+
+# -- the account -----------------------------------------------------------------------------------
+
+
+def test_what_may_be_lost_grows_with_the_tokens_up_to_a_limit() -> None:
+    account, free = Account(0.02, 1.0), Account(0.02)
+    assert (account.room, free.room) == (1.0, START)
+    for _ in range(1000):
+        account.allow(1)
+        free.allow(1)
+    assert account.room == 1.0
+    assert free.room == pytest.approx(START + 20.0)
+    account.lose(3.0)
+    assert account.room == -2.0
+
+
+def test_what_was_saved_may_be_lost_again_but_not_all_of_it() -> None:
+    account = Account(0.02)
+    account.lose(-100.0)
+    assert account.room == START + 8.0
+    account.lose(7.0)
+    account.allow(10)
+    assert account.room == pytest.approx(START + 1.2)
+    account.lose(1.0 + START)
+    assert account.room == pytest.approx(0.2)

@@ -1,0 +1,323 @@
+"""Drafters without a model are stopped while they lose time, on a simulated clock: no more than 3 %
+of 200 tokens is lost whatever they draft, and what pays goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.enumeration import TOLERANCE, drafter_bias, top_k_points
+from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows
+from support.tiny_models import F32
+
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.model import Model
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, LiveCurve
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.paying import PayingDrafter, TimedDrafter
+from specrun.runtime.drafters.retrieval import PromptLookupDrafter
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.tree import DraftTree
+
+pytestmark = pytest.mark.timed
+
+TOKENS = 200
+# Gemma 3 270M Q4_K_M and SmolLM2-135M Q4_1, one thread, as they were measured.
+STEEP = CostCurve.flat([1.0, 2.0, 2.2, 2.3, 3.6, 3.9])
+STEEPEST = CostCurve.flat([1.0, 1.95, 2.56, 3.15, 4.08, 4.7, 5.3, 5.5])
+CURVES = {"cpu": TYPICAL_CPU, "gpu": TYPICAL_GPU, "steep": STEEP, "steepest": STEEPEST}
+
+
+class Chains(Drafter):
+    """Drafts a chain of n whatever it costs; `pause` is what its own Python takes."""
+
+    def __init__(self, n: int, clock: Clock, pause: float = 0.0) -> None:
+        self.name, self.max_nodes = "chains", n
+        self._clock, self._pause = clock, pause
+        self.proposed = self.observed = 0
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        self.proposed += 1
+        self._clock.now += self._pause
+        return DraftTree.chain([1] * min(self.max_nodes, request.max_depth, request.max_nodes))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.observed += 1
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Played:
+    """Tokens and the time they took after each round, and what each round drafted."""
+
+    tokens: list[int]
+    seconds: list[float]
+    drafted: list[int]
+
+    @property
+    def per_token(self) -> float:
+        return self.seconds[-1] / self.tokens[-1]
+
+
+def play(
+    drafter: Drafter,
+    clock: Clock,
+    true: CostCurve,
+    accepted: Callable[[int], float],
+    *,
+    length: int = TOKENS,
+    noise: float = 0.0,
+    first: float = 1.0,
+    seed: int = 0,
+) -> Played:
+    """Decode `length` tokens whose drafts are kept, token by token, with probability
+    `accepted(position)`; the first round takes `first` times as long as others."""
+    generator = np.random.default_rng(seed)
+    text, tokens = [3, 1, 4], 0
+    drafter.begin(text)
+    played = Played([], [], [])
+    began = clock.now
+    while tokens < length:
+        request = DraftRequest(text, PLAIN, SeededNoise(0), 99, drafter.max_nodes)
+        tree = drafter.propose(request)
+        kept = 0
+        while kept < tree.max_depth and generator.random() < accepted(tokens):
+            kept += 1
+        slow = float(np.exp(noise * generator.standard_normal())) * (first if not tokens else 1.0)
+        clock.now += true.seconds(1 + len(tree)) * slow
+        text += [*([1] * kept), 2]
+        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
+        drafter.observe(RoundOutcome(text, tree, tuple(range(kept)), 2, rows))  # type: ignore[arg-type]
+        tokens += kept + 1
+        played.tokens.append(tokens)
+        played.seconds.append(clock.now - began)
+        played.drafted.append(len(tree))
+    return played
+
+
+def paying(
+    n: int, believed: CostCurve = TYPICAL_CPU, pause: float = 0.0
+) -> tuple[PayingDrafter, Chains, Clock]:
+    clock = Clock()
+    chains = Chains(n, clock, pause)
+    return PayingDrafter(chains, LiveCurve(believed), clock), chains, clock
+
+
+@pytest.mark.parametrize("true", CURVES)
+@pytest.mark.parametrize("believed", ["cpu", "gpu"])
+@pytest.mark.parametrize("n", [1, 4, 15])
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_200_tokens_cost_3_percent_at_most_where_nothing_pays(
+    true: str, believed: str, n: int, share: float
+) -> None:
+    """Whatever the curve is believed to be at first, and with one first round that is slow; on the
+    flat curve of a GPU a fifth of the drafts is no loss."""
+    for first in (1.0, 1.5):
+        drafter, _, clock = paying(n, CURVES[believed])
+        played = play(drafter, clock, CURVES[true], lambda _: share, first=first)
+        assert played.seconds[-1] - (first - 1.0) <= 1.03 * played.tokens[-1] + 0.5, (true, first)
+
+
+def test_without_the_account_it_costs_far_more() -> None:
+    """The control: the same drafter, always."""
+    clock = Clock()
+    assert play(Chains(4, clock), clock, STEEP, lambda _: 0.0).per_token > 3.0
+
+
+def test_noise_does_not_matter() -> None:
+    """Rounds vary by a fifth: in the mean over 20 seeds 200 tokens cost no more than 3 %."""
+    ratios = []
+    for seed in range(20):
+        drafter, _, clock = paying(4)
+        played = play(drafter, clock, STEEP, lambda _: 0.1, noise=0.2, seed=seed)
+        plain = Clock()
+        bare = play(Chains(0, plain), plain, STEEP, lambda _: 0.0, noise=0.2, seed=seed + 100)
+        ratios.append(played.per_token / bare.per_token)
+    assert float(np.mean(ratios)) < 1.03
+
+
+def test_what_fails_is_stopped_within_some_tokens() -> None:
+    """At 0.68 of plain decoding's speed: no draft is made after 12 tokens but for single tries."""
+    drafter, _, clock = paying(2, STEEP)
+    played = play(drafter, clock, CostCurve.flat([1.0, 1.4, 1.47]), lambda _: 0.0)
+    early = [d for n, d in zip(played.tokens, played.drafted, strict=True) if n <= 12]
+    late = [d for n, d in zip(played.tokens, played.drafted, strict=True) if n > 12]
+    assert sum(map(bool, early)) >= 2
+    assert sum(late) <= 0.1 * len(late)
+
+
+@pytest.mark.parametrize("true", ["cpu", "gpu"])
+def test_what_pays_goes_on(true: str) -> None:
+    """A drafter that is nearly always right loses a few rounds at first, and nothing later."""
+    curve = CURVES[true]
+    drafter, _, clock = paying(5)
+    played = play(drafter, clock, curve, lambda _: 0.95, length=400)
+    free = Clock()
+    fixed = play(Chains(5, free), free, curve, lambda _: 0.95, length=400)
+    assert played.per_token < 1.05 * fixed.per_token
+    assert min(played.drafted[10:]) == 5
+
+
+def test_a_text_that_begins_to_repeat_is_noticed_and_that_it_ends_costs_what_was_saved() -> None:
+    """Right from token 100 to 300: used soon after, given up soon after."""
+    drafter, _, clock = paying(5)
+    right = lambda at: 0.95 if 100 <= at < 300 else 0.0  # noqa: E731
+    played = play(drafter, clock, TYPICAL_CPU, right, length=500)
+    drafts = dict(zip(played.tokens, played.drafted, strict=True))
+    assert all(drafted == 5 for at, drafted in drafts.items() if 200 < at < 300)
+    assert sum(drafted > 0 for at, drafted in drafts.items() if at > 350) < 15
+    at_300 = next(i for i, tokens in enumerate(played.tokens) if tokens >= 300)
+    after = played.seconds[-1] - played.seconds[at_300]
+    assert after < 1.02 * (played.tokens[-1] - played.tokens[at_300]) + 12.0
+
+
+def test_a_drafter_that_is_slow_itself_sleeps() -> None:
+    """Its own Python takes a tenth of a plain round: it is asked in a fifth of the rounds."""
+    drafter, chains, clock = paying(0, pause=0.1)
+    played = play(drafter, clock, TYPICAL_CPU, lambda _: 0.0, length=1000)
+    assert played.per_token < 1.03
+    assert 100 < chains.proposed < 300
+    assert chains.observed == chains.proposed
+    assert drafter.report()["stopped"] == len(played.drafted) - chains.proposed
+
+
+def test_how_often_it_was_stopped_is_reported() -> None:
+    drafter, _, clock = paying(4)
+    played = play(drafter, clock, STEEPEST, lambda _: 0.0)
+    assert 0.5 * len(played.drafted) < drafter.report()["stopped"] < len(played.drafted)
+    drafter.begin([1])
+    assert drafter.report() == {}
+
+
+def test_the_law_is_the_targets_whenever_it_is_stopped() -> None:
+    drafts = LawTable(3, 7)
+
+    def make(step: float) -> Drafter:
+        inner = ScriptedDrafter(top_k_points(drafts, 2, 1))
+        inner.max_nodes = 8
+        clock = Clock()
+
+        def ticking() -> float:
+            clock.now += step
+            return clock.now
+
+        return PayingDrafter(inner, LiveCurve(TYPICAL_CPU), ticking)
+
+    for step in (0.0, 1.0):
+        assert drafter_bias(ExactRule(), lambda: make(step), LawTable(3, 1), 3) < TOLERANCE  # noqa: B023
+
+
+def test_a_lookup_learns_what_the_machine_costs_and_loses_less_than_one_that_does_not() -> None:
+    """A text that repeats itself half of the time, on a curve that is steeper than believed."""
+    generator = np.random.default_rng(5)
+    words = [tuple(generator.integers(0, 50, 3).tolist()) for _ in range(20)]
+    whole = [t for _ in range(200) for t in words[int(generator.integers(0, 20))]]
+
+    def seconds(make: Callable[[Clock], Drafter]) -> float:
+        clock = Clock()
+        drafter, text = make(clock), whole[:60]
+        drafter.begin(text)
+        while len(text) < 500:
+            tree = drafter.propose(DraftRequest(text, PLAIN, SeededNoise(0), 99, 99))
+            path, parent = [], -1
+            for token in whole[len(text) :]:
+                near = [
+                    n for n, p in enumerate(tree.parents) if (p, tree.tokens[n]) == (parent, token)
+                ]
+                if not near:
+                    break
+                parent = near[0]
+                path.append(parent)
+            clock.now += STEEP.seconds(1 + len(tree))
+            text += whole[len(text) : len(text) + len(path) + 1]
+            rows = TableRows([np.full(2, 0.5)])
+            drafter.observe(RoundOutcome(text, tree, tuple(path), text[-1], rows))  # type: ignore[arg-type]
+        return clock.now / (len(text) - 60)
+
+    def guarded(clock: Clock) -> Drafter:
+        live = LiveCurve(TYPICAL_GPU)
+        return PayingDrafter(PromptLookupDrafter(costs=live), live, clock)
+
+    assert seconds(lambda _: PromptLookupDrafter(costs=TYPICAL_GPU)) > 1.1
+    assert seconds(guarded) < 1.03
+
+
+# -- what is timed -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Iterator[Model]:
+    with Model(tiny_model) as model:
+        yield model
+
+
+KINDS: Sequence[tuple[str, type[Drafter] | None]] = [
+    ("prompt-lookup", PayingDrafter),
+    ("lookahead", PayingDrafter),
+    ("jacobi", PayingDrafter),
+    ("ensemble(prompt-lookup, jacobi)", PayingDrafter),
+    ("relay(prompt-lookup@2, jacobi@2)", PayingDrafter),
+    ("prompt-lookup(always=yes)", None),
+    ("ensemble(prompt-lookup(always=yes), jacobi)", None),
+    ("auto(prompt-lookup, lookahead)", TimedDrafter),
+    ("auto(prompt-lookup(always=yes), lookahead)", None),
+    ("none", None),
+]
+
+
+@pytest.mark.parametrize(("expression", "kind"), KINDS)
+def test_what_draws_nothing_is_timed_unless_it_is_not_to_be(
+    model: Model, expression: str, kind: type[Drafter] | None
+) -> None:
+    for by_clock in (True, False):
+        environment = DraftEnvironment(model, ContextOptions(n_ctx=64), by_clock=by_clock)
+        with closing(build_drafter(expression, environment)) as weights:
+            with closing(weights.start()) as drafter:
+                assert drafter.name == expression
+                timed = type(drafter) if isinstance(drafter, TimedDrafter) else None
+                assert timed is (kind if by_clock else None)
+
+
+def test_a_model_that_draws_is_not_timed(model: Model, tiny_drafter: Path) -> None:
+    """What it drafts decides which text comes of a seed."""
+    environment = DraftEnvironment(model, ContextOptions(n_ctx=64, n_threads=1), n_gpu_layers=0)
+    draft = f'draft("{tiny_drafter}")'
+    for expression in (draft, f"ensemble({draft}, prompt-lookup)", f"auto({draft}, prompt-lookup)"):
+        with closing(build_drafter(expression, environment)) as weights:
+            with closing(weights.start()) as drafter:
+                assert not isinstance(drafter, TimedDrafter)
+
+
+def test_nothing_is_timed_under_rules_that_are_not_exact(tiny_model: Path) -> None:
+    """What is drafted is part of their law."""
+    options = {"n_ctx": 64, "n_threads": 1, "n_gpu_layers": 0}
+    for rule, timed in (("exact", True), ("block", True), ("typical(eps=0.2)", False)):
+        with Runtime(tiny_model, "prompt-lookup", accept=rule, **options) as runtime:
+            assert isinstance(runtime.session.drafter, PayingDrafter) is timed
+
+
+def test_texts_are_plain_decodings_own_on_a_real_clock(tiny_model: Path) -> None:
+    """Whatever is stopped when: in float32 the text does not hang on it."""
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4] * 3
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=3)
+        said = []
+        for drafter in ("none", "prompt-lookup(min_ngram=1)", "jacobi", "lookahead(window=2)"):
+            with Runtime(tiny_model, drafter, **F32) as runtime:
+                said.append(runtime.generate(prompt, params, max_tokens=60).token_ids)
+        assert said == [said[0]] * 4
