@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
+from specrun.bindings.rows import Candidates, Rows
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (
     CachedText,
@@ -140,6 +141,10 @@ class _PlacedRows:
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, [n_vocab]."""
         return self._rows.logits(self._places[row])
+
+    def candidates(self, row: int) -> Candidates | None:
+        """Return the best logits of one row where only those reached the host."""
+        return cast("Rows", self._rows).candidates(self._places[row])
 
     def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the final hidden state of one row, [n_embd]."""

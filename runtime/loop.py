@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt
+from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
@@ -116,6 +117,8 @@ def _target_laws(
     tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
 ) -> LawAt:
     """Return what gives the target's law after a node, by the settings of sampling."""
+    if isinstance(rows, CutRows):
+        return lambda node: rows.law(node + 1, params)
 
     def law_at(node: int) -> Law:
         above = [tree.tokens[i] for i in tree.path_to(node)] if params.has_penalties else ()

@@ -30,9 +30,9 @@ _FLOAT = 4  # bytes of a logit, a state's number, a token id
 class DeviceCounts:
     """What the device did so far: seconds, evaluations, and the bytes that they gave the host.
 
-    `hidden_s` went into the true evaluations, `busy_s` is what they would have taken. `n_reused`
-    evaluations found their graph ready. `drafter_bytes` are the logits of other contexts and the
-    outputs that were read of heads' graphs.
+    `hidden_s` went into the true evaluations, and into waking up late; `busy_s` is what they would
+    have taken. `n_reused` evaluations found their graph ready. `drafter_bytes` are the logits of
+    other contexts and the outputs that were read of heads' graphs.
     """
 
     hidden_s: float = 0.0
@@ -95,10 +95,12 @@ class SimulatedDevice:
         began, wait = self._began, self.wait_s
         if began is not None and wait is not None and handle == self._target_handle:
             self._began = None
-            left = began + wait - time.perf_counter()
+            due = began + wait
+            left = due - time.perf_counter()
             if left > 0.0:
                 time.sleep(left)
-                wait = time.perf_counter() - began  # a sleep may be longer than it was to be
+                # A sleep is longer than it was to be, on a busy machine much longer.
+                self.counts.hidden_s += time.perf_counter() - due
             self.counts.busy_s += wait
         self._synchronize(handle)
 
@@ -132,17 +134,19 @@ def simulated_device() -> Iterator[SimulatedDevice]:
     """Yield a device that takes the place of llama.cpp's evaluation and reads until the end."""
     native = llama()
     device = SimulatedDevice(native)
-    peek = Graph.peek
-    names = ("llama_decode", "llama_synchronize")
-    originals = [getattr(native, name) for name in names]
-    native.llama_decode, native.llama_synchronize = device.decode, device.synchronize
-    Graph.peek = _noted(peek, device)  # type: ignore[method-assign]
+    places = [
+        (native, "llama_decode", device.decode),
+        (native, "llama_synchronize", device.synchronize),
+        (Graph, "peek", _noted(Graph.peek, device)),
+    ]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     try:
+        for place in places:
+            setattr(*place)
         yield device
     finally:
-        for name, original in zip(names, originals, strict=True):
-            setattr(native, name, original)
-        Graph.peek = peek  # type: ignore[method-assign]
+        for original in originals:
+            setattr(*original)
 
 
 def _noted(

@@ -136,6 +136,7 @@ class TimedDrafter(Drafter):
         self.max_nodes = inner.max_nodes
         self.needs_hidden_states = inner.needs_hidden_states
         self.layer_inputs = inner.layer_inputs
+        self.reads_logits = inner.reads_logits
 
     @property
     def native_seconds(self) -> float:
