@@ -53,7 +53,13 @@ FLOORS = (
         ),
     ),
     Floor("acceptance rules", ("acceptance",)),
-    Floor("a round", ("target", "fixed_shape", "drafter", "conversation", "results", "loop")),
+    Floor(
+        "a round",
+        (
+            *("target", "fixed_shape", "backend_laws", "drafter"),
+            *("conversation", "results", "loop"),
+        ),
+    ),
     Floor("heads", ("heads",)),
     Floor("shapes of trees", ("trees",)),
     Floor("costs", ("costs",)),
@@ -186,9 +192,9 @@ def test_folders_of_the_runtime_import_in_no_circle():
 
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
-    assert crowded_folders(of("runtime"), 14, {"runtime": 24}) == []
+    assert crowded_folders(of("runtime"), 14, {"runtime": 25}) == []
     assert len(of("runtime")) <= 124
-    assert too_much(SOURCES, most_files=395, most_lines=54_500) == []
+    assert too_much(SOURCES, most_files=395, most_lines=54_800) == []
 
 
 @settled

@@ -85,7 +85,8 @@ SETTINGS = (
 class OverheadOptions:
     """What to measure: `rounds` of every setting, after `warm_up` that are not counted.
 
-    Half as many follow for each of `device_ms`, the milliseconds of a simulated device.
+    Half as many follow for each of `device_ms`, the milliseconds of a simulated device. With
+    `backend_sampling` answers have no log-probabilities, and rows are cut to what laws need.
     """
 
     vocab_sizes: tuple[int, ...] = (32_000, 128_000)
@@ -96,6 +97,7 @@ class OverheadOptions:
     width: int = 64
     layers: int = 2
     n_threads: int = 0
+    backend_sampling: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "rounds", "width", "layers"):
@@ -246,7 +248,9 @@ def _open(
             target = probes.TimedTarget(context, watch)
             rule = probes.TimedRule(build_rule("exact"), watch)
             timed = probes.TimedDrafter(drafter, watch)
-            yield _Bench(Session(target, timed, rule, model.vocabulary), watch, device)
+            session = Session(target, timed, rule, model.vocabulary)
+            session.backend_sampling = options.backend_sampling
+            yield _Bench(session, watch, device)
 
 
 def _collect(
@@ -263,7 +267,12 @@ def _collect(
     prompt = list(range(_PROMPT_LENGTH // 2)) * 2  # repeated, so that a lookup finds something
     kept: list[RoundTimes] = []
     while len(kept) < wanted and seen < _MOST_ROUNDS_PER_WANTED * wanted:
-        stream = session.stream([seed % _PROMPT_LENGTH, *prompt], params, seed=seed)
+        stream = session.stream(
+            [seed % _PROMPT_LENGTH, *prompt],
+            params,
+            seed=seed,
+            logprobs=not session.backend_sampling,
+        )
         for _ in stream:
             if len(watch.rounds) > wanted:
                 break

@@ -58,6 +58,9 @@ the target's found llama.cpp's graph ready.
 @_sizes_option(
     "--device-ms", "Milliseconds of the simulated device: a,b or repeated; half the rounds.", "3,8"
 )
+@_MEASUREMENT.flag(
+    "-bs, --backend-sampling", "Let the target cut its rows to the top k, as with -bs on elsewhere."
+)
 @_MEASUREMENT.threads("Threads of native evaluation.", usage="-t, --threads", most=1024)
 @format_options
 @terminal_options
@@ -66,6 +69,7 @@ def overhead(
     ctx: int,
     rounds: int,
     device_ms: Lists,
+    backend_sampling: bool,
     threads: int,
     form: OutputForm,
     terminal: Terminal,
@@ -81,6 +85,7 @@ def overhead(
         warm_up=max(1, rounds // 10),
         device_ms=_flat(device_ms),
         n_threads=threads,
+        backend_sampling=backend_sampling,
     )
     measure_and_print(
         "overhead",

@@ -169,6 +169,11 @@ def test_overhead_as_json_and_markdown() -> None:
     assert (copied[0], copied[3]) == (4 * 512, 4 * 512 * 6)
     assert [result["devices"]["1 ms"]["graphs_reused"] for result in found[:2]] == [1.0, 1.0]
     assert good(bench(*quick)).startswith("| vocab ")
+    cut = results(*quick, "--backend-sampling")
+    copied = [result["devices"]["1 ms"]["target_bytes"] for result in cut]
+    # Of each row the best and eight more, at a temperature 40 and eight, and their ids.
+    assert (copied[0], copied[1]) == (8 * 9, 8 * 48)
+    assert copied[4] < 8 * 48 * 6 * 2
 
 
 @pytest.mark.parametrize(
