@@ -85,6 +85,17 @@ def _greedy_law(candidates: Candidates) -> Law | None:
     return Law.point(int(tokens[equal].min())) if len(equal) < len(tokens) else None
 
 
+def _are_best(candidates: Candidates | None, logits: npt.NDArray[np.float32]) -> bool:
+    """Whether these are the best of a whole row, to the bit."""
+    if candidates is None:
+        return False
+    tokens, values = candidates
+    if len(set(tokens.tolist())) < len(tokens) or (logits[tokens] != values).any():
+        return False
+    lowest = values.min()
+    return np.count_nonzero(logits > lowest) == np.count_nonzero(values > lowest)
+
+
 class SampledRows(EvaluatedRows, Protocol):
     """The rows of an evaluation, or what of them reached the host."""
 
@@ -138,21 +149,24 @@ class BackendSamplingTarget:
     """A target that sends the `k` best logits of its rows, for one answer.
 
     llama.cpp does so for evaluations of one shape (`Context.cut_rows`), and changing to and fro
-    makes it plan its memory again: so it begins when a shape has come some times in a row.
+    makes it plan its memory again: so it begins when a shape has come some times in a row. The
+    round that begins is evaluated both ways, because the sampling of devices is young: where that
+    differs in a bit, the answer goes on with whole rows.
     """
 
     def __init__(self, target: TargetModel, k: int) -> None:
         self._target, self._k = target, k
         self._shape: tuple[int, ...] = ()
         self._times = 0
+        self._is_trusted = True
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate as the target does."""
         self._times = self._times + 1 if tree.parents == self._shape else 0
         self._shape = tree.parents
-        if self._times == STEADY:
-            self._target.context.cut_rows(self._k)
         rows = cast("SampledRows", self._target.evaluate(text, tree))
+        if self._times == STEADY and self._is_trusted:
+            rows = self._begin(rows, text, tree)
         if rows.candidates(0) is None:
             return rows
         return CutRows(rows, functools.partial(self._evaluate_again, text, tree))
@@ -160,6 +174,17 @@ class BackendSamplingTarget:
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep the accepted path."""
         self._target.commit(text, tree, path)
+
+    def _begin(self, rows: SampledRows, text: CachedText, tree: DraftTree) -> SampledRows:
+        """Evaluate again for the best logits, and keep to that if they are those of whole rows."""
+        whole = [rows.logits(row).copy() for row in range(len(tree) + 1)]
+        self._target.context.memory.truncate(text.n_cached)
+        self._target.context.cut_rows(self._k)
+        cut = cast("SampledRows", self._target.evaluate(text, tree))
+        self._is_trusted = all(
+            _are_best(cut.candidates(row), logits) for row, logits in enumerate(whole)
+        )
+        return cut if self._is_trusted else cast("SampledRows", self._evaluate_again(text, tree))
 
     def _evaluate_again(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Drop what was evaluated and evaluate it again, for whole rows."""

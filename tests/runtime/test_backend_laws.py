@@ -18,7 +18,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.bindings.model import Model
-from specrun.bindings.rows import Candidates
+from specrun.bindings.rows import Candidates, Rows
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams, backend_laws
 from specrun.runtime.acceptance import build_rule
@@ -229,6 +229,34 @@ def test_texts_where_every_law_needs_a_second_evaluation(
     monkeypatch.setattr(backend_laws, "SPARE", 0)
     assert texts(pair, drafter, "on") == wanted
     assert n_cut[1] > 10
+
+
+@pytest.mark.parametrize("fault", ["tokens", "logits", "twice"])
+def test_a_device_that_samples_wrongly_is_found_out(
+    pair: tuple[Path, Path], fault: str, n_cut: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, candidates, faults = texts(pair, DRAFTERS[2], "off"), Rows.candidates, 0
+
+    def wrong(self: Rows, row: int) -> Candidates | None:
+        nonlocal faults
+        found = candidates(self, row)
+        if found is None or row != 2:
+            return found
+        faults += 1
+        tokens, logits = found.tokens.copy(), found.logits.copy()
+        if fault == "tokens":
+            other = next(token for token in range(VOCABULARY) if token not in tokens)
+            tokens[logits.argmin()] = other
+        elif fault == "logits":
+            logits[0] = np.nextafter(logits[0], np.float32(0.0))
+        else:
+            tokens[1], logits[1] = tokens[0], logits[0]
+        return Candidates(tokens, logits)
+
+    monkeypatch.setattr(Rows, "candidates", wrong)
+    assert texts(pair, DRAFTERS[2], "on") == wanted
+    assert faults > 0
+    assert n_cut == [0, 0]
 
 
 @pytest.mark.parametrize("drafter", ["jacobi", "lookahead(window=2, ngram=3)"])
