@@ -93,7 +93,7 @@ def _are_best(candidates: Candidates | None, logits: npt.NDArray[np.float32]) ->
     if len(set(tokens.tolist())) < len(tokens) or (logits[tokens] != values).any():
         return False
     lowest = values.min()
-    return np.count_nonzero(logits > lowest) == np.count_nonzero(values > lowest)
+    return bool(np.count_nonzero(logits > lowest) == np.count_nonzero(values > lowest))
 
 
 class SampledRows(EvaluatedRows, Protocol):

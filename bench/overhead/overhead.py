@@ -36,7 +36,7 @@ from specrun.runtime.target import target_context_options
 
 _PROMPT_LENGTH = 64
 _MOST_ROUNDS_PER_WANTED = 20
-_DEVICE_WARM_UP = 3
+_DEVICE_WARM_UP = 5  # rows that are to be cut are so then
 
 
 Shares = Mapping[int, float]
@@ -182,7 +182,7 @@ def _measure(
     for milliseconds in options.device_ms:
         bench.device.wait_s = milliseconds / 1e3
         n = -(-options.rounds // 2)
-        found = _collect(bench, setting.params, min(_DEVICE_WARM_UP, n), n)
+        found = _collect(bench, setting.params, _DEVICE_WARM_UP, n)
         devices[f"{milliseconds} ms"] = _device_result(found, setting.most.get(milliseconds))
         bench.device.wait_s = None
     if bench.device.n_unwaited:
