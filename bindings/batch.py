@@ -212,6 +212,12 @@ class Batch:
         offsets += self._ids_address
         self._pointers[:n] = offsets
 
+    def layout(self) -> tuple[bytes, ...]:
+        """Return what tells batches apart but for tokens and positions: ids and output flags."""
+        counts = self.id_counts[: self.n_tokens]
+        ids = self.ids[: int(counts.sum())]
+        return counts.tobytes(), ids.tobytes(), self.outputs[: self.n_tokens].tobytes()
+
     def fill_one(self, token: int, position: int, sequence: int = 0) -> None:
         """Write a single token with output: the step a draft model takes most."""
         self.tokens[0] = token

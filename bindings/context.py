@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specrun.bindings.backend_sampling import BackendSamplers
 from specrun.bindings.batch import Batch
 from specrun.bindings.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
 from specrun.bindings.errors import (
@@ -51,6 +52,7 @@ class Context:
         self._check_model()
         if self.options.layer_inputs:
             check_layer_inputs(model, self.options.layer_inputs)
+        self._samplers = BackendSamplers(self.options.n_sequences)
         self._handle = self._create()
         model.adopt(self)
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))
@@ -118,6 +120,8 @@ class Context:
         params.n_seq_max = options.n_sequences
         # llama.cpp reserves a first output row for every sequence, whatever is asked for.
         params.n_outputs_max = max(options.n_outputs, options.n_sequences)
+        # Samplers (`cut_rows`) are to take all of them, though every node is sequence 0's.
+        params.n_outputs_max_per_seq = params.n_outputs_max
         params.n_threads = threads
         params.n_threads_batch = options.n_threads_batch or threads
         params.embeddings = options.hidden_states
@@ -156,8 +160,9 @@ class Context:
                 raise OptionError(f"{problem}: {reason}")
             problem = f"no context of {params.n_ctx} tokens for {self.model.path}: {reason}"
             raise OutOfMemoryError(f"{problem}. Lower the context size (-c)")
-        # llama.cpp keeps the observer's callback.
-        return NativeHandle(handle, self._native.llama_free, model, self._observer)
+        # llama.cpp keeps the observer's callback, and pointers to samplers.
+        kept = model, self._observer, self._samplers.chains
+        return NativeHandle(handle, self._native.llama_free, *kept)
 
     @property
     def handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
@@ -189,6 +194,15 @@ class Context:
 
     # -- evaluation --------------------------------------------------------------------------------
 
+    def cut_rows(self, k: int | None) -> bool:
+        """Give only the k best logits of every row from the next evaluation on; None: whole rows.
+
+        `Rows.candidates` then has them, until a batch comes that is laid out otherwise: its rows
+        are whole, and those after it. Returns False, and gives whole rows, where llama.cpp cannot
+        sample on the device.
+        """
+        return self._samplers.cut_to(self.handle, k)
+
     def decode(self, batch: Batch) -> Rows:
         """Evaluate a batch and return its output rows.
 
@@ -207,6 +221,8 @@ class Context:
             self._has_threads_to_note = False
         self._buffers.renew()
         native, memory, struct = self._native, self.memory, batch.struct
+        self._samplers.before_evaluation(handle, batch)
+        self._buffers.n_candidates = self._samplers.in_force
         if memory.n_rollback:
             memory.note_evaluation(1)  # until it succeeds there is nothing to take back
         started = time.perf_counter()

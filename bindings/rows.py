@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,26 @@ from specrun.bindings.model import Model
 from specrun.bindings.nextn import nextn_rows
 
 FloatRows = npt.NDArray[np.float32]
+IdRows = npt.NDArray[np.int32]
 _LOGITS, _HIDDEN, _NEXTN = "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_nextn"
+_CANDIDATES = "llama_get_sampled_candidates_ith", "llama_get_sampled_logits_ith"
+
+
+class Candidates(NamedTuple):
+    """The k best tokens of a row, in no order, and their logits, both [k]; of equals any are in."""
+
+    tokens: IdRows
+    logits: FloatRows
 
 
 class OutputBuffers:
     """The output buffers of one context; close them before it.
 
-    `generation` counts up with whatever may overwrite or move them.
+    `generation` counts up with whatever may overwrite or move them. Where `n_candidates` is a
+    number, only so many logits of each row reach the host.
     """
+
+    n_candidates: int | None = None
 
     def __init__(self, handle: NativeHandle, model: Model, options: ContextOptions) -> None:
         self.generation = 0
@@ -35,11 +47,17 @@ class OutputBuffers:
         # By function, or layer: arrays by their address, and those of the last evaluation.
         self._views: dict[str | int, tuple[int, FloatRows]] = {}
         self._fresh: dict[str | int, tuple[int, FloatRows]] = {}
+        self._fresh_candidates: tuple[IdRows, FloatRows] | None = None
         self._logits: tuple[int, int, list[FloatRows]] = (-1, 0, [])
         pointer = ctypes.c_void_p
         self._addresses = {
             name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
         }
+        for name in _CANDIDATES:
+            self._addresses[name] = native_function(name, pointer, pointer, ctypes.c_int32)
+        self._count = native_function(
+            "llama_get_sampled_candidates_count_ith", ctypes.c_uint32, pointer, ctypes.c_int32
+        )
         if options.nextn_states:
             self._addresses[_NEXTN] = nextn_rows()
         if options.layer_inputs:
@@ -57,6 +75,29 @@ class OutputBuffers:
             address = self._views[_LOGITS][0]
         self._logits = generation, address, rows
         return rows
+
+    def candidates(self, count: int, k: int) -> tuple[IdRows, FloatRows] | None:
+        """Return tokens and logits of all `count` rows, [count, k]; None if there are not k each.
+
+        Devices without top-k give whole rows: `uncut` has them.
+        """
+        fresh = self._fresh_candidates
+        if fresh is None:
+            handle = self._open()
+            if any(self._count(handle, row) != k for row in (-count, -1)):
+                return None
+            # They lie as far apart as whole rows do.
+            tokens, logits = (self._sampled(handle, name, count)[:, :k] for name in _CANDIDATES)
+            fresh = self._fresh_candidates = tokens.view(np.int32), logits
+        return fresh
+
+    def uncut(self, count: int) -> FloatRows:
+        """Return the rows that samplers left whole, [count, n_vocab]."""
+        return self._sampled(self._open(), _CANDIDATES[1], count)
+
+    def _sampled(self, handle: NativeHandle, name: str, count: int) -> FloatRows:
+        # Of negative numbers the last row is -1.
+        return self._over(name, self._addresses[name](handle, -count), count, self._n_vocab)
 
     def hidden_states(self, count: int) -> FloatRows:
         """Return the first `count` final hidden states, or more, [.., n_embd]."""
@@ -79,6 +120,7 @@ class OutputBuffers:
     def renew(self) -> None:
         """Make all rows stale: the next evaluation begins."""
         self.generation += 1
+        self._fresh_candidates = None
 
     def close(self) -> None:
         """Make all rows stale, for good."""
@@ -119,14 +161,19 @@ class OutputBuffers:
         if not address:
             problem = "this evaluation gave no rows: no token of the batch asked for output"
             raise OptionError(problem)
+        rows = self._over(source, address, count, width)
+        self._fresh[source] = (generation, rows)
+        return rows
+
+    def _over(self, source: str | int, address: int, count: int, width: int) -> FloatRows:
+        """Return an array of `count` rows, or more, over a buffer of 32-bit numbers."""
         known = self._views.get(source)
         # The buffer only moves when it grows, so the array over it is made once and reused.
         if known is None or known[0] != address or len(known[1]) < count:
             flat: Any = (ctypes.c_float * (count * width)).from_address(address)
-            flat.keeps = handle  # as long as there is a view, its memory is not freed
+            flat.keeps = self._open()  # as long as there is a view, its memory is not freed
             known = (address, np.ctypeslib.as_array(flat).reshape(count, width))
             self._views[source] = known
-        self._fresh[source] = (generation, known[1])
         return known[1]
 
 
@@ -136,11 +183,12 @@ class Rows:
     Row i belongs to the i-th token of the batch that asked for output. Reading a row after the
     context has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory.
     `every_token` says that llama.cpp gave a row for every token, asked for or not; `n_states` is
-    how many tokens have NextN states.
+    how many tokens have NextN states. Where `Context.cut_rows` is in force, rows have candidates in
+    the place of logits.
     """
 
     __slots__ = (
-        *("_buffers", "_generation", "_indices"),
+        *("_buffers", "_generation", "_indices", "_n_candidates"),
         *("_n_states", "_n_tokens", "_native_count", "count"),
     )
 
@@ -149,6 +197,7 @@ class Rows:
     ) -> None:
         self._buffers = buffers
         self._generation = buffers.generation
+        self._n_candidates = buffers.n_candidates
         self.count = batch.n_outputs
         self._n_states = n_states
         self._native_count = self.count
@@ -161,7 +210,20 @@ class Rows:
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
         index = self._index_of(row)
+        if self._n_candidates is not None:
+            if self.candidates(row) is not None:
+                kept = f"the {self._n_candidates} best logits"
+                raise OptionError(f"only {kept} of each row were copied (Context.cut_rows)")
+            return self._buffers.uncut(self._native_count)[index]  # type: ignore[no-any-return]
         return self._buffers.logits(self._native_count)[index]
+
+    def candidates(self, row: int) -> Candidates | None:
+        """Return the best tokens of one row, views; None where its logits are whole."""
+        index = self._index_of(row)
+        if self._n_candidates is None:
+            return None
+        found = self._buffers.candidates(self._native_count, self._n_candidates)
+        return None if found is None else Candidates(found[0][index], found[1][index])
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""

@@ -112,11 +112,13 @@ def _start(
                 else "a model without a chat template"
             )
             raise click.UsageError(f"-sys has no place with {why}: write it into the prompt")
-        return runtime.stream(text, answer.params, max_tokens=answer.max_tokens)
+        return runtime.stream(text, answer.params, max_tokens=answer.max_tokens, logprobs=False)
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return runtime.stream_chat(messages, answer.params, max_tokens=answer.max_tokens)
+    return runtime.stream_chat(
+        messages, answer.params, max_tokens=answer.max_tokens, logprobs=False
+    )
 
 
 def _as_json(answered: Answer) -> str:

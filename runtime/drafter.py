@@ -88,6 +88,9 @@ class Drafter(ABC):
     needs_nextn_states: bool = False
     """Whether it reads what the target's NextN blocks would read, from the rows of an outcome."""
 
+    reads_logits: bool = False
+    """Whether it reads the target's logits from the rows of an outcome: they are to be whole."""
+
     @property
     def reads_target(self) -> bool:
         """Whether it reads more of the target than its logits; then it is shown prompts, too."""

@@ -21,7 +21,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.devices import describe_machine
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
+from specrun.bindings.rows import Candidates, Rows
 from specrun.bindings.threads import available_cores
 from specrun.bindings.trial import is_noted, note_fact
 from specrun.runtime.padding import PaddedTarget, Wider, paddings
@@ -149,6 +150,10 @@ class _PlacedRows:
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, [n_vocab]."""
         return self._rows.logits(self._places[row])
+
+    def candidates(self, row: int) -> Candidates | None:
+        """Return the best logits of one row where only those reached the host."""
+        return cast("Rows", self._rows).candidates(self._places[row])
 
     def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the final hidden state of one row, [n_embd]."""

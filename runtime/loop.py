@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt
+from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
@@ -121,6 +122,8 @@ def _target_laws(
     tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
 ) -> LawAt:
     """Return what gives the target's law after a node, by the settings of sampling."""
+    if isinstance(rows, CutRows):
+        return lambda node: rows.law(node + 1, params)
     if not params.has_penalties:
         return lambda node: transformed_law(rows.logits(node + 1), params)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from specrun.bindings.errors import OptionError
 from specrun.runtime.transform import Logits, log_probability
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -22,7 +23,7 @@ class TokenEvent:
     `text` is the text that became certain with it: empty while a character or a possible stop
     string is incomplete. `origin` is "drafted" for an accepted guess and "target" for the target's
     own token. `round` counts from 0. `logprob` is the target's log-probability in nats, before any
-    transformation.
+    transformation; without `logits` it was not asked for.
     """
 
     __slots__ = ("__weakref__", "_logits", "_logprob", "origin", "round", "text", "token_id")
@@ -33,7 +34,7 @@ class TokenEvent:
         token_id: int,
         origin: Origin,
         round_number: int,
-        logits: Callable[[], Logits],
+        logits: Callable[[], Logits] | None,
     ) -> None:
         self.text = text
         self.token_id = token_id
@@ -49,7 +50,8 @@ class TokenEvent:
         if self._logits is not None:
             self._logprob = log_probability(self._logits(), self.token_id)
             self._logits = None
-        assert self._logprob is not None
+        if self._logprob is None:
+            raise OptionError("this answer was asked for without log-probabilities (logprobs)")
         return self._logprob
 
     def keep_logits(self, room: Logits | None = None) -> Logits | None:

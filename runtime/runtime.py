@@ -17,6 +17,7 @@ from specrun.bindings.rope_scaling import RopeScaling
 from specrun.bindings.trial import remember_written, trusting_files
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance import build_rule
+from specrun.runtime.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
@@ -49,6 +50,8 @@ class RuntimeOptions:
     drafter has a prompt lookup. `trust` opens files that were not seen before without trying them
     in another process. `shape` "fixed", or a width in tokens, evaluates as many tokens whatever is
     drafted, so that a text is the same to the bit with any drafter of point masses of that width.
+    `backend_sampling` "on", or "auto" where a GPU has the whole target, sends only the best logits
+    of each row to the host, in answers without log-probabilities that keep a top k.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -62,6 +65,7 @@ class RuntimeOptions:
     reference: str | os.PathLike[str] | None = None
     trust: bool = False
     shape: Shape = "free"
+    backend_sampling: BackendSampling = "auto"
 
 
 class Runtime:
@@ -109,6 +113,7 @@ class Runtime:
                 load_nextn=reads_own_blocks(parse_expression(drafter)),
             )
             opened.callback(self.model.close)
+            samples = is_wanted(options.backend_sampling, self.model)
             sized = dataclasses.replace(options.context, n_ctx=options.context.size_for(self.model))
             environment = DraftEnvironment(
                 target=self.model,
@@ -125,6 +130,7 @@ class Runtime:
             self._session = Session.open(
                 self.model, weights.start(), sized, rule, owned, options.shape, environment.wider
             )
+            self._session.backend_sampling = samples
             opened.pop_all()  # the session's from here on
         self._template: ChatTemplate | None = None
 
@@ -137,17 +143,21 @@ class Runtime:
         *,
         max_tokens: int | None = None,
         index: int = 0,
+        logprobs: bool = True,
     ) -> GenerationStream:
         """Return a stream of token events that continue `prompt`, a text or token ids.
 
         The text of a prompt is never read as control tokens. `max_tokens` None goes on until the
         model ends or the context is full. The random draws depend on seed, prompt and `index`: with
-        one seed, indices 0, 1, ... give independent answers to one prompt.
+        one seed, indices 0, 1, ... give independent answers to one prompt. Without `logprobs`
+        events have no log-probability, which a GPU answers more quickly (`backend_sampling`).
         """
         params = params or SamplingParams()
         tokens = self._tokens_of(prompt)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
-        return self.session.stream(tokens, params, seed=seed, index=index, max_tokens=max_tokens)
+        return self.session.stream(
+            tokens, params, seed=seed, index=index, max_tokens=max_tokens, logprobs=logprobs
+        )
 
     def generate(
         self,
@@ -158,7 +168,8 @@ class Runtime:
         index: int = 0,
     ) -> GenerationResult:
         """Return the finished continuation of `prompt`."""
-        return self.stream(prompt, params, max_tokens=max_tokens, index=index).drain()
+        stream = self.stream(prompt, params, max_tokens=max_tokens, index=index, logprobs=False)
+        return stream.drain()
 
     def stream_chat(
         self,
@@ -167,9 +178,11 @@ class Runtime:
         *,
         max_tokens: int | None = None,
         index: int = 0,
+        logprobs: bool = True,
     ) -> GenerationStream:
         """Return a stream of token events that answer {"role", "content"} messages."""
-        return self.stream(self.chat_prompt(messages), params, max_tokens=max_tokens, index=index)
+        tokens = self.chat_prompt(messages)
+        return self.stream(tokens, params, max_tokens=max_tokens, index=index, logprobs=logprobs)
 
     def chat(
         self,
@@ -180,7 +193,8 @@ class Runtime:
         index: int = 0,
     ) -> GenerationResult:
         """Return the finished answer; what it shares with the last one is not evaluated again."""
-        return self.stream_chat(messages, params, max_tokens=max_tokens, index=index).drain()
+        tokens = self.chat_prompt(messages)
+        return self.generate(tokens, params, max_tokens=max_tokens, index=index)
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation, rendered by the model's chat template."""

@@ -20,6 +20,7 @@ from specrun.bindings.errors import (
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance import AcceptanceRule
+from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
@@ -38,7 +39,7 @@ from specrun.runtime.results import (
     Usage,
 )
 from specrun.runtime.sampling import SamplingParams, whole_number
-from specrun.runtime.target import TargetModel
+from specrun.runtime.target import Target, TargetModel
 from specrun.runtime.text import TextAssembler
 
 Making = Generator[None, None, None]
@@ -99,8 +100,11 @@ class Session:
     `target`, `rule` and `vocabulary` are what any number of conversations could share; all that
     belongs to this one is in `conversation`. It is busy while the generator of an answer that has
     begun exists and has not ended: that is not noted anywhere, so nothing can forget to take it
-    back. `owned` is closed with it, after drafter and context.
+    back. `owned` is closed with it, after drafter and context. `backend_sampling` lets the target
+    send the best logits of rows only, in answers whose log-probabilities nobody reads.
     """
+
+    backend_sampling = False
 
     def __init__(
         self,
@@ -157,11 +161,13 @@ class Session:
         seed: int,
         index: int = 0,
         max_tokens: int | None = None,
+        logprobs: bool = True,
     ) -> GenerationStream:
         """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
         Seed, prompt and `index` key all random draws: several answers to one prompt have several
-        indices. `max_tokens` None goes on until the model ends or the context is full. Raises
+        indices. `max_tokens` None goes on until the model ends or the context is full. Without
+        `logprobs` events have none, and the device may keep whole rows to itself. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
         negative limit or index, `BusyError` while another answer is being streamed.
         """
@@ -177,7 +183,8 @@ class Session:
         number = whole_number(index)
         if number is None or number < 0:
             raise OptionError(f"index is {index!r}: give the number of the answer, from 0")
-        return GenerationStream(self, list(prompt), params, seed, number, max_tokens)
+        answer = _Answer(self, list(prompt), params, seed, number, max_tokens, logprobs=logprobs)
+        return GenerationStream(answer, seed)
 
     def _too_long(self, n_prompt: int, n_ctx: int) -> str:
         context = self.target.context
@@ -272,19 +279,11 @@ class GenerationStream(Iterator[TokenEvent]):
     says "cancelled".
     """
 
-    def __init__(
-        self,
-        session: Session,
-        prompt: list[int],
-        params: SamplingParams,
-        seed: int,
-        index: int,
-        max_tokens: int | None,
-    ) -> None:
+    def __init__(self, answer: _Answer, seed: int) -> None:
         self.seed = seed
         # The generator knows the answer, not this stream: no cycle, so dropping the stream ends it.
-        self._answer = _Answer(session, prompt, params, seed, index, max_tokens)
-        self._making = self._answer.make()
+        self._answer = answer
+        self._making = answer.make()
 
     def __iter__(self) -> GenerationStream:
         return self
@@ -336,9 +335,12 @@ class _Answer:
         seed: int,
         index: int,
         max_tokens: int | None,
+        *,
+        logprobs: bool,
     ) -> None:
         self._seed = seed
         self._index = index
+        self._logprobs = logprobs
         self.session = session
         self._prompt = prompt
         self._params = params
@@ -372,9 +374,10 @@ class _Answer:
         session = self.session
         try:
             self.clock = _Clock(time.perf_counter(), session.native_seconds())
+            target = self._verifier()
             self._cached = session.load_prompt(self._prompt)
             self.clock.prompt_s = self.clock.elapsed()
-            yield from self._decode()
+            yield from self._decode(target)
         except SpecrunError:
             session.require_open()  # whatever it met then: that is why
             raise
@@ -394,7 +397,17 @@ class _Answer:
             if not self.session.closed:
                 raise
 
-    def _decode(self) -> Making:
+    def _verifier(self) -> Target:
+        """Return what verifies drafts: the target, or the one that sends what laws need."""
+        session, params = self.session, self._params
+        # At temperature 0 every rule is an exact one.
+        exact = session.rule.exact or params.is_greedy
+        sampled = session.backend_sampling and exact and not session.drafter.reads_logits
+        whole = self._logprobs or not sampled
+        needed = None if whole else candidates_needed(params, session.vocabulary.size)
+        return sampled_on_device(session.target, needed)
+
+    def _decode(self, target: Target) -> Making:
         session, conversation = self.session, self.session.conversation
         end_tokens = session.vocabulary.end_of_generation
         limits = RoundLimits(
@@ -404,7 +417,7 @@ class _Answer:
         )
         conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
         settings = DecodeSettings(session.rule, self._params, limits, end_tokens)
-        rounds = decode_rounds(session.target, conversation, settings)
+        rounds = decode_rounds(target, conversation, settings)
         # A full context counts as length, like the token limit.
         finish: FinishReason = "length"
         for number, this_round in enumerate(rounds):
@@ -450,8 +463,9 @@ class _Answer:
         # Read when somebody asks: a softmax for every token would be most of the overhead.
         logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
         origin: Origin = "drafted" if index < len(path) else "target"
-        event = TokenEvent(text, token, origin, number, logits)
-        self._keeper.add(event)
+        event = TokenEvent(text, token, origin, number, logits if self._logprobs else None)
+        if self._logprobs:
+            self._keeper.add(event)
         self._said.append(((token,), text))
         self.clock.hand_out()
         return event

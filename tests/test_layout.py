@@ -56,7 +56,10 @@ FLOORS = (
     Floor("acceptance rules", ("acceptance",)),
     Floor(
         "a round",
-        ("target", "padding", "fixed_shape", "drafter", "conversation", "results", "loop"),
+        (
+            *("target", "padding", "fixed_shape", "backend_laws", "drafter"),
+            *("conversation", "results", "loop"),
+        ),
     ),
     Floor("heads", ("heads",)),
     Floor("shapes of trees", ("trees",)),
@@ -191,8 +194,8 @@ def test_folders_of_the_runtime_import_in_no_circle():
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 25}) == []
-    assert len(of("runtime")) <= 136
-    assert too_much(SOURCES, most_files=395, most_lines=54_900) == []
+    assert len(of("runtime")) <= 137
+    assert too_much(SOURCES, most_files=410, most_lines=58_500) == []
 
 
 @settled

@@ -3,20 +3,24 @@
 The models have random weights and almost no width, so that nearly all that is left is specrun's own
 work. The drafter is the target quantized to four bits: some of its drafts are accepted and some are
 not. Heads are random, so that theirs are nearly all rejected: what they propose and observe costs
-the same.
+the same. Each setting is measured again with a simulated device in the target's place
+(`SimulatedDevice`): the share of a round that is ours is what users of a GPU notice.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from specrun.bench.overhead import probes
-from specrun.bench.overhead.probes import RoundTimes, Stopwatch
+from specrun.bench.overhead.device import SimulatedDevice, simulated_device
+from specrun.bench.overhead.probes import PARTS, RoundTimes, Stopwatch
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
@@ -30,17 +34,22 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.target import target_context_options
 
-BUDGET_N_CTX = 4096
-"""The context size up to which the budgets hold: memory operations walk all of its cells."""
-
-_BUDGET_VOCAB = 32_768  # budgets hold up to here, and twice of them up to four times as many tokens
 _PROMPT_LENGTH = 64
 _MOST_ROUNDS_PER_WANTED = 20
+_DEVICE_WARM_UP = 5  # rows that are to be cut are so then
+
+
+Shares = Mapping[int, float]
+"""By the milliseconds that an evaluation takes: the most that may be ours of a round."""
+
+CHAIN: Shares = {3: 0.10, 8: 0.05}
+TREE: Shares = {3: 0.20, 8: 0.10}
+EAGLE_TREE: Shares = {3: 0.30, 8: 0.13}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A drafter and a temperature; `budget_us` is for a round at a vocabulary of 32k tokens.
+    """A drafter and a temperature; `most` bounds the share of a round that is ours.
 
     In the expression `drafter`, FILE stands for the draft model, MEDUSA, HYDRA and EAGLE for heads.
     """
@@ -48,47 +57,47 @@ class Setting:
     name: str
     drafter: str
     params: SamplingParams
-    budget_us: float | None = None
-
-    def budget(self, vocab_size: int, n_ctx: int) -> float | None:
-        """Return the budget for this vocabulary in microseconds, None where none was set."""
-        if self.budget_us is None or n_ctx > BUDGET_N_CTX or vocab_size > 4 * _BUDGET_VOCAB:
-            return None
-        return self.budget_us * (1 if vocab_size <= _BUDGET_VOCAB else 2)
+    most: Shares = dataclasses.field(default_factory=lambda: CHAIN)
 
 
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.8, top_k=40)
+_DYNAMIC = "eagle(EAGLE, depth=4, topk=4, nodes=16)"
+_WITHOUT = "eagle(EAGLE, tree=4x3, sampling=without)"
 SETTINGS = (
     Setting("plain, greedy", "none", _GREEDY),
     Setting("plain, temp 0.8", "none", _SAMPLED),
     Setting("prompt lookup, greedy", "prompt-lookup", _GREEDY),
-    Setting("chain of 5, greedy", "draft(FILE, n=5)", _GREEDY, 250.0),
+    Setting("chain of 5, greedy", "draft(FILE, n=5)", _GREEDY),
     Setting("chain of 5, temp 0.8", "draft(FILE, n=5)", _SAMPLED),
-    Setting("tree of 16, temp 0.8", "draft(FILE, tree=4x3)", _SAMPLED, 600.0),
-    Setting("medusa tree of 16, greedy", "medusa(MEDUSA, tree=4x3)", _GREEDY),
-    Setting("hydra++ chain of 5, greedy", "hydra(HYDRA, n=5)", _GREEDY, 250.0),
-    Setting("hydra++ tree of 16, greedy", "hydra(HYDRA, tree=4x3)", _GREEDY),
-    Setting("eagle chain of 5, greedy", "eagle(EAGLE, n=5)", _GREEDY, 250.0),
-    Setting("eagle dynamic tree of 16, greedy", "eagle(EAGLE, depth=4, topk=4, nodes=16)", _GREEDY),
-    Setting(
-        "eagle tree of 16, temp 0.8", "eagle(EAGLE, tree=4x3, sampling=without)", _SAMPLED, 600.0
-    ),
+    Setting("tree of 16, temp 0.8", "draft(FILE, tree=4x3)", _SAMPLED, TREE),
+    Setting("medusa tree of 16, greedy", "medusa(MEDUSA, tree=4x3)", _GREEDY, TREE),
+    Setting("hydra++ chain of 5, greedy", "hydra(HYDRA, n=5)", _GREEDY),
+    Setting("hydra++ tree of 16, greedy", "hydra(HYDRA, tree=4x3)", _GREEDY, TREE),
+    Setting("eagle chain of 5, greedy", "eagle(EAGLE, n=5)", _GREEDY),
+    Setting("eagle dynamic tree of 16, greedy", _DYNAMIC, _GREEDY, EAGLE_TREE),
+    Setting("eagle tree of 16, temp 0.8", _WITHOUT, _SAMPLED, EAGLE_TREE),
 )
 """What is measured, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverheadOptions:
-    """What to measure: `rounds` of every setting, after `warm_up` that are not counted."""
+    """What to measure: `rounds` of every setting, after `warm_up` that are not counted.
+
+    Half as many follow for each of `device_ms`, the milliseconds of a simulated device. With
+    `backend_sampling` answers have no log-probabilities, and rows are cut to what laws need.
+    """
 
     vocab_sizes: tuple[int, ...] = (32_000, 128_000)
-    n_ctx: int = BUDGET_N_CTX
-    rounds: int = 300
-    warm_up: int = 30
+    n_ctx: int = 4096
+    rounds: int = 100
+    warm_up: int = 10
+    device_ms: tuple[int, ...] = (3, 8)
     width: int = 64
     layers: int = 2
     n_threads: int = 0
+    backend_sampling: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "rounds", "width", "layers"):
@@ -99,8 +108,28 @@ class OverheadOptions:
             raise OptionError(
                 f"a context of {self.n_ctx} is too short to measure in: give {least} or more"
             )
+        if min(self.device_ms, default=1) < 1:
+            raise OptionError("a simulated device takes a millisecond or more")
         if not self.vocab_sizes or min(self.vocab_sizes) < least:
             raise OptionError(f"vocabularies of {least} tokens or more can be measured")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceResult:
+    """A setting with a simulated device: what is ours of a round, and what reaches the host.
+
+    `exposed_us` are the microseconds of a round in which the device waited for us, `share` is their
+    share; `most` bounds it, where there is a bound. Bytes are per round: rows of logits, or what
+    samplers left of them, and states of the target; of drafters logits, and what was read of heads.
+    `graphs_reused` is the share of the target's evaluations that found their graph ready.
+    """
+
+    share: Spread
+    exposed_us: Spread
+    most: float | None
+    target_bytes: float
+    drafter_bytes: float
+    graphs_reused: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +137,7 @@ class OverheadResult:
     """One setting at one vocabulary size; all times are microseconds per round.
 
     `parts` are those of `RoundTimes` outside native evaluation; medians of parts need not add up to
-    the median of `overhead`, their sum.
+    the median of `overhead`, their sum. `devices` are by name: "3 ms", ...
     """
 
     setting: str
@@ -121,12 +150,7 @@ class OverheadResult:
     drafter_native_us: Spread
     drafted_per_round: float
     accepted_per_round: float
-    budget_us: float | None
-
-    @property
-    def within_budget(self) -> bool | None:
-        """Whether the median keeps the budget; None without a budget."""
-        return None if self.budget_us is None else self.overhead_us.median <= self.budget_us
+    devices: dict[str, DeviceResult]
 
 
 def measure_overhead(
@@ -145,9 +169,25 @@ def measure_overhead(
             files = _write_models(Path(folder), size, options)
             for setting in settings:
                 progress(f"{setting.name}, {size:,} tokens")
-                with _open(files, setting, options) as (session, watch):
-                    rounds = _collect(session, watch, setting.params, options)
-                yield _summary(setting, size, options, rounds)
+                with _open(files, setting, options) as bench:
+                    yield _measure(bench, setting, size, options)
+
+
+def _measure(
+    bench: _Bench, setting: Setting, vocab_size: int, options: OverheadOptions
+) -> OverheadResult:
+    """Measure a setting as it is, then with each device."""
+    rounds = _collect(bench, setting.params, options.warm_up, options.rounds)
+    devices: dict[str, DeviceResult] = {}
+    for milliseconds in options.device_ms:
+        bench.device.wait_s = milliseconds / 1e3
+        n = -(-options.rounds // 2)
+        found = _collect(bench, setting.params, _DEVICE_WARM_UP, n)
+        devices[f"{milliseconds} ms"] = _device_result(found, setting.most.get(milliseconds))
+        bench.device.wait_s = None
+    if bench.device.n_unwaited:
+        raise SpecrunError("rows were read before the device was done: the shares mean nothing")
+    return _summary(setting, vocab_size, options, rounds, devices)
 
 
 def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> dict[str, Path]:
@@ -176,15 +216,23 @@ def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> di
     return {"TARGET": target, "FILE": drafter, "MEDUSA": medusa, "HYDRA": hydra, "EAGLE": eagle}
 
 
+class _Bench(NamedTuple):
+    """A session whose parts are timed, and the device that its target can be put on."""
+
+    session: Session
+    watch: Stopwatch
+    device: SimulatedDevice
+
+
 @contextmanager
 def _open(
     files: Mapping[str, Path], setting: Setting, options: OverheadOptions
-) -> Iterator[tuple[Session, Stopwatch]]:
+) -> Iterator[_Bench]:
     """Open a session as `Runtime` does, with every part behind a timing proxy."""
     context_options = ContextOptions(
         n_ctx=options.n_ctx, n_threads=options.n_threads, n_threads_batch=options.n_threads
     )
-    with Model(files["TARGET"]) as model:
+    with Model(files["TARGET"]) as model, simulated_device() as device:
         expression = setting.drafter
         for name, path in files.items():
             expression = expression.replace(name, quoted(str(path)))
@@ -194,27 +242,37 @@ def _open(
             closing(weights.start()) as drafter,
             Context(model, target_context_options(context_options, drafter)) as context,
         ):
-            watch = Stopwatch(lambda: context.native_seconds, lambda: drafter.native_seconds)
+            device.watch(context)
+            native = (lambda: context.native_seconds), (lambda: drafter.native_seconds)
+            watch = Stopwatch(*native, device.counts)
             target = probes.TimedTarget(context, watch)
             rule = probes.TimedRule(build_rule("exact"), watch)
             timed = probes.TimedDrafter(drafter, watch)
-            yield Session(target, timed, rule, model.vocabulary), watch
+            session = Session(target, timed, rule, model.vocabulary)
+            session.backend_sampling = options.backend_sampling
+            yield _Bench(session, watch, device)
 
 
 def _collect(
-    session: Session, watch: Stopwatch, params: SamplingParams, options: OverheadOptions
+    bench: _Bench, params: SamplingParams, warm_up: int, n_rounds: int
 ) -> list[RoundTimes]:
     """Answer prompts until enough rounds were timed.
 
     The last round of an answer is never counted, because no later call of `propose` ends it. Where
     a drafter found nothing to draft, the round was plain decoding and is left out.
     """
+    session, watch = bench.session, bench.watch
     drafts = session.drafter.max_nodes > 0
-    wanted, seen, seed = options.warm_up + options.rounds, 0, 0
+    wanted, seen, seed = warm_up + n_rounds, 0, 0
     prompt = list(range(_PROMPT_LENGTH // 2)) * 2  # repeated, so that a lookup finds something
     kept: list[RoundTimes] = []
     while len(kept) < wanted and seen < _MOST_ROUNDS_PER_WANTED * wanted:
-        stream = session.stream([seed % _PROMPT_LENGTH, *prompt], params, seed=seed)
+        stream = session.stream(
+            [seed % _PROMPT_LENGTH, *prompt],
+            params,
+            seed=seed,
+            logprobs=not session.backend_sampling,
+        )
         for _ in stream:
             if len(watch.rounds) > wanted:
                 break
@@ -224,21 +282,35 @@ def _collect(
         seen += max(1, len(watch.rounds))
         seed += 1
         watch.rounds.clear()
-    if len(kept) <= options.warm_up:
+    if len(kept) <= warm_up:
         raise SpecrunError(
             f"{session.drafter.name} drafted nothing for the random model: take more rounds"
         )
-    return kept[options.warm_up : wanted]
+    return kept[warm_up:wanted]
+
+
+def _device_result(rounds: Sequence[RoundTimes], most: float | None) -> DeviceResult:
+    n_evaluations = sum(times.device.n_evaluations for times in rounds)
+    return DeviceResult(
+        share=spread_of([times.share for times in rounds]),
+        exposed_us=spread_of([1e6 * times.exposed for times in rounds]),
+        most=most,
+        target_bytes=statistics.fmean(times.device.target_bytes for times in rounds),
+        drafter_bytes=statistics.fmean(times.device.drafter_bytes for times in rounds),
+        graphs_reused=sum(times.device.n_reused for times in rounds) / max(1, n_evaluations),
+    )
 
 
 def _summary(
-    setting: Setting, vocab_size: int, options: OverheadOptions, rounds: list[RoundTimes]
+    setting: Setting,
+    vocab_size: int,
+    options: OverheadOptions,
+    rounds: list[RoundTimes],
+    devices: dict[str, DeviceResult],
 ) -> OverheadResult:
-    names = [field.name for field in dataclasses.fields(RoundTimes)] + ["overhead"]
     spreads = {
         name: spread_of([1e6 * getattr(times, name) for times in rounds])
-        for name in names
-        if not name.startswith("n_")
+        for name in (*PARTS, "target_native", "drafter_native", "overhead")
     }
     return OverheadResult(
         setting=setting.name,
@@ -251,5 +323,5 @@ def _summary(
         parts_us=spreads,
         drafted_per_round=sum(times.n_drafted for times in rounds) / len(rounds),
         accepted_per_round=sum(times.n_accepted for times in rounds) / len(rounds),
-        budget_us=setting.budget(vocab_size, options.n_ctx),
+        devices=devices,
     )

@@ -1,7 +1,8 @@
 """Timing proxies for the drafter, the target and the rule of the decoding loop as it is shipped.
 
 Each proxy adds the seconds of its calls to a `Stopwatch`. Native evaluation is told by the counters
-of context and drafter and subtracted; what no proxy saw is the loop's own time.
+of context and drafter and subtracted; what no proxy saw is the loop's own time. With a simulated
+device what counts is the wall time that it was not busy.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from specrun.bench.overhead.device import DeviceCounts
 from specrun.bindings.context import Context
 from specrun.runtime.acceptance import Acceptance, AcceptanceRule, LawAt
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
@@ -17,6 +19,9 @@ from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
 from specrun.runtime.tree import DraftTree
+
+PARTS = ("draft", "batch", "law", "acceptance", "commit", "text")
+"""The parts of a round outside native evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +43,34 @@ class RoundTimes:
     drafter_native: float
     n_drafted: int
     n_accepted: int
+    device: DeviceCounts
 
     @property
     def overhead(self) -> float:
         """Wall time of the round outside native evaluation."""
-        return self.draft + self.batch + self.law + self.acceptance + self.commit + self.text
+        return float(sum(getattr(self, part) for part in PARTS))
+
+    @property
+    def exposed(self) -> float:
+        """Time outside native evaluation that the device was idle: it waited for us."""
+        return self.overhead + self.target_native - self.device.hidden_s - self.device.busy_s
+
+    @property
+    def share(self) -> float:
+        """The share of a round that is ours, drafters' native evaluation left out."""
+        return self.exposed / (self.exposed + self.device.busy_s)
 
 
 class Stopwatch:
     """Sums of what the proxies time; a round lasts from one `Drafter.propose` to the next."""
 
-    def __init__(self, target: Callable[[], float], drafter: Callable[[], float]) -> None:
+    def __init__(
+        self, target: Callable[[], float], drafter: Callable[[], float], device: DeviceCounts
+    ) -> None:
         self.rounds: list[RoundTimes] = []
         self._native = (target, drafter)  # seconds in native evaluation so far
+        self._device = device
+        self._device_before = device.copy()
         self._parts = dict.fromkeys(("draft", "evaluate", "law", "rule", "commit"), 0.0)
         self._started: float | None = None
         self._native_before = (0.0, 0.0)
@@ -63,6 +83,7 @@ class Stopwatch:
         if self._started is not None:
             self._finish(now - self._started, native)
         self._native_before = native
+        self._device_before = self._device.copy()
         self._parts = dict.fromkeys(self._parts, 0.0)
         self._drafted = self._accepted = 0
         self._started = time.perf_counter()
@@ -99,6 +120,7 @@ class Stopwatch:
                 drafter_native=drafter,
                 n_drafted=self._drafted,
                 n_accepted=self._accepted,
+                device=self._device.since(self._device_before),
             )
         )
 
@@ -114,6 +136,7 @@ class TimedDrafter(Drafter):
         self.max_nodes = inner.max_nodes
         self.needs_hidden_states = inner.needs_hidden_states
         self.layer_inputs = inner.layer_inputs
+        self.reads_logits = inner.reads_logits
 
     @property
     def native_seconds(self) -> float:

@@ -30,9 +30,14 @@ def _flat(lists: Lists) -> tuple[int, ...]:
 _OVERHEAD_EPILOG = """\b
 Random models of almost no width are written into a temporary folder, so that nearly all that is
 left of a round is specrun's own work. The parts are timed from outside the shipped loop, which
-runs as it always does, garbage collection included. The budgets are those of specrun's design:
-250 us for a greedy chain of 5 and 600 us for a sampled tree of 16 nodes, with a vocabulary of up to 32,768 tokens
-and a context of up to 4,096 tokens; twice that for up to 131,072.
+runs as it always does, garbage collection included.
+
+\b
+Then a simulated device, which waits and does not compute, takes the target's place: a 1B model takes
+some 3 ms an evaluation on a GPU, a 7B 8 ms. The share of such a round that is ours is to be at most
+10 and 5 % (chains), 20 and 10 % (trees of 16), 30 and 13 % (EAGLE's trees). The drafter's own
+evaluations are left out. Beside it: what reaches the host of a round's evaluations, and how many of
+the target's found llama.cpp's graph ready.
 """  # noqa: E501 - as it is shown
 
 
@@ -48,15 +53,28 @@ and a context of up to 4,096 tokens; twice that for up to 131,072.
     "--rounds",
     "Rounds that are counted for each setting, after a tenth as many that are not.",
     click.IntRange(1, 10**6),
-    default=300,
+    default=100,
+)
+@_sizes_option(
+    "--device-ms", "Milliseconds of the simulated device: a,b or repeated; half the rounds.", "3,8"
+)
+@_MEASUREMENT.flag(
+    "-bs, --backend-sampling", "Let the target cut its rows to the top k, as with -bs on elsewhere."
 )
 @_MEASUREMENT.threads("Threads of native evaluation.", usage="-t, --threads", most=1024)
 @format_options
 @terminal_options
 def overhead(
-    vocab: Lists, ctx: int, rounds: int, threads: int, form: OutputForm, terminal: Terminal
+    vocab: Lists,
+    ctx: int,
+    rounds: int,
+    device_ms: Lists,
+    backend_sampling: bool,
+    threads: int,
+    form: OutputForm,
+    terminal: Terminal,
 ) -> None:
-    """Show what a round costs in Python, part by part, beside native evaluation."""
+    """Show what a round costs in Python, part by part, and the share that is on a GPU."""
     from specrun.bench.overhead.overhead import OverheadOptions, measure_overhead
     from specrun.bench.report import overhead_table
 
@@ -65,7 +83,9 @@ def overhead(
         n_ctx=ctx,
         rounds=rounds,
         warm_up=max(1, rounds // 10),
+        device_ms=_flat(device_ms),
         n_threads=threads,
+        backend_sampling=backend_sampling,
     )
     measure_and_print(
         "overhead",

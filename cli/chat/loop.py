@@ -115,6 +115,7 @@ class Chat:
             max_tokens=conversation.max_tokens,
             # A random seed is new for every answer, and `-s SEED` alone then repeats it.
             index=0 if params.seed is None else self.index,
+            logprobs=False,
         )
         return run_stream(stream, AnswerWriter(self.terminal, show_draft=self._display.show_draft))
 

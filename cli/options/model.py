@@ -23,6 +23,7 @@ from specrun.cli.options.group import (
 from specrun.cli.options.rope import ROPE_OPTIONS, rope_scaling
 from specrun.cli.options.types import FILE, MAX_COUNT, SHARE, LayerCountType, ShapeType
 from specrun.runtime.acceptance import build_rule, rule_names
+from specrun.runtime.backend_laws import BackendSampling
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.methods import METHODS
 from specrun.runtime.offload import LayerCount
@@ -59,6 +60,7 @@ class LoadSettings:
     gpu_layers_draft: LayerCount
     mmap: bool
     mlock: bool
+    backend_sampling: BackendSampling
 
     def runtime_options(self) -> dict[str, Any]:
         """Return the options of `Runtime` that say how models are loaded and evaluated."""
@@ -68,6 +70,7 @@ class LoadSettings:
             "n_gpu_layers_draft": self.gpu_layers_draft,
             "use_mmap": self.mmap,
             "use_mlock": self.mlock,
+            "backend_sampling": self.backend_sampling,
         }
 
 
@@ -232,6 +235,13 @@ load_options = option_group(
         default=_DEFAULTS.use_mmap,
     ),
     EVALUATION.flag("--mlock", "Keep the target in RAM (not with --no-mmap)."),
+    EVALUATION.option(
+        "-bs, --backend-sampling",
+        "Let the device cut rows of logits to the top k, so that no more of them is copied: auto "
+        "with the whole target on a GPU.",
+        click.Choice(["auto", "on", "off"]),
+        default=_DEFAULTS.backend_sampling,
+    ),
 )
 
 

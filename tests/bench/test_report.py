@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specrun.bench.drafters.comparison import DrafterResult, TargetFacts, TextComparison
-from specrun.bench.overhead.overhead import SETTINGS, OverheadResult
+from specrun.bench.overhead.overhead import DeviceResult, OverheadResult
 from specrun.bench.plots import check_plot_file, plot_drafters
 from specrun.bench.report import CONSTANT_COLUMNS, drafters_table, overhead_table
 from specrun.bench.table import Table, to_csv, to_json, to_markdown
@@ -51,6 +51,14 @@ DRAFTED = dataclasses.replace(
 SLOW = dataclasses.replace(
     DRAFTED, drafter="a|b", speed_up=Ratio(0.8, 0.7, 0.9), text=TextComparison(2, 1, 5)
 )
+DEVICE = DeviceResult(
+    share=spread_of([0.1]),
+    exposed_us=spread_of([333.0]),
+    most=0.1,
+    target_bytes=128_000.0,
+    drafter_bytes=500.0,
+    graphs_reused=0.25,
+)
 OVERHEAD = OverheadResult(
     setting="chain of 5, greedy",
     vocab_size=32_000,
@@ -65,7 +73,7 @@ OVERHEAD = OverheadResult(
     drafter_native_us=spread_of([567.0]),
     drafted_per_round=5.0,
     accepted_per_round=2.0,
-    budget_us=250.0,
+    devices={"3 ms": DEVICE},
 )
 
 
@@ -162,21 +170,19 @@ def test_json_is_one_object() -> None:
     assert content["results"][0]["acceptance_rate"] is None
 
 
-def test_overhead_table_compares_with_the_budget() -> None:
-    over = dataclasses.replace(OVERHEAD, overhead_us=spread_of([251.0]))
-    free = dataclasses.replace(OVERHEAD, budget_us=None, drafted_per_round=0.0)
-    table = overhead_table([OVERHEAD, over, free])
+def test_overhead_table_compares_shares_with_their_bounds() -> None:
+    over = dataclasses.replace(DEVICE, share=spread_of([0.101]))
+    free = dataclasses.replace(DEVICE, most=None)
+    rows = [dataclasses.replace(OVERHEAD, devices={"3 ms": each}) for each in (DEVICE, over, free)]
+    table = overhead_table(rows)
     assert cells(table, 0)["overhead"] == "200 (150-250)"
-    assert [cells(table, row)["budget"] for row in range(3)] == ["250 within", "250 over", "-"]
+    shares = [cells(table, row)["ours at 3 ms"] for row in range(3)]
+    assert shares == ["10.0% within", "10.1% over", "10.0%"]
     assert (cells(table, 0)["target"], cells(table, 0)["accepted"]) == ("1,234", "2.00/5.0")
+    assert (cells(table, 0)["copied"], cells(table, 0)["reused"]) == ("128.0 kB + 0.5 kB", "25%")
+    bare = overhead_table([dataclasses.replace(OVERHEAD, devices={})])
+    assert (cells(bare, 0)["copied"], cells(bare, 0)["reused"]) == ("-", "-")
     assert overhead_table([]).rows == ()
-
-
-def test_budgets_double_for_large_vocabularies_and_end_where_none_was_set() -> None:
-    chain = next(setting for setting in SETTINGS if setting.name == "chain of 5, greedy")
-    assert [chain.budget(size, 4096) for size in (32_000, 128_000, 256_000)] == [250.0, 500.0, None]
-    assert chain.budget(32_000, 8192) is None
-    assert SETTINGS[0].budget(32_000, 4096) is None
 
 
 @pytest.mark.parametrize("name", ["p.png", "p.svg"])

@@ -34,6 +34,7 @@ class MembersDrafter(Drafter):
         layers = {layer for member in members for layer in member.layer_inputs}
         self.layer_inputs = tuple(sorted(layers))
         self.needs_nextn_states = any(member.needs_nextn_states for member in members)
+        self.reads_logits = any(member.reads_logits for member in members)
         self._members = list(members)
         # What each member proposed in this round, and where its nodes stand in the whole tree.
         self._trees: list[DraftTree] = []

@@ -115,6 +115,7 @@ class OuroborosDrafter(Drafter):
             given = f"phrases={count} of length={length}"
             raise OptionError(f"{name}: {given}: give at least 1 of both")
         self.name = name
+        self.reads_logits = True
         self.max_nodes = draft.max_nodes + count * length
         self.max_leaves = draft.max_leaves + count - 1
         self._draft, self._store, self._count = draft, store, count

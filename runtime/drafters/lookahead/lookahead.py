@@ -73,6 +73,7 @@ class LookaheadDrafter(Drafter):
                 f"window={width} with ngram={ngram}: give window 0 or more and ngram 2 or more"
             )
         self.name = name
+        self.reads_logits = True
         self.max_nodes = window_nodes(width, ngram) + guesses.max_nodes
         self.max_leaves = max(1, window_leaves(width, ngram) + guesses.max_leaves)
         self._ngram, self._width, self._guesses = ngram, width, guesses
@@ -195,6 +196,7 @@ class JacobiDrafter(Drafter):
         if n < 1:
             problem = "Jacobi decoding must iterate on at least 1 token (or use none)"
             raise OptionError(f"n is {n}: {problem}")
+        self.reads_logits = True
         self.name, self.max_nodes, self._seed = name, n, seed
         self._random = random.Random(seed)
         self._iterate: list[int] = []

@@ -8,6 +8,7 @@ import pytest
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of
 
 from specrun.bench.overhead import probes
+from specrun.bench.overhead.device import DeviceCounts
 from specrun.bench.overhead.probes import Stopwatch, TimedDrafter, TimedRule
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.limits import RoundLimits
@@ -34,8 +35,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_parts_add_up_to_the_round(clock: Clock) -> None:
-    native = {"target": 0.0, "drafter": 0.0}
-    watch = Stopwatch(lambda: native["target"], lambda: native["drafter"])
+    native, device = {"target": 0.0, "drafter": 0.0}, DeviceCounts(busy_s=100.0)
+    watch = Stopwatch(lambda: native["target"], lambda: native["drafter"], device)
 
     def spend(part: str, seconds: float, inside: str = "", native_s: float = 0.0) -> None:
         clock.now += seconds
@@ -50,6 +51,7 @@ def test_parts_add_up_to_the_round(clock: Clock) -> None:
     spend("rule", 3.0)
     spend("commit", 1.0)
     clock.now += 0.5
+    device.hidden_s, device.busy_s = 2.0, 104.5
     watch.begin_round()
     (times,) = watch.rounds
     assert (times.draft, times.batch, times.law, times.acceptance, times.commit, times.text) == (
@@ -62,10 +64,12 @@ def test_parts_add_up_to_the_round(clock: Clock) -> None:
     )
     assert (times.target_native, times.drafter_native) == (8.0, 4.0)
     assert times.overhead == 7.5
+    # Of 8 s in native calls 2 are not the device's, and 1.5 it stood still.
+    assert (times.device.busy_s, times.exposed, times.share) == (4.5, 9.0, 9.0 / 13.5)
 
 
 def test_an_abandoned_round_is_not_counted(clock: Clock) -> None:
-    watch = Stopwatch(lambda: 0.0, lambda: 0.0)
+    watch = Stopwatch(lambda: 0.0, lambda: 0.0, DeviceCounts())
     watch.begin_round()
     watch.abandon()
     clock.now += 100.0
@@ -79,7 +83,7 @@ def test_wrapped_parts_decode_the_same_tokens(clock: Clock) -> None:
             ScriptedDrafter(lambda request: DraftTree.chain([1, 2][: request.max_depth])),
             build_rule("exact"),
         )
-        watch = Stopwatch(lambda: 0.0, lambda: 0.0)
+        watch = Stopwatch(lambda: 0.0, lambda: 0.0, DeviceCounts())
         conversation = conversation_of(
             TimedDrafter(drafter, watch) if wrapped else drafter, [1, 2], SeededNoise(5)
         )

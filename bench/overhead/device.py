@@ -1,0 +1,163 @@
+"""A simulated device: a target's evaluation that takes as long as a GPU's, waiting, not computing.
+
+The evaluation itself is done first, in time that counts for nothing; then the device is busy for
+so many milliseconds from the moment that it was given its work, and whoever synchronizes sleeps
+until it is done, with the interpreter lock free. What Python does between the two calls is hidden
+behind the device, as it is on CUDA. The product's code does not know of it: only the two functions
+of llama.cpp that it calls are others meanwhile. What a device's evaluations send to the host is
+counted beside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.context import Context
+from specrun.bindings.ggml.ready_graph import Graph
+from specrun.bindings.library import llama
+
+_FLOAT = 4  # bytes of a logit, a state's number, a token id
+
+
+@dataclass(slots=True)
+class DeviceCounts:
+    """What the device did so far: seconds, evaluations, and the bytes that they gave the host.
+
+    `hidden_s` went into the true evaluations, and into waking up late; `busy_s` is what they would
+    have taken. `n_reused` evaluations found their graph ready. `drafter_bytes` are the logits of
+    other contexts and the outputs that were read of heads' graphs.
+    """
+
+    hidden_s: float = 0.0
+    busy_s: float = 0.0
+    n_evaluations: int = 0
+    n_reused: int = 0
+    target_bytes: int = 0
+    drafter_bytes: int = 0
+
+    def since(self, before: DeviceCounts) -> DeviceCounts:
+        """Return what was added since."""
+        names = [field.name for field in fields(self)]
+        return DeviceCounts(*(getattr(self, name) - getattr(before, name) for name in names))
+
+    def copy(self) -> DeviceCounts:
+        """Return the counts as they are now."""
+        return self.since(DeviceCounts())
+
+
+class SimulatedDevice:
+    """Evaluates one context's batches in `wait_s` seconds; None: as fast as they are.
+
+    Counts nothing while it is off.
+    """
+
+    def __init__(self, native: Any) -> None:  # noqa: ANN401 - the ctypes module
+        self.wait_s: float | None = None
+        self.counts = DeviceCounts()
+        self.n_unwaited = 0  # evaluations after which nobody synchronized
+        self._native = native
+        self._decode, self._synchronize = native.llama_decode, native.llama_synchronize
+        self._context: Context | None = None
+        self._began: float | None = None
+
+    def watch(self, context: Context) -> None:
+        """Be the device of this context."""
+        self._context = context
+
+    def decode(self, handle: int, batch: Any) -> int:  # noqa: ANN401 - a ctypes structure
+        """Take the place of `llama_decode`."""
+        if self.wait_s is None or self._context is None:
+            return int(self._decode(handle, batch))
+        if handle != self._context.handle:
+            code = int(self._decode(handle, batch))
+            self.counts.drafter_bytes += self._logits_bytes(handle, batch, every_token=False)
+            return code
+        self.n_unwaited += self._began is not None
+        started, reused = time.perf_counter(), self._reused(handle)
+        code = int(self._decode(handle, batch))
+        self._synchronize(handle)
+        self.counts.n_evaluations += 1
+        self.counts.n_reused += self._reused(handle) - reused
+        self.counts.target_bytes += self._target_bytes(self._context, batch)
+        self._began = time.perf_counter()
+        self.counts.hidden_s += self._began - started
+        return code
+
+    def synchronize(self, handle: int) -> None:
+        """Take the place of `llama_synchronize`."""
+        began, wait = self._began, self.wait_s
+        if began is not None and wait is not None and handle == self._target_handle:
+            self._began = None
+            due = began + wait
+            left = due - time.perf_counter()
+            if left > 0.0:
+                time.sleep(left)
+                # A sleep is longer than it was to be, on a busy machine much longer.
+                self.counts.hidden_s += time.perf_counter() - due
+            self.counts.busy_s += wait
+        self._synchronize(handle)
+
+    @property
+    def _target_handle(self) -> int | None:
+        return None if self._context is None else int(self._context.handle)
+
+    def _reused(self, handle: int) -> int:
+        return int(self._native.llama_perf_context(handle).n_reused)
+
+    def _target_bytes(self, context: Context, batch: Any) -> int:  # noqa: ANN401
+        """Return the bytes of logits, candidates and states that an evaluation gave the host."""
+        options, model, n = context.options, context.model, int(batch.n_tokens)
+        states = n * model.n_embd * (options.hidden_states + len(options.layer_inputs))
+        states += n * model.n_embd_out * options.nextn_states
+        logits = self._logits_bytes(context.handle, batch, every_token=options.hidden_states)
+        return logits + _FLOAT * states
+
+    def _logits_bytes(self, handle: int, batch: Any, *, every_token: bool) -> int:  # noqa: ANN401
+        """Return the bytes of the logits' rows, or of what samplers left of them, and their ids."""
+        native, n = self._native, int(batch.n_tokens)
+        rows = [i for i in range(n) if every_token or batch.logits[i]]
+        # Where no sampler cut a row, its count is the whole vocabulary, and it has no candidates.
+        logits = sum(native.llama_get_sampled_logits_count_ith(handle, row) for row in rows)
+        ids = sum(native.llama_get_sampled_candidates_count_ith(handle, row) for row in rows)
+        return _FLOAT * int(logits + ids)
+
+
+@contextmanager
+def simulated_device() -> Iterator[SimulatedDevice]:
+    """Yield a device that takes the place of llama.cpp's evaluation and reads until the end."""
+    native = llama()
+    device = SimulatedDevice(native)
+    places = [
+        (native, "llama_decode", device.decode),
+        (native, "llama_synchronize", device.synchronize),
+        (Graph, "peek", _noted(Graph.peek, device)),
+    ]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+    try:
+        for place in places:
+            setattr(*place)
+        yield device
+    finally:
+        for original in originals:
+            setattr(*original)
+
+
+def _noted(
+    peek: Callable[[Graph, str], npt.NDArray[np.generic]], device: SimulatedDevice
+) -> Callable[[Graph, str], npt.NDArray[np.generic]]:
+    """Return what reads a graph's output and counts its bytes."""
+
+    def reading(graph: Graph, name: str) -> npt.NDArray[np.generic]:
+        array = peek(graph, name)
+        if device.wait_s is not None:
+            device.counts.drafter_bytes += array.nbytes
+        return array
+
+    return reading

@@ -1,0 +1,107 @@
+"""The simulated device, on a scripted clock: what it hides, counts and leaves alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specrun.bench.overhead import device as module
+from specrun.bench.overhead.device import SimulatedDevice, simulated_device
+from specrun.bindings.library import llama
+
+TARGET, OTHER = 1, 2
+N_VOCAB, TRUE_SECONDS = 1000, 7.0
+
+
+class Script:
+    """llama.cpp with a clock: an evaluation takes seven seconds, every other graph is reused."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.n_decoded, self.kept = 0.0, 0, N_VOCAB
+        monkeypatch.setattr(
+            module, "time", SimpleNamespace(perf_counter=lambda: self.now, sleep=self.work)
+        )
+        self.device = SimulatedDevice(self)
+        options = SimpleNamespace(hidden_states=False, layer_inputs=(2, 5), nextn_states=False)
+        model = SimpleNamespace(n_embd=8, n_embd_out=8)
+        context: Any = SimpleNamespace(handle=TARGET, options=options, model=model)
+        self.device.watch(context)
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+    def llama_decode(self, handle: int, batch: Any) -> int:
+        self.now += TRUE_SECONDS
+        self.n_decoded += 1
+        return 0
+
+    def llama_synchronize(self, handle: int) -> None:
+        pass
+
+    def llama_perf_context(self, handle: int) -> Any:
+        return SimpleNamespace(n_reused=self.n_decoded // 2)
+
+    def llama_get_sampled_logits_count_ith(self, handle: int, row: int) -> int:
+        return self.kept
+
+    def llama_get_sampled_candidates_count_ith(self, handle: int, row: int) -> int:
+        return 0 if self.kept == N_VOCAB else self.kept
+
+
+BATCH = SimpleNamespace(n_tokens=3, logits=[0, 1, 1])
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    return Script(monkeypatch)
+
+
+def test_work_before_the_device_is_done_is_hidden_behind_it(script: Script) -> None:
+    device = script.device
+    device.wait_s = 3.0
+    for worked, wall in ((0.0, 10.0), (2.0, 10.0), (4.0, 11.0)):
+        started, busy = script.now, device.counts.busy_s
+        device.decode(TARGET, BATCH)
+        script.work(worked)
+        device.synchronize(TARGET)
+        assert script.now - started == wall
+        assert device.counts.busy_s - busy == 3.0
+    assert device.counts.hidden_s == 3 * TRUE_SECONDS
+    assert (device.counts.n_evaluations, device.counts.n_reused) == (3, 1)
+    assert device.n_unwaited == 0
+
+
+def test_bytes_are_those_that_reach_the_host(script: Script) -> None:
+    device = script.device
+    device.wait_s = 3.0
+    device.decode(TARGET, BATCH)
+    states = 2 * 3 * 8  # two layers, three tokens
+    assert device.counts.target_bytes == 4 * (2 * N_VOCAB + states)
+    script.kept = 41
+    before = device.counts.copy()
+    device.decode(TARGET, BATCH)
+    assert device.counts.since(before).target_bytes == 4 * (2 * 2 * 41 + states)
+    assert device.n_unwaited == 1
+    device.decode(OTHER, BATCH)
+    assert device.counts.drafter_bytes == 4 * 2 * 2 * 41
+
+
+def test_other_contexts_and_a_device_that_is_off_are_as_they_were(script: Script) -> None:
+    device = script.device
+    for wait, handle in ((None, TARGET), (3.0, OTHER)):
+        device.wait_s, started = wait, script.now
+        device.decode(handle, BATCH)
+        device.synchronize(handle)
+        assert script.now - started == TRUE_SECONDS
+        assert device.counts.n_evaluations == device.counts.busy_s == 0
+
+
+def test_the_library_is_as_it_was_afterwards() -> None:
+    native = llama()
+    before = native.llama_decode, native.llama_synchronize, module.Graph.peek
+    with pytest.raises(KeyboardInterrupt), simulated_device() as device:
+        assert native.llama_decode == device.decode
+        raise KeyboardInterrupt
+    assert (native.llama_decode, native.llama_synchronize, module.Graph.peek) == before
