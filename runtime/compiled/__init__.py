@@ -64,6 +64,8 @@ class Loops(Protocol):
 
 
 def _load() -> Loops | None:
+    if np.dtype(np.intp).itemsize != 8:
+        return None  # ids are read as numbers of 64 bits
     try:
         return cast(Loops, importlib.import_module("specrun.runtime.compiled._loops"))
     except ImportError:
