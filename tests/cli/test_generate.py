@@ -120,9 +120,8 @@ def test_drafting_keeps_the_tokens(run: Run, models: Models) -> None:
 
 
 def test_statistics_of_drafts(run: Run, models: Models) -> None:
-    result = run(
-        "generate", "-m", models.target, "-md", models.target, "-p", "hello", "-n", 24, "--temp", 0
-    )
+    pair = ["-m", models.target, "-md", models.target, "--spec-draft-n-max", 5]
+    result = run("generate", *pair, "-p", "hello", "-n", 24, "--temp", 0)
     found = re.search(r"draft (\d+)/(\d+) accepted ([\d.]+)% \| ([\d.]+) tok/round", result.stderr)
     assert found is not None
     assert float(found[3]) == pytest.approx(100 * int(found[1]) / int(found[2]), abs=0.06)
@@ -191,6 +190,8 @@ def test_drafted_tokens_are_cyan_only_when_asked(run: Run, models: Models) -> No
         models.target,
         "-md",
         models.target,
+        "--spec-draft-n-max",
+        5,
         "-p",
         "hello",
         "-n",

@@ -114,7 +114,7 @@ class HydraDrafter(StatesDrafter):
             return DraftTree()
         shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
         if length is not None:
-            return self._stopped_chain(request, length, len(shape))
+            return self._stopped_chain(request, length, shape.max_nodes)
         if isinstance(shape, Topology) and shape.n_leaves == 1:
             chain = self._state.chain(request.tokens, len(shape))
             if chain is not None:
