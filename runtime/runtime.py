@@ -51,7 +51,8 @@ class RuntimeOptions:
     in another process. `shape` "fixed", or a width in tokens, evaluates as many tokens whatever is
     drafted, so that a text is the same to the bit with any drafter of point masses of that width.
     `backend_sampling` "on", or "auto" where a GPU has the whole target, sends only the best logits
-    of each row to the host, in answers without log-probabilities that keep a top k.
+    of each row to the host, in answers without log-probabilities that keep a top k; no GPU has yet
+    been tried.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -65,7 +66,7 @@ class RuntimeOptions:
     reference: str | os.PathLike[str] | None = None
     trust: bool = False
     shape: Shape = "free"
-    backend_sampling: BackendSampling = "auto"
+    backend_sampling: BackendSampling = "off"
 
 
 class Runtime:
