@@ -52,8 +52,10 @@ def chain_options(expression: Expression) -> ChainOptions:
     adaptive_exit = _adaptive_exit(options)
     p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
     n = options.length("n")
-    # Draft & Verify's exit is a rule of its own for where chains stop.
-    if n is None and adaptive_exit is not None:
+    # Draft & Verify's exit is a rule of its own for where chains stop. The demo's pair, which is
+    # named without a file, drafts to show how: at its size nothing would pay.
+    is_demo = not expression.arguments and not options.is_auto("n")
+    if n is None and (adaptive_exit is not None or is_demo):
         n = USUAL_LENGTH
     return ChainOptions(n, sampling, p_min, adaptive_exit)
 
