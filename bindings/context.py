@@ -71,7 +71,8 @@ class Context:
         )
         self.native_seconds = 0.0
         # A GPU may still be at work when llama_decode returns; processors are done.
-        self._only_enqueues = bool(self._native.llama_supports_gpu_offload())
+        # A GPU's work is only enqueued by the call that evaluates.
+        self.waits_for_device = bool(self._native.llama_supports_gpu_offload())
         self._n_vocab = model.vocabulary.size
         self._has_hidden_states = self.options.hidden_states
         try:
@@ -227,7 +228,7 @@ class Context:
             memory.note_evaluation(1)  # until it succeeds there is nothing to take back
         started = time.perf_counter()
         code = native.llama_decode(handle, struct)
-        if self._only_enqueues:  # the time belongs to the evaluation all the same
+        if self.waits_for_device:  # the time belongs to the evaluation all the same
             native.llama_synchronize(handle)
         self.native_seconds += time.perf_counter() - started
         if code != 0:

@@ -68,8 +68,9 @@ class SimulatedDevice:
         self._began: float | None = None
 
     def watch(self, context: Context) -> None:
-        """Be the device of this context."""
+        """Be the device of this context: its evaluations are only enqueued by the call."""
         self._context = context
+        context.waits_for_device = True
 
     def decode(self, handle: int, batch: Any) -> int:  # noqa: ANN401 - a ctypes structure
         """Take the place of `llama_decode`."""

@@ -128,7 +128,8 @@ class _Stopwatch:
     def curve(self, sizes: tuple[int, ...]) -> CostCurve:
         """Return what was timed: the least, and how far the medians lie above it."""
         reused = tuple(min(self._reused[size]) for size in sizes)
-        rebuilt = tuple(min(self._rebuilt[size]) for size in sizes)
+        # A single size never comes after another one.
+        rebuilt = tuple(min(self._rebuilt.get(size, self._reused[size])) for size in sizes)
         medians = (statistics.median(self._reused[size]) for size in sizes)
         spread = (median / least - 1.0 for median, least in zip(medians, reused, strict=True))
         return CostCurve(sizes, reused, rebuilt, tuple(spread))

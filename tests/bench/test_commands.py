@@ -35,12 +35,12 @@ def good(result: Result) -> str:
 
 def test_drafters_as_json(drafters: list[str]) -> None:
     asked = ("-p", "one", "-p", "two words", "--temp", "0,0.8")
-    done = bench(*drafters, *asked, "--json")
+    done = bench(*drafters, *asked, "--spec-draft-n-max", "5", "--json")
     found = results_of(done)
     assert json.loads(done.stdout)["bench"] == "drafters"
     assert [(result["drafter"], result["temperature"]) for result in found] == [
-        *(("none", 0.0), ("draft(twin.gguf)", 0.0), ("prompt-lookup", 0.0)),
-        *(("none", 0.8), ("draft(twin.gguf)", 0.8), ("prompt-lookup", 0.8)),
+        *(("none", 0.0), ("draft(twin.gguf, n=5)", 0.0), ("prompt-lookup", 0.0)),
+        *(("none", 0.8), ("draft(twin.gguf, n=5)", 0.8), ("prompt-lookup", 0.8)),
     ]
     assert found[0]["speed_up"] is None
     assert found[0]["mean_accepted_length"] == 1.0

@@ -73,7 +73,7 @@ def test_a_fixed_shape_bounds_the_length(
     assert result.stats.width == width
     assert 0 < len(result.stats.acceptance_by_position) < int(width)
     with (
-        pytest.raises(OptionError, match="give a multiple of 8 from 16"),
+        pytest.raises(OptionError, match="give a multiple of 4 from 12"),
         Runtime(tiny_model, drafter=expression.replace(")", ", n=9)"), shape=8, **OPTIONS),
     ):
         pass
