@@ -104,7 +104,7 @@ def answers(runtime: Runtime, setting: Setting, *, whole: bool) -> Bits:
     What is cached of the one before serves the next as far as its bits are those of a prompt.
     """
     params = SamplingParams(temperature=setting.temperature, seed=SEED, top_k=0)
-    chosen, lengths, n_tokens = (texts(), LENGTHS, 200) if whole else (texts()[:2], LENGTHS[:3], 48)
+    chosen, lengths, n_tokens = (texts(), LENGTHS, 200) if whole else (texts()[:1], LENGTHS[:3], 24)
     found: Bits = []
     for text in chosen:
         tokens = runtime.vocabulary.tokenize(text)
@@ -125,7 +125,7 @@ def test_bits_do_not_depend_on_what_drafts(model: Path, whole_sweep: bool) -> No
                 found = answers(runtime, setting, whole=whole_sweep)
             assert found == plain, (drafter, setting)
             n_tokens += sum(map(len, found))
-    assert n_tokens > 500
+    assert n_tokens > 100
 
 
 def test_bits_depend_on_what_drafts_where_the_shape_is_free(published: Path) -> None:
