@@ -45,6 +45,7 @@ class TimedDrafter(Drafter):
         self.needs_hidden_states = inner.needs_hidden_states
         self.layer_inputs = inner.layer_inputs
         self.needs_nextn_states = inner.needs_nextn_states
+        self.reads_logits = inner.reads_logits
         self._costs, self._clock = costs, clock
         self._proposed: float | None = None
 

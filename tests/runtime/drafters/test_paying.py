@@ -321,3 +321,18 @@ def test_texts_are_plain_decodings_own_on_a_real_clock(tiny_model: Path) -> None
             with Runtime(tiny_model, drafter, **F32) as runtime:
                 said.append(runtime.generate(prompt, params, max_tokens=60).token_ids)
         assert said == [said[0]] * 4
+
+
+@pytest.mark.parametrize("drafter", ["jacobi", "lookahead(window=2)"])
+def test_a_drafter_that_reads_logits_says_so_when_it_is_timed(
+    tiny_model: Path, drafter: str
+) -> None:
+    """Rows that the device cut have none to be read: the answer is to be made of whole ones."""
+    prompt, params = [3, 1, 4, 1, 5, 9, 2, 6] * 3, SamplingParams(temperature=0.8, top_k=20, seed=3)
+    said = []
+    for backend_sampling in ("off", "on"):
+        with Runtime(tiny_model, drafter, backend_sampling=backend_sampling, **F32) as runtime:
+            assert isinstance(runtime.session.drafter, PayingDrafter)
+            assert runtime.session.drafter.reads_logits
+            said.append(runtime.generate(prompt, params, max_tokens=40).token_ids)
+    assert said[0] == said[1]
