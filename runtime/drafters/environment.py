@@ -19,6 +19,7 @@ from specrun.runtime.language import Expression
 from specrun.runtime.methods import find_method
 from specrun.runtime.offload import LayerCount
 
+_FIXED_WIDTH = 8  # CPUs pay twice as much for 16 tokens, for few more that are accepted
 _LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a drafter takes
 
 
@@ -71,8 +72,9 @@ class DraftEnvironment:
 
     @property
     def most_drafted(self) -> int:
-        """The longest chain where no length is given."""
-        width = self.shape if isinstance(self.shape, int) else MOST_DRAFTED + 1
+        """The longest chain where no length is given: in a fixed shape each round costs as much."""
+        usual = _FIXED_WIDTH if self.shape == "fixed" else MOST_DRAFTED + 1
+        width = self.shape if isinstance(self.shape, int) else usual
         return max(1, min(width, self.context.n_batch) - 1)
 
     def draft_length(self, share: float) -> DraftLength:
