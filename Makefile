@@ -21,7 +21,7 @@ test: dev
 
 # Beside `make test`, on a published model of 98 MB that is fetched once: about ten minutes.
 test-real: dev
-	@model=$$($(VENV)/bin/python tools/real_model.py) && SPECRUN_REAL_MODEL="$$model" $(VENV)/bin/python -m pytest -m real tests/real
+	@model=$$($(VENV)/bin/python tools/real_model.py) && SPECRUN_REAL_MODEL="$$model" $(VENV)/bin/python -m pytest -m real tests/real $(if $(SWEEP),--sweep $(SWEEP))
 
 check: dev
 	$(VENV)/bin/ruff check .
