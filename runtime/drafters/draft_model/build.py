@@ -113,7 +113,7 @@ def _build_draft_tree(
         measured = measured_acceptance(env.target.path, path, sampling)
         return best_tree(measured or typical_acceptance(sampling), nodes, depth)
 
-    shape = tree.shape(env.context.n_batch, plan)
+    shape = tree.shape(env.context.n_batch, plan, env.most_drafted)
 
     def drafter(context: Context) -> Drafter:
         return DraftTreeDrafter(
@@ -122,6 +122,7 @@ def _build_draft_tree(
             shape=shape,
             sampling=sampling,
             p_min=p_min,
+            size=tree.size(shape, env, context.model.n_params / env.target.n_params),
             name=str(expression),
         )
 
