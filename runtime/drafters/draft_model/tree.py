@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrun.bindings.context import Context
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDrafter
@@ -33,14 +32,13 @@ class DraftTreeDrafter(ModelDrafter):
     every scheme takes the most likely tokens, which is what drawing without replacement tends to as
     the temperature falls. With `size` a dynamic tree is as large as it pays.
 
-    The context needs as many sequences and output rows as `draft_size` says.
+    The state's context needs as many sequences and output rows as `draft_size` says.
     """
 
     def __init__(
         self,
-        context: Context,
+        state: DraftTreeState,
         *,
-        target_vocab_size: int,
         shape: Topology | DynamicShape,
         sampling: TreeSampling = "without",
         p_min: float = 0.0,
@@ -48,7 +46,7 @@ class DraftTreeDrafter(ModelDrafter):
         name: str = "draft",
     ) -> None:
         check_sampling(shape, sampling)
-        self._state = DraftTreeState(context, target_vocab_size=target_vocab_size)
+        self._state = state
         super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
@@ -65,7 +63,7 @@ class DraftTreeDrafter(ModelDrafter):
         ranks = self._sampling == "argmax" or request.params.is_greedy
         # At temperature 0 the order alone is asked for: every scheme takes the most likely tokens.
         laws = self.laws(request) if ranks else self._laws(request, request.params)
-        room = self._context.n_ctx - len(request.tokens)
+        room = self._state.room(request.tokens)
         return grow_draft(
             self._shape,
             laws,
