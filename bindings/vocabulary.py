@@ -16,6 +16,7 @@ from specrun.bindings.library import llama, native_function
 _KIND_NAMES = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
 _ATTRIBUTE_UNKNOWN = 1 << 0
 _ATTRIBUTE_CONTROL = 1 << 3
+_ATTRIBUTE_BYTE = 1 << 5
 
 _PIECE_SIZE = 64  # longer ones are rare
 _Piece = ctypes.c_char * _PIECE_SIZE
@@ -146,6 +147,11 @@ class Vocabulary:
                 piece = known[token] = self._render(token, special=False)
             pieces.append(piece)
         return pieces
+
+    def is_byte(self, token: int) -> bool:
+        """Whether the token is a bare byte: tokenizers spell with those what they do not know."""
+        self._check(token)
+        return bool(self._native.llama_vocab_get_attr(self._handle, token) & _ATTRIBUTE_BYTE)
 
     def label(self, token: int) -> str:
         """Return the token's text for messages: control tokens are shown by name."""

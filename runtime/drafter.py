@@ -91,6 +91,9 @@ class Drafter(ABC):
     reads_logits: bool = False
     """Whether it reads the target's logits from the rows of an outcome: they are to be whole."""
 
+    remark: str = ""
+    """What the user is to know of how it drafts; "" where there is nothing."""
+
     @property
     def reads_target(self) -> bool:
         """Whether it reads more of the target than its logits; then it is shown prompts, too."""

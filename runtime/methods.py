@@ -133,9 +133,9 @@ METHODS: Mapping[str, Method] = {
         ),
         Method(
             "draft",
-            "A smaller model of the same vocabulary: chains, SpecInfer, Sequoia and EAGLE-2 trees.",
+            "A smaller model: chains, SpecInfer, Sequoia and EAGLE-2 trees.",
             "specrun.runtime.drafters.draft_model.build",
-            options=("n", "sampling", "p_min", *TREE_OPTIONS),
+            options=("n", "sampling", "p_min", *TREE_OPTIONS, "vocabulary"),
             file=DraftFile("the GGUF file of a draft model", "draft(small.gguf, n=5)"),
             counted_by_n=True,
             spec_types=("draft-simple",),

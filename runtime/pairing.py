@@ -37,10 +37,15 @@ def check_verifiable(target: Model, name: str, max_leaves: int) -> None:
 
 def check_pair(target: Model, draft: Model) -> None:
     """Raise `PairError` for another vocabulary, `UnsupportedModelError` if it cannot draft."""
+    check_can_draft(draft)
+    check_vocabularies(target, draft)
+
+
+def check_can_draft(draft: Model) -> None:
+    """Raise `UnsupportedModelError` for a model whose cache cannot drop tokens."""
     if not draft.can_branch:
         kind = f"{draft.path} is a recurrent or hybrid model ({draft.architecture})"
         raise UnsupportedModelError(f"{kind}: it cannot take back rejected drafts")
-    check_vocabularies(target, draft)
 
 
 def check_vocabularies(target: Model, draft: Model) -> None:

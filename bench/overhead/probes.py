@@ -135,6 +135,7 @@ class TimedDrafter(Drafter):
         self.max_leaves = inner.max_leaves
         self.max_nodes = inner.max_nodes
         self.needs_hidden_states = inner.needs_hidden_states
+        self.remark = inner.remark
         self.layer_inputs = inner.layer_inputs
         self.reads_logits = inner.reads_logits
 

@@ -240,11 +240,20 @@ def inspect(
     if sha256 is not None:
         facts["sha256"] = file_sha256(file)
     problem: SpecrunError | None = None
+    remark = ""
     if model_draft is not None:
         draft_facts = summarise(model_draft, read_header(model_draft))
-        problem = _pair_problem(file, model_draft)
+        try:
+            remark = _pair_remark(file, model_draft)
+        except SpecrunError as error:
+            problem = error
         reason = str(problem) if problem else None
-        facts["pair"] = {"draft": draft_facts, "fits": problem is None, "reason": reason}
+        facts["pair"] = {
+            "draft": draft_facts,
+            "fits": problem is None,
+            "reason": reason,
+            "remark": remark,
+        }
     if as_json:
         terminal.answer(json.dumps(facts, ensure_ascii=True) + "\n")
     else:
@@ -283,27 +292,24 @@ def _measure_noise(
         print_noise(terminal, file, found)
 
 
-def _pair_problem(target: Path, draft: Path) -> SpecrunError | None:
-    """Return why the pair does not fit, by the rule that drafting itself applies."""
+def _pair_remark(target: Path, draft: Path) -> str:
+    """Return how the pair drafts, "" as usual; raises what drafting itself would."""
     from specrun.bindings.model import Model
+    from specrun.runtime.drafters.draft_model import DraftPair
     from specrun.runtime.drafters.eagle import check_head, is_head
-    from specrun.runtime.pairing import check_blocks, check_pair, check_rollback
+    from specrun.runtime.language import Expression
+    from specrun.runtime.pairing import check_blocks, check_rollback
 
     with Model(target) as first:
-        try:
-            check_rollback(first)
-            if is_head(draft):
-                check_head(draft, first)
-                return None
-        except SpecrunError as error:
-            return error
+        check_rollback(first)
+        if is_head(draft):
+            check_head(draft, first)
+            return ""
         with Model(draft) as other:
-            try:
-                check = check_blocks if other.nextn.alone else check_pair
-                check(first, other)
-            except SpecrunError as error:
-                return error
-    return None
+            if other.nextn.alone:
+                check_blocks(first, other)
+                return ""
+            return DraftPair.of(first, other, Expression("draft")).remark
 
 
 def _print(terminal: Terminal, facts: dict[str, Any]) -> None:
@@ -315,6 +321,8 @@ def _print(terminal: Terminal, facts: dict[str, Any]) -> None:
     print_facts(terminal, "draft model", describe_summary(pair["draft"]))
     if pair["fits"]:
         terminal.answer("The pair fits: the draft model can draft for this target.\n")
+        if pair["remark"]:
+            terminal.answer(f"{pair['remark']}.\n")
         if pair["draft"]["parameters"] > facts["parameters"]:
             terminal.warn("the draft model is larger than the target: were they swapped?")
 

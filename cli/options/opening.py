@@ -55,6 +55,8 @@ def open_runtime(
         _warn_of_ignored_layers(load, runtime, terminal)
         _warn_of_large_drafter(runtime, terminal)
         _warn_of_lossy_rule(runtime, terminal)
+        if runtime.session.drafter.remark:
+            terminal.note(runtime.session.drafter.remark)
         yield runtime
 
 

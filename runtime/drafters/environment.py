@@ -13,6 +13,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.runtime.costs import CostCurve, LiveCurve, known_curve
 from specrun.runtime.costs.draft_length import MOST_DRAFTED, DraftLength
+from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DrafterWeights, make_all
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import Expression
@@ -72,7 +73,7 @@ class DraftEnvironment:
 
     @property
     def most_drafted(self) -> int:
-        """The longest chain where no length is given: in a fixed shape each round costs as much."""
+        """The most tokens drafted where no number is given: a fixed shape's rounds cost as much."""
         usual = _FIXED_WIDTH if self.shape == "fixed" else MOST_DRAFTED + 1
         width = self.shape if isinstance(self.shape, int) else usual
         return max(1, min(width, self.context.n_batch) - 1)
@@ -86,6 +87,15 @@ class DraftEnvironment:
         # A fixed width costs the same whatever is drafted.
         seconds = curve.seconds(most + 1)
         return DraftLength(lambda _: seconds, step, most)
+
+    def tree_size(self, share: float) -> TreeSize:
+        """Return how large trees are for a drafter that reads `share` of the target for one."""
+        curve, most = self.curve, self.most_drafted
+        draft = max(share, _LEAST_STEP) * curve.seconds(1)
+        if self.shape == "free":
+            return TreeSize(curve.seconds, draft, most)
+        seconds = curve.seconds(most + 1)  # whatever is drafted
+        return TreeSize(lambda _: seconds, draft, most)
 
 
 BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]

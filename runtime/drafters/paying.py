@@ -43,6 +43,7 @@ class TimedDrafter(Drafter):
         self.name, self.inner = inner.name, inner
         self.max_leaves, self.max_nodes = inner.max_leaves, inner.max_nodes
         self.needs_hidden_states = inner.needs_hidden_states
+        self.remark = inner.remark
         self.layer_inputs = inner.layer_inputs
         self.needs_nextn_states = inner.needs_nextn_states
         self.reads_logits = inner.reads_logits

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specrun.runtime.costs.draft_length import DraftLength
+from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import Drafter, Owned, RoundOutcome
 from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.target import EvaluatedRows
@@ -30,7 +31,7 @@ class StatesDrafter(Drafter):
     """One conversation's drafter: it owns `cells` of a head that conversations share.
 
     `state` are the rows of the text, `n_params` the parameters of the head. `length` says how long
-    chains are, where that is not fixed.
+    chains are, `size` how many nodes dynamic trees have, where that is not fixed.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class StatesDrafter(Drafter):
         cells: Cells,
         n_params: int,
         length: DraftLength | None = None,
+        size: TreeSize | None = None,
     ) -> None:
         self.name, self._text_rows, self._owned = name, state, cells
-        self._n_params, self._length = n_params, length
+        self._n_params, self._length, self._size = n_params, length, size
         self._drafted: Sequence[int] = ()  # of the chain that `length` stopped
         self._prompt: list[int] = []
 
@@ -56,19 +58,23 @@ class StatesDrafter(Drafter):
         self._text_rows.begin(tokens)
         if self._length is not None:
             self._length.begin()
+        if self._size is not None:
+            self._size.begin()
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Take the prompt's states."""
         self._learn(start, rows, range(count), self._prompt)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Take the states of the root and the accepted nodes; learn how long chains pay."""
+        """Take the states of the root and the accepted nodes; learn how much pays."""
         # Row 0 is the root's, the last committed token: its
         # position is one before the round's first.
         self._learn(outcome.start - 1, outcome.rows, outcome.path_rows, outcome.tokens)
         if self._length is not None:
             self._length.observe(self._drafted, outcome)
             self._drafted = ()
+        if self._size is not None:
+            self._size.observe(outcome)
 
     def stopped(self, tree: DraftTree) -> DraftTree:
         """Note a chain that `length` stopped; return it."""

@@ -25,6 +25,7 @@ from typing import Literal, cast, get_args
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import TYPICAL_ACCURACY, plan_medusa_tree
 from specrun.runtime.costs.medusa_tree import medusa_tree
+from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions
@@ -45,7 +46,7 @@ class TreeOptions:
     tree: str | None = None
     depth: int | None = None
     topk: int | None = None
-    nodes: int | None = None
+    nodes: int | Literal["auto"] | None = None
     n: int | Literal["auto"] | None = None
     published: Mapping[str, str] = field(default_factory=dict)
     """The nodes of trees that go by a name."""
@@ -58,7 +59,7 @@ class TreeOptions:
             tree=options.optional("tree"),
             depth=options.optional_integer("depth"),
             topk=options.optional_integer("topk"),
-            nodes=options.optional_integer("nodes"),
+            nodes="auto" if options.is_auto("nodes") else options.optional_integer("nodes"),
             n="auto" if options.is_auto("n") else options.optional_integer("n"),
             published=find_method(expression.atom).published_trees,
         )
@@ -73,8 +74,10 @@ class TreeOptions:
         """Whether the tree grows by path probability."""
         return self.tree is None
 
-    def shape(self, n_batch: int, plan: Callable[[int, int], Topology]) -> Topology | DynamicShape:
-        """Return the shape; `plan(nodes, depth)` makes Sequoia's.
+    def shape(
+        self, n_batch: int, plan: Callable[[int, int], Topology], largest: int
+    ) -> Topology | DynamicShape:
+        """Return the shape; `plan(nodes, depth)` makes Sequoia's, nodes=auto are `largest`.
 
         Raises `OptionError` for options that exclude each other and for trees that no evaluation
         can hold.
@@ -82,9 +85,9 @@ class TreeOptions:
         self._check_companions()
         shape: Topology | DynamicShape
         if self.tree is None:
-            shape = DynamicShape(
-                _given(self.depth, _DEPTH), _given(self.topk, _TOPK), _given(self.nodes, _NODES)
-            )
+            nodes = largest if self.nodes == "auto" else _given(self.nodes, _NODES)
+            usual = min(_DEPTH, largest) if self.nodes == "auto" else _DEPTH
+            shape = DynamicShape(_given(self.depth, usual), _given(self.topk, _TOPK), nodes)
         elif self.tree == "sequoia":
             shape = self._planned(plan)
         else:
@@ -100,7 +103,23 @@ class TreeOptions:
             )
         return shape
 
+    def size(
+        self, shape: Topology | DynamicShape, env: DraftEnvironment, share: float
+    ) -> TreeSize | None:
+        """Return what chooses how much of a tree is verified, with nodes=auto.
+
+        `share` of the target is read for each depth of it.
+        """
+        if self.nodes != "auto" or not isinstance(shape, DynamicShape):
+            return None
+        return env.tree_size(share * shape.depth)
+
     def _planned(self, plan: Callable[[int, int], Topology]) -> Topology:
+        if self.nodes == "auto":
+            raise OptionError(
+                f"tree={self.tree}, nodes=auto: only trees of depth= and topk= choose their size "
+                "in every round; give a number, or leave out tree="
+            )
         nodes = _given(self.nodes, _PLANNED_NODES)
         depth = _given(self.depth, min(nodes, MAX_NODES))
         if not 1 <= nodes <= MAX_NODES:
@@ -120,7 +139,7 @@ class TreeOptions:
         if self.tree is None:
             return
         # Sequoia's planner takes nodes and depth; its branching is what it finds out.
-        extra = {"topk": self.topk}
+        extra: dict[str, int | str | None] = {"topk": self.topk}
         if self.tree != "sequoia":
             extra |= {"nodes": self.nodes, "depth": self.depth}
         for name, value in extra.items():
@@ -156,13 +175,14 @@ def head_tree(
     evaluations of the target with one token. Raises OptionError, and MalformedFileError for a bad
     CSV.
     """
-    tree, nodes = options.optional("tree"), options.optional_integer("nodes")
+    tree = options.optional("tree")
     if tree is not None:
         for name in ("nodes", "accuracy"):
             if options.optional(name) is not None:
                 problem = f"tree= says which nodes there are; leave out {name}="
                 raise OptionError(f"{expression}: {problem}")
         return parse_topology(find_method(expression.atom).published_tree(tree))
+    nodes = options.optional_integer("nodes")
     if nodes is not None and nodes > MAX_NODES:
         raise OptionError(f"{expression}: nodes is {nodes}: give 1 to {MAX_NODES}")
     accuracy = head_accuracy(options, n_depths, stored) or typical[:n_depths]

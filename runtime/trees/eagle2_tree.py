@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.law import Law
@@ -73,6 +74,16 @@ class DynamicShape:
         return 1 + (self.topk - 1) * (self.depth - 1)
 
 
+class NodeChoice(Protocol):
+    """Chooses the nodes that are kept in each round (`costs.tree_size`)."""
+
+    def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` nodes, rising, of paths with these probabilities."""
+
+    def drafted(self, tree: DraftTree) -> DraftTree:
+        """Note the tree of these nodes; return it."""
+
+
 def check_sampling(shape: Topology | DynamicShape, sampling: TreeSampling) -> None:
     """Refuse draws in a dynamic tree, which chooses its nodes by their values."""
     if isinstance(shape, DynamicShape) and sampling != "argmax":
@@ -101,16 +112,27 @@ class GrownTree:
     def best(self, nodes: int) -> DraftTree:
         """Return the tree of the `nodes` nodes of highest value (section 4.2: reranking)."""
         # In the order in which they were made, which has parents before children.
-        kept = sorted(_best(self.values, nodes))
+        return self.tree_of(sorted(_best(self.values, nodes)))
+
+    def tree_of(self, kept: Sequence[int]) -> DraftTree:
+        """Return the tree of these nodes, rising, of which none may lack its parent."""
         places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
         # No parent is missing: it is worth no less than its child and comes first among equals.
         parents = tuple(places[self.parents[node]] for node in kept)
         return DraftTree.of_points([self.tokens[node] for node in kept], parents)
 
 
-def grow_by_path_probability(shape: DynamicShape, laws: LawSource, p_min: float = 0.0) -> DraftTree:
-    """Return the tree of the best nodes; below a law that is less sure than `p_min` are none."""
-    return expand_by_path_probability(shape.depth, shape.topk, laws, p_min).best(shape.nodes)
+def grow_by_path_probability(
+    shape: DynamicShape, laws: LawSource, p_min: float = 0.0, size: NodeChoice | None = None
+) -> DraftTree:
+    """Return the tree of the best nodes; below a law that is less sure than `p_min` are none.
+
+    With `size` only those of them that pay.
+    """
+    grown = expand_by_path_probability(shape.depth, shape.topk, laws, p_min)
+    if size is None:
+        return grown.best(shape.nodes)
+    return size.drafted(grown.tree_of(size.best(grown.values, grown.parents, shape.nodes)))
 
 
 def expand_by_path_probability(

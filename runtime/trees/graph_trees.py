@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.tree import ROOT, DraftTree
-from specrun.runtime.trees.eagle2_tree import DynamicShape
+from specrun.runtime.trees.eagle2_tree import DynamicShape, NodeChoice
 from specrun.runtime.trees.topology import Topology
 
 IndexArray = npt.NDArray[np.intp]
@@ -34,28 +34,41 @@ class GraphTrees:
         else:
             self.plan, self._numbers = _fixed_plan(shape)
 
-    def drafted(self, named: NamedChildren, max_depth: int, max_nodes: int) -> DraftTree:
-        """Return the tree of what a graph named, within these limits, both at least 1."""
+    def drafted(
+        self, named: NamedChildren, max_depth: int, max_nodes: int, size: NodeChoice | None = None
+    ) -> DraftTree:
+        """Return the tree of what a graph named, within these limits, both at least 1.
+
+        With `size` a dynamic tree has only those nodes that pay.
+        """
         shape = self._shape.limited(max_depth, max_nodes)
         if isinstance(shape, Topology):
             tokens: list[int] = named.tokens[self._numbers[: len(shape)]].tolist()
             return DraftTree.of_points(tokens, shape.parents)
-        return self._best(named, shape)
+        return self._best(named, shape, size)
 
-    def _best(self, named: NamedChildren, shape: DynamicShape) -> DraftTree:
+    def _best(
+        self, named: NamedChildren, shape: DynamicShape, size: NodeChoice | None
+    ) -> DraftTree:
         """Return the tree of the nodes of highest value (Li et al. 2024, section 4.2)."""
         assert named.values is not None
         assert named.rows is not None
         n = self.plan.first_children[shape.depth]
         values: list[float] = named.values[:n].tolist()
-        # Among equals the earlier: a parent is worth no less than its child, and comes before it.
-        # For so few, lists are quicker than arrays.
-        kept = sorted(range(n), key=values.__getitem__, reverse=True)[: shape.nodes]
-        kept.sort()
         tokens, children = named.tokens.tolist(), [ROOT, *named.rows.tolist()]
+        if size is not None:
+            above = [children[row] for row in self._rows[:n]]
+            # The graph adds logarithms.
+            kept = size.best(np.exp(named.values[:n]).tolist(), above, shape.nodes)
+        else:
+            # Among equals the earlier: a parent is worth no less than its child, and comes before
+            # it. For so few, lists are quicker than arrays.
+            kept = sorted(range(n), key=values.__getitem__, reverse=True)[: shape.nodes]
+            kept.sort()
         places = {ROOT: ROOT} | {child: place for place, child in enumerate(kept)}
         parents = tuple([places[children[self._rows[child]]] for child in kept])
-        return DraftTree.of_points([tokens[child] for child in kept], parents)
+        tree = DraftTree.of_points([tokens[child] for child in kept], parents)
+        return tree if size is None else size.drafted(tree)
 
 
 def _fixed_plan(topology: Topology) -> tuple[TreePlan, IndexArray]:

@@ -19,7 +19,11 @@ from specrun.runtime.law import Law, RankedLaw
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
-from specrun.runtime.trees.eagle2_tree import DynamicShape, grow_by_path_probability
+from specrun.runtime.trees.eagle2_tree import (
+    DynamicShape,
+    NodeChoice,
+    grow_by_path_probability,
+)
 from specrun.runtime.trees.growth import LawSource, TreeSampling, grow_tree, proposal_scheme
 from specrun.runtime.trees.topology import Topology
 
@@ -125,13 +129,14 @@ def grow_draft(
     room: int | None = None,
     sampling: TreeSampling = "argmax",
     p_min: float = 0.0,
+    size: NodeChoice | None = None,
 ) -> DraftTree:
     """Return a tree of a shape, as far as the request's limits and the drafter's own allow.
 
     `room` is how many nodes the drafter can evaluate (None: any number); the last node of a tree
     never is. `sampling` says how the children of a static shape are proposed; at temperature 0 they
     are the most likely tokens. Nothing is drafted below a law that gives no token the probability
-    `p_min`.
+    `p_min`. With `size` a dynamic tree has only those nodes that pay.
     """
     max_depth, max_nodes = request.max_depth, request.max_nodes
     if room is not None:
@@ -142,7 +147,7 @@ def grow_draft(
         if room is not None:
             # It evaluates topk nodes of every depth but the last, more than it keeps.
             max_depth = min(max_depth, 1 + room // shape.topk)
-        return grow_by_path_probability(shape.limited(max_depth, max_nodes), laws, p_min)
+        return grow_by_path_probability(shape.limited(max_depth, max_nodes), laws, p_min, size)
     topology = shape.limited(max_depth, max_nodes)
     # A greedy law is sure of one token: draws from it would make no siblings.
     scheme = proposal_scheme("argmax" if request.params.is_greedy else sampling)

@@ -21,7 +21,7 @@ import numpy as np
 
 from specrun.bindings.context import Context
 from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter
+from specrun.runtime.drafters.draft_model import DraftTreeDrafter, DraftTreeState
 from specrun.runtime.law import FloatArray
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams
@@ -89,7 +89,7 @@ def measure_dynamic_acceptance(
     """
     shape = DynamicShape(max_depth, topk, max(max_nodes, max_depth))
     drafter = DraftTreeDrafter(
-        context, target_vocab_size=target_vocab_size, shape=shape, sampling="argmax"
+        DraftTreeState(context, target_vocab_size=target_vocab_size), shape=shape, sampling="argmax"
     )
     noise = SeededNoise(0).for_drafting(0)  # point masses draw nothing
     total = np.zeros((max_depth + 1, max_nodes + 1))

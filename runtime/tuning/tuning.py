@@ -84,6 +84,7 @@ def tune(
         with Model(options.draft, n_gpu_layers=layers, use_mmap=options.use_mmap) as draft:
             check_pair(target, draft)
             curves = bench.measure_costs(draft)
+            bench.pad_by(curves[0])
             planned = [bench.plan(draft, curves, params, prompts) for params in options.params]
         # The draft model is closed by now: candidates load it themselves, and it would lie in
         # memory twice.
@@ -106,6 +107,12 @@ class _Bench:
         self._environment = DraftEnvironment(
             target, self._context, n_gpu_layers=layers, use_mmap=use_mmap
         )
+        self._curve: CostCurve | None = None
+
+    def pad_by(self, curve: CostCurve) -> None:
+        """Let sessions pad batches where this curve is cheaper, as they will once it is kept."""
+        self._curve = curve
+        self._environment = replace(self._environment, costs=curve.as_padded())
 
     def checked(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the prompts, each of which must leave room for its text."""
@@ -154,7 +161,8 @@ class _Bench:
         # Turning logits into a law is paid once a round for the target, and for each evaluated
         # draft node.
         costs = RoundCosts(
-            *curves,
+            curves[0].as_padded(),
+            curves[1],
             per_round=_PER_ROUND + per_law,
             per_tree=_PER_TREE,
             per_law=_PER_LAW + per_law,
@@ -308,7 +316,10 @@ class _Bench:
         """Yield a session, closed after the block with its drafter and the weights."""
         with closing(weights):
             drafter, rule = weights.start(), ExactRule()
-            with Session.open(self._target, drafter, self._context, rule, shape=shape) as session:
+            wider = None if self._curve is None else self._curve.wider
+            with Session.open(
+                self._target, drafter, self._context, rule, shape=shape, wider=wider
+            ) as session:
                 yield session
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.moved_tokens import with_moved_tokens
 from support.tiny_heads import random_medusa
 from support.tiny_nextn import TinyNextN
 
@@ -109,21 +110,30 @@ def test_heads_are_checked_as_heads(run: Run, models: Models, tmp_path: Path) ->
     assert "hidden states of 64 numbers, and the target's have 32" in other.stderr
 
 
-def test_a_pair_that_does_not_fit(run: Run, models: Models) -> None:
-    result = run("inspect", models.target, "-md", models.stranger)
+def test_a_pair_that_does_not_fit(run: Run, models: Models, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.gguf"
+    with_moved_tokens(models.plain, foreign, lost=range(320))
+    result = run("inspect", models.target, "-md", foreign)
     assert result.exit_code == 4
-    assert "the target has 320 tokens, the drafter 600" in result.stderr
+    assert "no token in common" in result.stderr
     assert "draft model:" in result.stdout
     assert "The pair fits" not in result.stdout
-    values = json.loads(run("inspect", models.target, "-md", models.stranger, "--json").stdout)
+    values = json.loads(run("inspect", models.target, "-md", foreign, "--json").stdout)
     assert values["pair"]["fits"] is False
-    assert "600" in values["pair"]["reason"]
-    assert (
-        json.loads(run("inspect", models.target, "-md", models.plain, "--json").stdout)["pair"][
-            "fits"
-        ]
-        is True
+    assert "no token in common" in values["pair"]["reason"]
+    plain = json.loads(run("inspect", models.target, "-md", models.plain, "--json").stdout)
+    assert (plain["pair"]["fits"], plain["pair"]["remark"]) == (True, "")
+
+
+def test_another_vocabulary_is_said_and_how_drafts_are_passed_on(run: Run, models: Models) -> None:
+    told = run("inspect", models.target, "-md", models.stranger).stdout
+    assert "The pair fits" in told
+    assert "has another vocabulary: it drafts by the" in told
+    answer = run(
+        "generate", "-m", models.target, "-md", models.stranger, "-p", "abc", "--max-tokens", "4"
     )
+    assert answer.exit_code == 0
+    assert "has another vocabulary" in answer.stderr
 
 
 def test_checksums(run: Run, models: Models) -> None:

@@ -21,6 +21,7 @@ HEADS = [
     ("shallow", "eagle(FILE:eagle, n=4)"),
     ("shallow", "eagle(FILE:eagle, depth=4, topk=2, nodes=6)"),
     ("shallow", "eagle(FILE:eagle, tree=2x2x1, sampling=without)"),
+    ("shallow", "eagle(FILE:eagle, depth=3, topk=2, nodes=auto)"),
     ("deep", "eagle3(FILE:eagle3, n=4)"),
     ("deep", "eagle3(FILE:eagle3, depth=3, topk=3, nodes=7)"),
     ("shallow", "hydra(FILE:hydra, n=3)"),
@@ -28,6 +29,7 @@ HEADS = [
     ("shallow", "hydra(FILE:hydra++, tree=2x2x1)"),
     ("shallow", "hydra(FILE:hydra++, depth=3, topk=2, nodes=6)"),
     ("shallow", "medusa(FILE:medusa, tree=3x2x1)"),
+    ("shallow", "medusa(FILE:medusa, nodes=auto)"),
     ("nextn", "mtp(n=4)"),
     ("nextn", "mtp(n=3, sampling=with)"),
     ("nextn", "mtp(FILE:blocks, n=3)"),
@@ -41,6 +43,7 @@ MODELS = [
     "draft(FILE:twin, n=4, p_min=adaptive)",
     "draft(FILE:twin, tree=2x2)",
     "draft(FILE:twin, depth=3, topk=2, nodes=5)",
+    "draft(FILE:twin, depth=3, topk=2, nodes=auto)",
 ]
 """Those without heads whose drafts follow from the text, of a target that can branch."""
 

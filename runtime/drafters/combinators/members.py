@@ -30,6 +30,7 @@ class MembersDrafter(Drafter):
 
     def __init__(self, members: Sequence[Drafter], *, name: str) -> None:
         self.name = name
+        self.remark = "; ".join(member.remark for member in members if member.remark)
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
         layers = {layer for member in members for layer in member.layer_inputs}
         self.layer_inputs = tuple(sorted(layers))

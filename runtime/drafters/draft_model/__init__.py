@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary drafts chains (Leviathan et al. 2023) and trees."""
+"""A smaller model drafts chains (Leviathan et al. 2023) and trees, also of another vocabulary."""
 
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.build import (
@@ -9,5 +9,6 @@ from specrun.runtime.drafters.draft_model.build import (
     open_draft_model,
 )
 from specrun.runtime.drafters.draft_model.chain import DraftSampling
+from specrun.runtime.drafters.draft_model.pair import DraftPair
 from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size

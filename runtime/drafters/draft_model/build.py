@@ -17,11 +17,13 @@ from specrun.runtime.costs import best_tree, measured_acceptance, typical_accept
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftSampling
+from specrun.runtime.drafters.draft_model.pair import DraftPair
+from specrun.runtime.drafters.draft_model.retokenised import RetokenisedDrafter
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.language import Expression, ExpressionOptions
-from specrun.runtime.methods import options_of
+from specrun.runtime.methods import TREE_OPTIONS, options_of
 from specrun.runtime.offload import resolve_gpu_layers
 from specrun.runtime.pairing import check_pair
 from specrun.runtime.trees import Topology
@@ -69,12 +71,11 @@ def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart)
     # Where states are recurrent, each token that may be dropped again keeps one more of them.
     longest = env.most_drafted if env.target.can_branch else min(env.most_drafted, USUAL_LENGTH)
 
-    def drafter(context: Context) -> Drafter:
+    def drafter(context: Context, pair: DraftPair) -> Drafter:
         adaptive = chain.adaptive_exit
         share = context.model.n_params / env.target.n_params
         return DraftModelDrafter(
-            context,
-            target_vocab_size=env.target.vocabulary.size,
+            pair.chain_state(context),
             num_draft_tokens=longest if chain.n is None else chain.n,
             sampling=chain.sampling,
             p_min=chain.p_min,
@@ -113,15 +114,15 @@ def _build_draft_tree(
         measured = measured_acceptance(env.target.path, path, sampling)
         return best_tree(measured or typical_acceptance(sampling), nodes, depth)
 
-    shape = tree.shape(env.context.n_batch, plan)
+    shape = tree.shape(env.context.n_batch, plan, env.most_drafted)
 
-    def drafter(context: Context) -> Drafter:
+    def drafter(context: Context, pair: DraftPair) -> Drafter:
         return DraftTreeDrafter(
-            context,
-            target_vocab_size=env.target.vocabulary.size,
+            pair.tree_state(context),
             shape=shape,
             sampling=sampling,
             p_min=p_min,
+            size=tree.size(shape, env, context.model.n_params / env.target.n_params),
             name=str(expression),
         )
 
@@ -131,19 +132,28 @@ def _build_draft_tree(
 def _with_draft_model(
     expression: Expression,
     env: DraftEnvironment,
-    make: Callable[[Context], Drafter],
+    make: Callable[[Context, DraftPair], Drafter],
     n_sequences: int = 1,
     n_outputs: int = 1,
 ) -> DrafterWeights:
     """Open a draft model; every conversation gets what `make` makes of a context of this size."""
-    model = open_draft_model(file_of(expression, env), env)
+    model = _load_draft_model(file_of(expression, env), env)
+    try:
+        pair = DraftPair.of(env.target, model, expression)
+        if pair.by_text:
+            make, n_sequences, n_outputs = _by_text(expression, env), 1, 1
+    except BaseException:
+        model.close()
+        raise
 
     def start() -> Drafter:
         options = draft_context_options(env.context, model)
         options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
         context = Context(model, options)
         try:
-            return make(context)
+            drafter = make(context, pair)
+            drafter.remark = pair.remark
+            return drafter
         except BaseException:
             context.close()
             raise
@@ -151,16 +161,44 @@ def _with_draft_model(
     return DrafterWeights(str(expression), start, [model])
 
 
+def _by_text(
+    expression: Expression, env: DraftEnvironment
+) -> Callable[[Context, DraftPair], Drafter]:
+    """Return what makes drafters that share no more than text with the target."""
+    options = options_of(expression)
+    for name in (*TREE_OPTIONS, "p_min"):
+        if options.optional(name) is not None:
+            raise OptionError(
+                f"{expression}: {name}= needs tokens that both vocabularies have, and this draft "
+                "is passed on as text; leave it out, or say vocabulary=tokens"
+            )
+    if options.optional("sampling") not in (None, "argmax"):
+        raise OptionError(f"{expression}: text is drafted greedily; leave out sampling=")
+    n = options.length("n")
+
+    def drafter(context: Context, _pair: DraftPair) -> Drafter:
+        count = USUAL_LENGTH if n is None else n
+        return RetokenisedDrafter(
+            context, env.target.vocabulary, num_draft_tokens=count, name=str(expression)
+        )
+
+    return drafter
+
+
 def open_draft_model(path: Path, env: DraftEnvironment) -> Model:
-    """Load a draft model for the target; raises `PairError` or `UnsupportedModelError`."""
-    layers = resolve_gpu_layers(env.n_gpu_layers, path)
-    model = Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap)
+    """Load a draft model of the target's vocabulary; `PairError` or `UnsupportedModelError`."""
+    model = _load_draft_model(path, env)
     try:
         check_pair(env.target, model)
     except BaseException:
         model.close()
         raise
     return model
+
+
+def _load_draft_model(path: Path, env: DraftEnvironment) -> Model:
+    layers = resolve_gpu_layers(env.n_gpu_layers, path)
+    return Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap)
 
 
 def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
@@ -35,9 +34,8 @@ class DraftModelDrafter(ModelDrafter):
 
     def __init__(
         self,
-        context: Context,
+        state: DraftModelState,
         *,
-        target_vocab_size: int,
         num_draft_tokens: int = 5,
         sampling: DraftSampling = "with",
         p_min: float = 0.0,
@@ -49,7 +47,7 @@ class DraftModelDrafter(ModelDrafter):
             raise OptionError(
                 f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)"
             )
-        self._state = DraftModelState(context, target_vocab_size=target_vocab_size)
+        self._state = state
         super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes, self._sampling = num_draft_tokens, sampling
         self._exit, self._length = adaptive_exit, length
@@ -60,12 +58,12 @@ class DraftModelDrafter(ModelDrafter):
         """Return a chain; shorter where the drafter's own context ends or `p_min` stops it."""
         start = len(request.tokens)
         # The last drafted token is never fed back, so it needs no cell.
-        room = self._context.n_ctx - start + 1
+        state = self._state
+        state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
+        room = state.room(request.tokens) + 1
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
         if count < 1:
             return DraftTree()
-        state = self._state
-        state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
         params, threshold = request.params, self._p_min
         # The threshold is known before the draw, from earlier rounds alone: exactness needs that.
         # A greedy law is a point mass too: there is nothing to draw, and no law to store.

@@ -45,6 +45,14 @@ class DraftModelState:
         eos = context.model.vocabulary.eos
         self._stand_in = eos if eos is not None else 0
 
+    def cells(self, length: int) -> int:
+        """Return how many cells hold the first `length` cached tokens."""
+        return length
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """Return how many cells are left behind a text."""
+        return self.context.n_ctx - len(tokens)
+
     def known(self, token: int) -> int:
         """Return the token, or a token that stands in for one that the draft model lacks."""
         return token if token < self._own_size else self._stand_in
@@ -83,13 +91,13 @@ class DraftModelState:
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop what an interrupted evaluation may have left."""
-        memory = self.context.memory
-        left_over = self._changing and memory.last_position(self.main) >= length
+        memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
+        left_over = self._changing and memory.last_position(self.main) >= end
         if length < len(self.cached) or left_over:
             self._changing = True
             # First: an interrupt in between must not leave tokens that are not cached.
             del self.cached[length:]
-            memory.truncate(length)
+            memory.truncate(end)
         self._changing = False
 
     def close(self) -> None:
@@ -100,8 +108,8 @@ class DraftModelState:
 class DraftTreeState(DraftModelState):
     """Committed tokens, and below the last one the evaluated nodes of a growing tree.
 
-    Between rounds sequence s holds exactly the first `_synced[s]` cached tokens; `main` holds all
-    of them. Nodes are numbered from 0 in the order of their evaluation.
+    Between rounds sequence s holds exactly the first `_synced[s]` cells of the text; `main` holds
+    all of them. Nodes are numbered from 0 in the order of their evaluation.
     """
 
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
@@ -122,14 +130,14 @@ class DraftTreeState(DraftModelState):
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round left."""
-        memory = self.context.memory
+        memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
         interrupted = bool(self._inherited)
-        if interrupted or length < len(self.cached) or memory.last_position(self.main) >= length:
+        if interrupted or length < len(self.cached) or memory.last_position(self.main) >= end:
             # The cache comes last: an interrupt in between must not leave tokens that are not
             # cached.
-            self._synced = [min(synced, length) for synced in self._synced]
+            self._synced = [min(synced, end) for synced in self._synced]
             del self.cached[length:]
-            memory.truncate(length)
+            memory.truncate(end)
         if interrupted:
             # Sequences taken by a round that never ended may or may not share the text already.
             for sequence in range(self._n_sequences):
@@ -139,7 +147,7 @@ class DraftTreeState(DraftModelState):
 
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
         """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
-        base = len(self.cached)
+        base = self.cells(len(self.cached))
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         ids = [self._sequence_for(parent, base + depth - 1) for parent in parents]
         for parent, token, sequence in zip(parents, tokens, ids, strict=True):
@@ -190,7 +198,7 @@ class DraftTreeState(DraftModelState):
         # No node was evaluated, so no sequence but main has to be cut.
         if not self._parents:
             return
-        base = len(self.cached)
+        base = self.cells(len(self.cached))
         end = base + len(path)
         memory = self.context.memory
         if max(self._depths) > len(path):

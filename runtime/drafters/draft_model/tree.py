@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrun.bindings.context import Context
+from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDrafter
 from specrun.runtime.sampling import SamplingParams
@@ -30,41 +30,55 @@ class DraftTreeDrafter(ModelDrafter):
     the target's, or "argmax", its most likely tokens as point masses; the text then stays plain
     decoding's own at every temperature. Dynamic shapes take point masses only. At temperature 0
     every scheme takes the most likely tokens, which is what drawing without replacement tends to as
-    the temperature falls.
+    the temperature falls. With `size` a dynamic tree is as large as it pays.
 
-    The context needs as many sequences and output rows as `draft_size` says.
+    The state's context needs as many sequences and output rows as `draft_size` says.
     """
 
     def __init__(
         self,
-        context: Context,
+        state: DraftTreeState,
         *,
-        target_vocab_size: int,
         shape: Topology | DynamicShape,
         sampling: TreeSampling = "without",
         p_min: float = 0.0,
+        size: TreeSize | None = None,
         name: str = "draft",
     ) -> None:
         check_sampling(shape, sampling)
-        self._state = DraftTreeState(context, target_vocab_size=target_vocab_size)
+        self._state = state
         super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
         # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
         only_order = isinstance(shape, Topology) and p_min == 0.0
         self._ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
-        self._shape, self._sampling = shape, sampling
+        self._shape, self._sampling, self._size = shape, sampling, size
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller where a limit, the drafter's own context or `p_min` cuts it."""
+        if self._size is not None and not self._size.pays():
+            return DraftTree()
         ranks = self._sampling == "argmax" or request.params.is_greedy
         # At temperature 0 the order alone is asked for: every scheme takes the most likely tokens.
         laws = self.laws(request) if ranks else self._laws(request, request.params)
-        room = self._context.n_ctx - len(request.tokens)
+        room = self._state.room(request.tokens)
         return grow_draft(
-            self._shape, laws, request, room=room, sampling=self._sampling, p_min=self._p_min
+            self._shape,
+            laws,
+            request,
+            room=room,
+            sampling=self._sampling,
+            p_min=self._p_min,
+            size=self._size,
         )
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the cache of what the prompt shares with the last one."""
+        super().begin(tokens)
+        if self._size is not None:
+            self._size.begin()
 
     def laws(self, request: DraftRequest) -> LawSource:
         """Return the laws by which this drafter ranks tokens after the request's tokens."""
@@ -89,6 +103,8 @@ class DraftTreeDrafter(ModelDrafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the accepted tokens' cache, whoever drafted them, and drop the rest."""
         self._state.keep(outcome.tokens[outcome.start :])
+        if self._size is not None:
+            self._size.observe(outcome)
 
     # One SamplingParams serves a whole answer: identity tells whether it is still the same.
     def _ranking_params(self, params: SamplingParams) -> SamplingParams:

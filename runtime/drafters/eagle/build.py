@@ -23,8 +23,8 @@ from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.methods import options_of
 from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_p_min, check_sampling
 
-# EAGLE-2's trees of 60 nodes are for GPUs: a CPU verifies this many for less than two tokens' time.
-_DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
+# EAGLE-2's trees of 60 nodes are for GPUs: where nothing is said, a round verifies what pays.
+_DEFAULT = TreeOptions(depth=5, topk=2, nodes="auto")
 
 
 def build_eagle(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -41,6 +41,8 @@ def _build(
     expression: Expression, env: DraftEnvironment, kind: type[EagleHead | Eagle3Head]
 ) -> DrafterWeights:
     options, tree = options_of(expression), TreeOptions.of(expression)
+    if tree.n is None and not tree.asks_for_tree:
+        tree = _DEFAULT
     sampling = tree_sampling(options, "argmax")
     path = file_of(expression, env)
     plan = _planner(expression, options, tree, sampling, path, env)
@@ -57,9 +59,14 @@ def _build(
     share = _share_read(HeadFile(path, expression.atom), env)
 
     def start() -> EagleDrafter:
-        length = env.draft_length(share) if tree.n == "auto" else None
         return EagleDrafter(
-            head.cells(n_cells), shape, sampling=sampling, p_min=p_min, length=length, name=name
+            head.cells(n_cells),
+            shape,
+            sampling=sampling,
+            p_min=p_min,
+            length=env.draft_length(share) if tree.n == "auto" else None,
+            size=tree.size(shape, env, share),
+            name=name,
         )
 
     return DrafterWeights(name, start, [head])
@@ -120,6 +127,4 @@ def _shape(
             most = f"{n_batch - 1} tokens, as many as a batch holds beside the last one"
             raise OptionError(f"n is {tree.n}: give 1 to {most}")
         return Topology.chain(tree.n)
-    if not tree.asks_for_tree:
-        return _DEFAULT
-    return tree.shape(n_batch, plan)
+    return tree.shape(env.context.n_batch, plan, env.most_drafted)

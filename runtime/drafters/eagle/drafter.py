@@ -12,6 +12,7 @@ import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
+from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells
 from specrun.runtime.drafters.eagle.state import EagleState
@@ -45,7 +46,8 @@ class EagleDrafter(StatesDrafter):
     `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax").
     Sampled schemes draw from the head's law, transformed like the target's; the head must then
     return whole rows. A node gets no children where the head gives no token the probability
-    `p_min`. With `length` the shape is a chain, and as long as it pays.
+    `p_min`. With `length` the shape is a chain, and as long as it pays; with `size` it is dynamic,
+    and as large as it pays.
     """
 
     def __init__(
@@ -56,12 +58,13 @@ class EagleDrafter(StatesDrafter):
         sampling: TreeSampling = "argmax",
         p_min: float = 0.0,
         length: DraftLength | None = None,
+        size: TreeSize | None = None,
         name: str = "eagle",
     ) -> None:
         check_sampling(shape, sampling)
         check_p_min(p_min)
         self._state, self._cells = EagleState(cells), cells
-        super().__init__(name, self._state, cells, cells.n_params, length)
+        super().__init__(name, self._state, cells, cells.n_params, length, size)
         self.needs_hidden_states = not cells.taps
         self.layer_inputs = tuple(sorted(set(cells.taps)))
         self.max_nodes = shape.max_nodes
@@ -77,6 +80,8 @@ class EagleDrafter(StatesDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
         if request.max_depth < 1 or request.max_nodes < 1:
+            return DraftTree()
+        if self._size is not None and not self._size.pays():
             return DraftTree()
         # Ranked tokens come from the head's graph; laws to draw from need whole rows.
         ranks = self._sampling == "argmax" or request.params.is_greedy
@@ -108,7 +113,15 @@ class EagleDrafter(StatesDrafter):
             )
             return self.stopped(chain)
         sampling, p_min, room = self._sampling, self._p_min, state.room
-        return grow_draft(self._shape, laws, request, room=room, sampling=sampling, p_min=p_min)
+        return grow_draft(
+            self._shape,
+            laws,
+            request,
+            room=room,
+            sampling=sampling,
+            p_min=p_min,
+            size=self._size,
+        )
 
     def _highest(self, params: SamplingParams) -> int:
         """Return how many of the highest logits say as much as whole rows; 0 where none do."""
@@ -127,7 +140,9 @@ class EagleDrafter(StatesDrafter):
             chain = self._state.chain(request.tokens, most)
             return None if chain is None else DraftTree.chain(chain.tokens)
         named = self._state.tree(request.tokens, self._trees.plan)
-        return None if named is None else self._trees.drafted(named, max_depth, max_nodes)
+        if named is None:
+            return None
+        return self._trees.drafted(named, max_depth, max_nodes, self._size)
 
     def _stopped_chain(
         self, request: DraftRequest, most: int, length: DraftLength

@@ -35,11 +35,16 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
         head.close()
         raise
     name, n_cells = str(expression), env.n_ctx
-    automatic = TreeOptions.of(expression).n == "auto"
+    tree, share = TreeOptions.of(expression), _depth_cost(head, env)
 
     def start() -> HydraDrafter:
-        length = env.draft_length(_depth_cost(head, env)) if automatic else None
-        return HydraDrafter(head.cells(n_cells), shape, length=length, name=name)
+        return HydraDrafter(
+            head.cells(n_cells),
+            shape,
+            length=env.draft_length(share) if tree.n == "auto" else None,
+            size=tree.size(shape, env, share),
+            name=name,
+        )
 
     return DrafterWeights(name, start, [head])
 
@@ -62,7 +67,7 @@ def _shape(
         if not 1 <= tree.n <= head.n_heads:
             raise OptionError(f"n is {tree.n}: these Hydra heads draft 1 to {head.n_heads} tokens")
         return Topology.chain(tree.n)
-    if tree.n is tree.depth is tree.topk is None:
+    if tree.n is tree.depth is tree.topk is None and tree.nodes != "auto":
         return head_tree(
             expression,
             options,
@@ -76,6 +81,7 @@ def _shape(
         problem = "accuracy= is what static trees are made from; leave it out, or depth= and topk="
         raise OptionError(f"{expression}: {problem}")
     if tree.depth is None:
-        most = head.n_heads if tree.nodes is None else max(1, tree.nodes)
+        nodes = env.most_drafted if tree.nodes == "auto" else tree.nodes
+        most = head.n_heads if nodes is None else max(1, nodes)
         tree = dataclasses.replace(tree, depth=min(head.n_heads, most))
-    return tree.shape(env.context.n_batch, lambda nodes, depth: Topology(()))
+    return tree.shape(env.context.n_batch, lambda nodes, depth: Topology(()), env.most_drafted)

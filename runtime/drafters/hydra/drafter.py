@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specrun.runtime.costs.draft_length import DraftLength
+from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.hydra.hydra_head import HydraCells
 from specrun.runtime.drafters.states_drafter import StatesDrafter
@@ -89,7 +90,8 @@ class HydraState(TextRows[FloatRows]):
 class HydraDrafter(StatesDrafter):
     """Grows a tree below the target's own token, from the hidden state that it came from.
 
-    With `length` the shape is a chain, and as long as it pays.
+    With `length` the shape is a chain, and as long as it pays; with `size` it is dynamic, and as
+    large as it pays.
     """
 
     needs_hidden_states = True
@@ -100,10 +102,11 @@ class HydraDrafter(StatesDrafter):
         shape: Topology | DynamicShape,
         *,
         length: DraftLength | None = None,
+        size: TreeSize | None = None,
         name: str = "hydra",
     ) -> None:
         self._state = HydraState(cells)
-        super().__init__(name, self._state, cells, cells.n_params, length)
+        super().__init__(name, self._state, cells, cells.n_params, length, size)
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
         self._heads, self._shape, self._trees = cells, shape, GraphTrees(shape)
@@ -115,6 +118,8 @@ class HydraDrafter(StatesDrafter):
         shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
         if length is not None:
             return self._stopped_chain(request, length, shape.max_nodes)
+        if self._size is not None and not self._size.pays():
+            return DraftTree()
         if isinstance(shape, Topology) and shape.n_leaves == 1:
             chain = self._state.chain(request.tokens, len(shape))
             if chain is not None:
@@ -122,12 +127,13 @@ class HydraDrafter(StatesDrafter):
         else:
             named = self._state.tree(request.tokens, self._trees.plan)
             if named is not None:
-                return self._trees.drafted(named, request.max_depth, request.max_nodes)
+                return self._trees.drafted(named, request.max_depth, request.max_nodes, self._size)
         state = self._state.said(request.tokens)
         if state is None:
             return DraftTree()
         if isinstance(shape, DynamicShape):
-            return grow_draft(shape, _laws(self._heads, state, request), request)
+            laws = _laws(self._heads, state, request)
+            return grow_draft(shape, laws, request, size=self._size)
         # Static trees need tokens alone, so the graph leaves out the probabilities.
         return _grow_by_rank(shape, self._heads, state, request.tokens[-1])
 

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from specrun.runtime.costs import TYPICAL_ACCURACY
+from specrun.runtime.costs.medusa_tree import medusa_tree
+from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
-from specrun.runtime.drafters.tree_options import head_tree, ranks_by_depth
+from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
 from specrun.runtime.heads import NativeShare
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import options_of
 from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees import Topology
 
 
@@ -27,14 +30,23 @@ class MedusaDrafter(Drafter):
     prompt's last token, which is evaluated even where its keys and values were cached; on models
     that cannot branch it may be missing, and nothing is drafted.
 
+    With `size` a round has those nodes of the tree that pay.
+
     The heads are shared and not closed here: the hidden state is all that a conversation has of its
     own.
     """
 
     needs_hidden_states = True
 
-    def __init__(self, heads: MedusaHead, topology: Topology, *, name: str = "medusa") -> None:
-        self.name = name
+    def __init__(
+        self,
+        heads: MedusaHead,
+        topology: Topology,
+        *,
+        size: TreeSize | None = None,
+        name: str = "medusa",
+    ) -> None:
+        self.name, self._size = name, size
         self.max_nodes = len(topology)
         self.max_leaves = topology.n_leaves
         self._heads = heads
@@ -49,6 +61,8 @@ class MedusaDrafter(Drafter):
         """Forget the last answer's hidden state."""
         self._state = None
         self._prompt_length = len(tokens)
+        if self._size is not None:
+            self._size.begin()
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Keep the hidden state before the prompt's last token."""
@@ -62,18 +76,41 @@ class MedusaDrafter(Drafter):
         # A state of another length of text would draft for the wrong position.
         if self._state is None or len(request.tokens) != self._state[1] or not len(topology):
             return DraftTree()
+        if self._size is not None:
+            return self._what_pays(topology, self._state[0], self._size)
         with self._native:
             named = self._heads.best_tokens(self._state[0])
-        places = zip(topology.depths, topology.ranks, strict=True)
         # Medusa's tree is a Cartesian product cut to a shape: a
         # token depends on depth and rank alone.
+        places = zip(topology.depths, topology.ranks, strict=True)
         tokens = [named[depth - 1][rank] for depth, rank in places]
         return DraftTree.of_points(tokens, topology.parents)
+
+    def _what_pays(
+        self, topology: Topology, state: npt.NDArray[np.float32], size: TreeSize
+    ) -> DraftTree:
+        """Return those nodes of the tree that pay, by the heads' probabilities."""
+        if not size.pays():
+            return DraftTree()
+        with self._native:
+            named, probabilities = self._heads.best_laws(state)
+        values: list[float] = []
+        places = list(zip(topology.depths, topology.ranks, strict=True))
+        for (depth, rank), parent in zip(places, topology.parents, strict=True):
+            above = 1.0 if parent == ROOT else values[parent]
+            values.append(above * probabilities[depth - 1][rank])
+        kept = size.best(values, topology.parents, len(values))
+        new = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
+        tokens = [named[places[node][0] - 1][places[node][1]] for node in kept]
+        parents = tuple(new[topology.parents[node]] for node in kept)
+        return size.drafted(DraftTree.of_points(tokens, parents))
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the hidden state that the target's own token came from."""
         # Row 0 is the root's: the state before the target's own token is the last accepted node's.
         self._keep(outcome.rows, outcome.path[-1] + 1 if outcome.path else 0, len(outcome.tokens))
+        if self._size is not None:
+            self._size.observe(outcome)
 
     def _keep(self, rows: EvaluatedRows, row: int, known: int) -> None:
         # A copy: rows are views that die with the next evaluation.
@@ -91,22 +128,36 @@ class MedusaDrafter(Drafter):
 
 
 def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `medusa(heads.gguf)`, with `tree=4x2` or `nodes=16, accuracy=FILE.csv`."""
+    """Build `medusa(heads.gguf)`, with `tree=4x2` or `nodes=16, accuracy=FILE.csv`.
+
+    Where neither says which nodes there are, a round verifies what pays of the largest tree.
+    """
     options = options_of(expression)
     path = file_of(expression, env)
     head = MedusaHead(path, env.target, n_threads=env.context.n_threads)
+    share = head.evaluated_params / env.target.n_params
+    chosen = options.optional("tree") is None and options.optional("nodes") in (None, "auto")
     try:
-        topology = head_tree(
-            expression,
-            options,
-            env,
-            stored=head.accuracy,
-            n_depths=head.n_heads,
-            depth_cost=head.evaluated_params / head.n_heads / env.target.n_params,
-        )
-        head.prepare(ranks_by_depth(topology))
+        if chosen:
+            accuracy = head_accuracy(options, head.n_heads, head.accuracy)
+            topology = medusa_tree(accuracy or TYPICAL_ACCURACY[: head.n_heads], env.most_drafted)
+        else:
+            topology = head_tree(
+                expression,
+                options,
+                env,
+                stored=head.accuracy,
+                n_depths=head.n_heads,
+                depth_cost=share / head.n_heads,
+            )
+        head.prepare(ranks_by_depth(topology), probabilities=chosen)
     except BaseException:
         head.close()
         raise
     name = str(expression)
-    return DrafterWeights(name, lambda: MedusaDrafter(head, topology, name=name), [head])
+
+    def start() -> MedusaDrafter:
+        size = env.tree_size(share) if chosen else None
+        return MedusaDrafter(head, topology, size=size, name=name)
+
+    return DrafterWeights(name, start, [head])

@@ -77,10 +77,13 @@ class MedusaHead:
         """Time in the graphs."""
         return self._device.native_seconds
 
-    def prepare(self, ranks: Sequence[int]) -> None:
-        """Build the graph for one hidden state and heads that name so many tokens each."""
+    def prepare(self, ranks: Sequence[int], *, probabilities: bool = False) -> None:
+        """Build the graph for one hidden state and heads that name so many tokens each.
+
+        With `probabilities` it says those, too (`best_laws`).
+        """
         # Built before the old one is closed: a refused shape leaves the heads as they were.
-        graph = self._build(ranks, 1)
+        graph = self._build(ranks, 1, probabilities=probabilities)
         if self._graph is not None:
             self._graph.close()
         self._graph, self._ranks = graph, tuple(ranks)
@@ -101,7 +104,7 @@ class MedusaHead:
                 for row in range(len(piece)):
                     yield [tokens[row] for tokens in found]
 
-    def _build(self, ranks: Sequence[int], rows: int) -> Graph:
+    def _build(self, ranks: Sequence[int], rows: int, *, probabilities: bool = False) -> Graph:
         """Return the graph that names so many tokens of each head for `rows` hidden states."""
         if not 0 < len(ranks) <= self.n_heads:
             reach = f"these Medusa heads reach 1 to {self.n_heads} tokens deep"
@@ -114,9 +117,12 @@ class MedusaHead:
             features = builder.input("features", F32, self._width, rows)
             for head, count in enumerate(ranks):
                 logits = self._logits(builder, head, features)
-                # Only the ranks leave the device: point masses need no
-                # probabilities, a row of logits is large.
-                builder.output(f"tokens{head}", builder.best(logits, count)[0])
+                # Only the ranks leave the device: a row of logits is large.
+                best = builder.best(logits, count)
+                builder.output(f"tokens{head}", best[0])
+                if probabilities:
+                    total = builder.log_sum_exp(logits, best)
+                    builder.output(f"log_probs{head}", builder.sub(best[1], total))
             return builder.build()
 
     def best_tokens(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
@@ -125,6 +131,15 @@ class MedusaHead:
             raise OptionError("Medusa heads need their tree before they can be asked")
         self._graph.inputs["features"][0] = features
         return [tokens[0] for tokens in self._compute(self._graph, len(self._ranks))]
+
+    def best_laws(
+        self, features: npt.NDArray[np.float32]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Return what `best_tokens` does, and the tokens' probabilities by their heads."""
+        tokens = self.best_tokens(features)
+        assert self._graph is not None
+        said = [self._graph.peek(f"log_probs{head}")[0] for head in range(len(tokens))]
+        return tokens, [np.exp(log_probs).tolist() for log_probs in said]
 
     def _compute(self, graph: Graph, n_heads: int) -> list[list[list[int]]]:
         """Return the tokens of each head for each row of the graph's inputs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,44 @@ def test_tuning_measures_costs_acceptance_and_plain_decoding(
     assert all(0.0 <= share <= 1.0 for share in shares)
     assert told[-1] == ("done", 1.0)
     json.dumps(result.to_dict())
+
+
+def test_plans_are_made_and_run_with_the_padding_that_answers_will_have(
+    tiny_model: Path, tiny_flat_twin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 tokens cost less than 4 or 5: plans count with 8, and batches of 4 have as many."""
+    from specrun.runtime.costs import CostCurve
+    from specrun.runtime.session import Session
+    from specrun.runtime.tuning import tuning
+
+    sizes, spread = (1, 2, 4, 5, 8, 16), (0.0,) * 6
+
+    def costs(context: object, **_: object) -> CostCurve:
+        if context.model.path != tiny_model:  # type: ignore[attr-defined]
+            return CostCurve((1, 16), (0.01, 0.02), (0.01, 0.02))
+        times = (1.0, 1.3, 2.2, 2.3, 1.4, 4.0)
+        return CostCurve(sizes, times, times, spread)
+
+    widths: list[list[int]] = []
+    opened = Session.open
+
+    def noted(*arguments: Any, **options: Any) -> Session:
+        wider = options["wider"]
+        widths.append([] if wider is None else [wider(n, 16) for n in (2, 4, 5, 8)])
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(tuning, "measure_cost_curve", costs)
+    monkeypatch.setattr(Session, "open", noted)
+    result = tune(options_for(tiny_model, tiny_flat_twin), lambda _: [[5, 6, 7]])
+    assert len(widths) > 2
+    assert all(found == [2, 8, 8, 8] for found in widths)
+    # What is kept and shown is what was measured.
+    assert result.target.seconds(4) == 2.2
+    small = [each for each in result.settings[0].candidates if 3 <= each.n_nodes <= 7]
+    assert small
+    # A drafter that is always right: as many tokens as nodes, and one.
+    for each in small:
+        assert each.predicted == pytest.approx(each.expected_tokens / 1.4, rel=0.2)
 
 
 def test_a_costly_target_gets_a_plan_that_was_run(

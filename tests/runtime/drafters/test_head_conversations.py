@@ -132,7 +132,11 @@ def together(files: dict[str, Path], target: str, expression: str) -> list[list[
             return [first.drafts, second.drafts]
 
 
-@pytest.mark.parametrize(("target", "expression"), HEADS)
+@pytest.mark.parametrize(
+    ("target", "expression"),
+    # These heads are random: where only what pays is drafted, nothing is.
+    [(target, expression) for target, expression in HEADS if "nodes=auto" not in expression],
+)
 def test_conversations_of_one_head_draft_what_each_would_alone(
     files: dict[str, Path], target: str, expression: str
 ) -> None:

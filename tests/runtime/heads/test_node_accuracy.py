@@ -211,10 +211,16 @@ def test_the_size_follows_the_targets_measured_costs(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     context = ContextOptions(**F32)
     expression = f"medusa({quoted(str(heads))})"
-    save_curve(CostCurve((1, 2, 64), (1.0, 3.0, 90.0), (1.0, 3.0, 90.0)), tiny_model, context, 0)
-    assert tree_of(tiny_model, expression) == "0"
+
+    def drafted() -> int:
+        with Runtime(tiny_model, drafter=expression, **F32) as runtime:
+            greedy = SamplingParams(temperature=0.0)
+            return runtime.generate("abc", greedy, max_tokens=3).stats.drafted
+
+    save_curve(CostCurve((1, 2, 64), (1.0, 9.0, 900.0), (1.0, 9.0, 900.0)), tiny_model, context, 0)
+    assert drafted() == 0
     save_curve(CostCurve((1, 64), (1.0, 1.001), (1.0, 1.001)), tiny_model, context, 0)
-    assert len(tree_of(tiny_model, expression).split()) > 3
+    assert drafted() > 3
 
 
 def test_costs_that_the_environment_names_replace_those_that_are_known(tiny_model: Path) -> None:

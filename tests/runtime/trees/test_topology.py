@@ -111,15 +111,15 @@ def test_options_that_no_evaluation_can_hold_are_refused(
     options: TreeOptions, problem: str
 ) -> None:
     with pytest.raises(OptionError, match=problem) as caught:
-        options.shape(64, plan)
+        options.shape(64, plan, 15)
     assert "\n" not in str(caught.value)
 
 
 def test_options_make_shapes() -> None:
-    assert TreeOptions(tree="2x2").shape(64, plan) == parse_topology("2x2")
-    assert TreeOptions(depth=3).shape(64, plan) == DynamicShape(3, 4, 16)
-    assert TreeOptions(depth=3, topk=2, nodes=9).shape(64, plan) == DynamicShape(3, 2, 9)
-    planned = TreeOptions(tree="sequoia", nodes=9, depth=3).shape(64, plan)
+    assert TreeOptions(tree="2x2").shape(64, plan, 15) == parse_topology("2x2")
+    assert TreeOptions(depth=3).shape(64, plan, 15) == DynamicShape(3, 4, 16)
+    assert TreeOptions(depth=3, topk=2, nodes=9).shape(64, plan, 15) == DynamicShape(3, 2, 9)
+    planned = TreeOptions(tree="sequoia", nodes=9, depth=3).shape(64, plan, 15)
     assert isinstance(planned, Topology)
     assert len(planned) == 9
     assert planned.max_depth <= 3

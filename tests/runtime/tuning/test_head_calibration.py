@@ -316,7 +316,8 @@ def test_the_tree_yields_about_what_was_predicted(
     path = fitted.with_name("kept.gguf")
     path.write_bytes(fitted.read_bytes())
     store_accuracy(path, result.accuracy, n_positions=result.n_positions)
-    with Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **F32) as runtime:
+    planned = f"medusa({quoted(str(path))}, tree={quoted(str(result.plan.topology))})"
+    with Runtime(tiny_model, drafter=planned, **F32) as runtime:
         assert str(runtime.session.drafter._topology) == str(result.plan.topology)  # type: ignore[attr-defined]
         stats = [runtime.generate(prompt, GREEDY, max_tokens=40).stats for prompt in PROMPTS]
     # The first round of an answer drafts nothing.

@@ -273,8 +273,9 @@ def test_expressions_that_make_no_sense_are_refused(
 
 
 def test_inner_drafters_must_fit_the_draft_model(models: Path, tiny_small_vocab: Path) -> None:
+    small = quoted(str(tiny_small_vocab))
     with pytest.raises(PairError, match=r"cannot draft for .*drafter\.gguf"):
-        open_models(models, f"cascade(draft(FILE), draft({quoted(str(tiny_small_vocab))}))")
+        open_models(models, f"cascade(draft(FILE), draft({small}, vocabulary=same))")
 
 
 def test_a_count_is_the_parts_own_length(models: Path) -> None:

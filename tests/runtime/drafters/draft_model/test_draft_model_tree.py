@@ -282,7 +282,8 @@ def test_an_outcome_of_another_drafters_making_is_followed(
     options = {**F32, "n_sequences": sequences, "n_outputs": outputs}
     model = Model(pair[1])
     context = Context(model, ContextOptions(**options))
-    drafter = DraftTreeDrafter(context, target_vocab_size=400, shape=shape, sampling="argmax")
+    state = DraftTreeState(context, target_vocab_size=400)
+    drafter = DraftTreeDrafter(state, shape=shape, sampling="argmax")
     tokens = list(PROMPT)
     drafter.begin(tokens)
     for step in range(3):

@@ -1,0 +1,108 @@
+"""Token-level intersection: which tokens of two vocabularies are the same bytes.
+
+Timor et al. 2025 (arXiv 2502.05202, algorithm 4): a drafter of another vocabulary drafts from its
+law restricted to the tokens that both have, renormalised. Whatever law is drawn from, acceptance
+keeps the target's, so this is exact; what it costs is the drafter's mass on tokens that the target
+lacks. Tokens of the target that the drafter lacks, which the target itself may say, are spelled for
+it with tokens of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import PairError
+from specrun.bindings.vocabulary import Vocabulary
+from specrun.runtime.transform import Logits
+
+_FREQUENT = 100.0  # tokens stand about in the order of their frequency: weights are 1 / (100 + id)
+
+
+class TokenMap:
+    """The tokens that a target's vocabulary and a drafter's share, by their exact bytes.
+
+    Control tokens are the same where their texts are. Raises `PairError` where nothing is shared.
+    `n_shared` counts tokens; `coverage` is their share of the target's ordinary tokens, frequent
+    ones weighing more (Zipf's law over their ids).
+    """
+
+    def __init__(self, target: Vocabulary, draft: Vocabulary) -> None:
+        self._target, self._draft = target, draft
+        ours, theirs = _by_content(target), _by_content(draft)
+        pairs = [(token, theirs[content]) for content, token in ours.items() if content in theirs]
+        if not pairs:
+            raise PairError("the vocabularies of target and drafter have no token in common")
+        self.n_shared = len(pairs)
+        own, other = np.array(sorted(pairs), np.intp).T
+        # Of each of the target's tokens the drafter's, and where there is none any.
+        self._source = np.zeros(target.size, np.intp)
+        self._source[own] = other
+        self._lacking = np.ones(target.size, np.bool_)
+        self._lacking[own] = False
+        self._ids: dict[int, tuple[int, ...]] = {
+            int(token): (int(same),) for token, same in zip(own, other, strict=True)
+        }
+        self._pieces = {
+            content: token for (is_control, content), token in theirs.items() if not is_control
+        }
+        self._longest = max(map(len, self._pieces), default=0)
+        weights = 1.0 / (_FREQUENT + np.arange(target.size))
+        ordinary = np.array([token for (control, _), token in ours.items() if not control], np.intp)
+        shared = ordinary[~self._lacking[ordinary]]
+        self.coverage = float(weights[shared].sum() / weights[ordinary].sum())
+        self.first = (draft.bos,) if draft.adds_bos and draft.bos is not None else ()
+        """What the drafter reads before any text."""
+        if target.bos is not None and self.first:
+            self._ids[target.bos] = self.first
+
+    def row(self, logits: Logits) -> npt.NDArray[np.float32]:
+        """Return the drafter's logits by the target's ids [target vocab], -inf where none is."""
+        found: npt.NDArray[np.float32] = np.take(logits, self._source).astype(
+            np.float32, copy=False
+        )
+        found[self._lacking] = -np.inf
+        return found
+
+    def spelled(self, token: int) -> tuple[int, ...]:
+        """Return the drafter's tokens, at least one, for a token of the target."""
+        found = self._ids.get(token)
+        if found is None:
+            found = self._ids[token] = self._spell(token)
+        return found
+
+    def _spell(self, token: int) -> tuple[int, ...]:
+        content = self._target.piece(token) or self._target.label(token).encode()
+        ids: list[int] = []
+        place = 0
+        while place < len(content):
+            # The longest first, as tokenizers do; a byte that it lacks is left out.
+            ends = range(min(len(content), place + self._longest), place, -1)
+            end = next((end for end in ends if content[place:end] in self._pieces), 0)
+            if end:
+                ids.append(self._pieces[content[place:end]])
+            place = max(end, place + 1)
+        stand_in = self._draft.eos if self._draft.eos is not None else 0
+        return tuple(ids) or (stand_in,)
+
+
+def _by_content(vocabulary: Vocabulary) -> dict[tuple[bool, bytes], int]:
+    """Return the tokens by what they stand for, and whether that is a control token's text.
+
+    Of several that stand for the same bytes the one that is not a bare byte of a fallback, and
+    among such the first.
+    """
+    found: dict[tuple[bool, bytes], int] = {}
+    for token in _bytes_last(vocabulary):
+        piece = vocabulary.piece(token)
+        content = (False, piece) if piece else (True, vocabulary.label(token).encode())
+        if content[1]:
+            found.setdefault(content, token)
+    return found
+
+
+def _bytes_last(vocabulary: Vocabulary) -> Iterable[int]:
+    tokens = range(vocabulary.size)
+    return sorted(tokens, key=lambda token: (vocabulary.is_byte(token), token))

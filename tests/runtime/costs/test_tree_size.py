@@ -1,0 +1,170 @@
+"""Tree size by optimal stopping: the best nodes by enumeration, and what the choice gains."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from support.scripted import TableRows
+
+from specrun.runtime.costs import CostCurve
+from specrun.runtime.costs.tree_size import TreeSize
+from specrun.runtime.drafter import RoundOutcome
+from specrun.runtime.tree import ROOT, DraftTree
+
+STEEP = CostCurve.flat([1.0, 1.3, 1.6, 1.8, 2.2, 2.5, 2.8, 3.1, 3.4])
+STEPS = CostCurve.flat([1.0, 1.5, 1.52, 1.54, 2.4, 2.42, 2.44, 2.46, 4.0])
+# Two children of the root, two below each of them.
+PARENTS = [ROOT, ROOT, 0, 0, 1, 1]
+
+
+def values_of(certainties: Sequence[float]) -> list[float]:
+    values: list[float] = []
+    for certainty, parent in zip(certainties, PARENTS, strict=True):
+        values.append(certainty * (1.0 if parent == ROOT else values[parent]))
+    return values
+
+
+def tree_of(kept: Sequence[int]) -> DraftTree:
+    places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
+    return DraftTree.of_points(kept, tuple(places[PARENTS[node]] for node in kept))
+
+
+class Rounds:
+    """Rounds of a size, in which nodes are accepted with chances of their own."""
+
+    def __init__(self, size: TreeSize, seed: int = 1) -> None:
+        self.size, self._random, self._text = size, random.Random(seed), [0]
+        self.kept: list[int] = []
+
+    def play(self, certainties: Sequence[float], chances: Sequence[float]) -> int:
+        """Return how many tokens a round of these nodes gives."""
+        self.kept, tree = [], DraftTree()
+        if self.size.pays():
+            self.kept = self.size.best(values_of(certainties), PARENTS, 6)
+            tree = self.size.drafted(tree_of(self.kept))
+        path: list[int] = []
+        node = ROOT
+        while True:
+            # At most one of two siblings is right.
+            draw, chosen = self._random.random(), None
+            for child in (i for i, parent in enumerate(PARENTS) if parent == node):
+                if draw < chances[child]:
+                    chosen = child
+                    break
+                draw -= chances[child]
+            if chosen is None or chosen not in self.kept:
+                break
+            path.append(chosen)
+            node = chosen
+        places = tuple(self.kept.index(node) for node in path)
+        self._text += [*path, 99]
+        self.size.observe(RoundOutcome(self._text, tree, places, 99, TableRows([])))  # type: ignore[arg-type]
+        return len(path) + 1
+
+
+def test_the_kept_nodes_are_the_best_of_all_trees() -> None:
+    """By enumeration: no other connected choice has more expected tokens less what they cost."""
+    random_ = random.Random(4)
+    for curve in (STEEP, STEPS):
+        for _ in range(60):
+            size = TreeSize(curve.seconds, 0.1, 8)
+            certainties = [random_.uniform(0.05, 0.95) for _ in PARENTS]
+            kept = size.best(values_of(certainties), PARENTS, 6)
+            chances: list[float] = []
+            for certainty, parent in zip(certainties, PARENTS, strict=True):
+                # The prior of `AcceptanceOdds` for chosen tokens: log-odds 0.4 above the drafter's.
+                odds = np.exp(0.4) * certainty / (1.0 - certainty)
+                chances.append(odds / (1.0 + odds) * (1.0 if parent == ROOT else chances[parent]))
+            usual = [0.75**depth for depth in range(1, 9)]
+            token = min(
+                curve.seconds(1),
+                *((0.1 + curve.seconds(n + 1)) / (1.0 + sum(usual[:n])) for n in range(1, 9)),
+            )
+
+            def worth(nodes: Sequence[int], chances: list[float] = chances) -> float:
+                return token * sum(chances[node] for node in nodes) - curve.seconds(len(nodes) + 1)  # noqa: B023
+
+            connected = [
+                nodes
+                for count in range(len(PARENTS) + 1)
+                for nodes in itertools.combinations(range(len(PARENTS)), count)
+                if all(PARENTS[node] in (ROOT, *nodes) for node in nodes)
+            ]
+            assert len(connected) == 25
+            assert worth(kept) == pytest.approx(max(map(worth, connected)), abs=1e-12)
+
+
+# Where the drafter's probabilities tell which rounds are easy.
+EASY, HARD = [0.95, 0.03, 0.95, 0.03, 0.5, 0.1], [0.1, 0.05, 0.1, 0.05, 0.1, 0.05]
+
+
+def speed(curve: CostCurve, *, fixed: int | None = None, told: bool = True) -> float:
+    """Return tokens a second of rounds that are easy or hard, drafted for 0.1 of a plain one."""
+    size = TreeSize(curve.seconds, 0.1, 8)
+    rounds, random_ = Rounds(size), random.Random(2)
+    if fixed is not None:
+        rounds.size = FixedSize(fixed)  # type: ignore[assignment]
+    tokens = seconds = 0.0
+    for _ in range(1500):
+        chances = random_.choice([EASY, HARD])
+        tokens += rounds.play(chances if told else [0.5, 0.2, 0.5, 0.2, 0.5, 0.2], chances)
+        seconds += curve.seconds(len(rounds.kept) + 1) + 0.1
+    return tokens / seconds
+
+
+class FixedSize:
+    """The `count` nodes of highest value in every round."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def pays(self) -> bool:
+        return True
+
+    def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
+        return sorted(sorted(range(6), key=lambda node: -values[node])[: self._count])
+
+    def drafted(self, tree: DraftTree) -> DraftTree:
+        return tree
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        pass
+
+
+@pytest.mark.parametrize("curve", [STEEP, STEPS], ids=["steep", "steps"])
+def test_it_beats_the_best_fixed_size_where_probabilities_tell_rounds_apart(
+    curve: CostCurve,
+) -> None:
+    best = max(speed(curve, fixed=n) for n in range(7))
+    assert speed(curve) > 1.08 * best
+
+
+@pytest.mark.parametrize("curve", [STEEP, STEPS], ids=["steep", "steps"])
+def test_it_stays_near_the_best_fixed_size_where_they_tell_nothing(curve: CostCurve) -> None:
+    best = max(speed(curve, fixed=n, told=False) for n in range(7))
+    assert speed(curve, told=False) > 0.95 * best
+
+
+def test_a_drafter_that_is_never_right_is_asked_ever_more_rarely() -> None:
+    rounds = Rounds(TreeSize(STEEP.seconds, 0.1, 8))
+    asked = []
+    for _ in range(600):
+        rounds.play([0.6, 0.3] * 3, [0.0] * 6)
+        asked.append(bool(rounds.kept))
+    assert sum(asked[:30]) > 0
+    assert sum(asked[300:]) < 12
+
+
+def test_a_drafter_that_became_good_is_used_again() -> None:
+    rounds = Rounds(TreeSize(STEEP.seconds, 0.1, 8))
+    for _ in range(200):
+        rounds.play([0.6, 0.3] * 3, [0.0] * 6)
+    sizes = []
+    for _ in range(400):
+        rounds.play([0.6, 0.3] * 3, [0.95, 0.02] * 3)
+        sizes.append(len(rounds.kept))
+    assert min(sizes[-100:]) >= 2
