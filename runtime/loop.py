@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt
 from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
@@ -43,12 +47,31 @@ class DecodeSettings:
         return ExactRule() if self.params.is_greedy and not self.rule.exact else self.rule
 
 
+class _NotEvaluated:
+    """The rows of a round in which the target was not evaluated: it has none."""
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Raise: there are none."""
+        raise OptionError("the target was not evaluated for this token: it has no row of logits")
+
+    hidden_state = logits
+    nextn_state = logits
+
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Raise: there are none."""
+        return self.logits(row)
+
+
+NOT_EVALUATED: EvaluatedRows = _NotEvaluated()
+"""In place of a round's rows, where a token was taken without asking the target."""
+
+
 @dataclass(slots=True)
 class Round:
     """One round: its accepted tokens in order, then the target's own (None after an end token).
 
     `tokens` are all of them. `rows` are the target's rows (0 for the root, node + 1 for a node),
-    valid until the next round starts. `is_last` says that none will.
+    valid until the next round starts, or `NOT_EVALUATED`. `is_last` says that none will.
     """
 
     # Not frozen, as nothing is that a round makes: that costs a call for every field.

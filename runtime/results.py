@@ -51,7 +51,8 @@ class TokenEvent:
             self._logprob = log_probability(self._logits(), self.token_id)
             self._logits = None
         if self._logprob is None:
-            raise OptionError("this answer was asked for without log-probabilities (logprobs)")
+            why = "was asked for without log-probabilities, or the target never saw it"
+            raise OptionError(f"this token has no log-probability: it {why}")
         return self._logprob
 
     def keep_logits(self, room: Logits | None = None) -> Logits | None:
@@ -175,6 +176,7 @@ class RoundCounter:
     def __init__(self) -> None:
         # (candidates, depth, accepted, tokens, others, tested) -> how many rounds
         self._kinds: dict[tuple[int, int, int, int, int, int], int] = {}
+        self._spoken = 0
 
     def count(
         self,
@@ -196,6 +198,10 @@ class RoundCounter:
         kind = (n_candidates, depth, n_accepted, n_tokens, n_others, tested)
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
 
+    def count_spoken(self, n_tokens: int) -> None:
+        """Count tokens that a small model said without a round: drafted, accepted, not tested."""
+        self._spoken += n_tokens
+
     def _total(self, index: int) -> int:
         return sum(kind[index] * times for kind, times in self._kinds.items())
 
@@ -215,17 +221,17 @@ class RoundCounter:
     @property
     def tokens(self) -> int:
         """How many tokens they produced."""
-        return self._total(3)
+        return self._total(3) + self._spoken
 
     @property
     def drafted(self) -> int:
         """How many nodes could have been accepted."""
-        return self._total(0)
+        return self._total(0) + self._spoken
 
     @property
     def accepted(self) -> int:
         """How many nodes were accepted."""
-        return self._total(2)
+        return self._total(2) + self._spoken
 
     @property
     def non_candidates(self) -> int:

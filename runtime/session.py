@@ -19,13 +19,13 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.acceptance import AcceptanceRule
+from specrun.runtime.acceptance import AcceptanceRule, SequentialCascade
 from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
+from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.padding import Wider
 from specrun.runtime.results import (
@@ -39,6 +39,7 @@ from specrun.runtime.results import (
     Usage,
 )
 from specrun.runtime.sampling import SamplingParams, whole_number
+from specrun.runtime.sequential import SequentialSettings, sequential_rounds, small_model
 from specrun.runtime.target import Target, TargetModel
 from specrun.runtime.text import TextAssembler
 
@@ -110,7 +111,7 @@ class Session:
         self,
         target: TargetModel,
         drafter: Drafter,
-        rule: AcceptanceRule,
+        rule: AcceptanceRule | SequentialCascade,
         vocabulary: Vocabulary,
         owned: Sequence[Owned] = (),
     ) -> None:
@@ -128,13 +129,15 @@ class Session:
         model: Model,
         drafter: Drafter,
         options: ContextOptions,
-        rule: AcceptanceRule,
+        rule: AcceptanceRule | SequentialCascade,
         owned: Sequence[Owned] = (),
         shape: Shape = "free",
         wider: Wider | None = None,
     ) -> Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
+            if isinstance(rule, SequentialCascade):
+                _require_sequential(rule, drafter, shape)
             target = open_target(model, drafter, options, shape, wider)
         # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
@@ -264,6 +267,9 @@ class Session:
 
     def load_prompt(self, prompt: Sequence[int]) -> int:
         """Bring the conversation to a prompt; return how many of its tokens were cached before."""
+        # In a sequential cascade the target reads prompts when it is asked, too.
+        if isinstance(self.rule, SequentialCascade):
+            return self.conversation.turn_to(self.target, prompt)
         return self.conversation.begin(self.target, prompt)
 
     def forget(self) -> None:
@@ -416,8 +422,7 @@ class _Answer:
             max_tokens=self._max_tokens,
         )
         conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
-        settings = DecodeSettings(session.rule, self._params, limits, end_tokens)
-        rounds = decode_rounds(target, conversation, settings)
+        rounds = self._rounds(target, limits, end_tokens)
         # A full context counts as length, like the token limit.
         finish: FinishReason = "length"
         for number, this_round in enumerate(rounds):
@@ -434,7 +439,22 @@ class _Answer:
             self._keeper.before_evaluation()
         self._finish = finish
 
+    def _rounds(
+        self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
+    ) -> Iterator[Round]:
+        session, conversation, rule = self.session, self.session.conversation, self.session.rule
+        if isinstance(rule, SequentialCascade):
+            small = small_model(rule, session.drafter)
+            settings = SequentialSettings(rule, self._params, limits, end_tokens)
+            return sequential_rounds(session.target, conversation, small, settings)
+        return decode_rounds(
+            target, conversation, DecodeSettings(rule, self._params, limits, end_tokens)
+        )
+
     def _count(self, this_round: Round) -> None:
+        if this_round.rows is NOT_EVALUATED:
+            self._counter.count_spoken(len(this_round.tokens))
+            return
         tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
         n_nodes = len(tree.tokens)
         if not n_nodes:
@@ -463,8 +483,9 @@ class _Answer:
         # Read when somebody asks: a softmax for every token would be most of the overhead.
         logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
         origin: Origin = "drafted" if index < len(path) else "target"
-        event = TokenEvent(text, token, origin, number, logits if self._logprobs else None)
-        if self._logprobs:
+        kept = self._logprobs and this_round.rows is not NOT_EVALUATED
+        event = TokenEvent(text, token, origin, number, logits if kept else None)
+        if kept:
             self._keeper.add(event)
         self._said.append(((token,), text))
         self.clock.hand_out()
@@ -496,8 +517,10 @@ class _Answer:
             times = zip(session.native_seconds(), clock.native_before, strict=True)
             target_s, drafter_s = (now - before for now, before in times)
         decoding, n_tokens = wall - clock.prompt_s, sum(len(tokens) for tokens, _ in self._said)
-        # The prompt's last token is the first round's root, not part of the prefill.
-        evaluated = len(self._prompt) - self._cached - 1
+        # The prompt's last token is the first round's root, not part of the prefill; in sequential
+        # cascades none of it is.
+        lazy = isinstance(session.rule, SequentialCascade)
+        evaluated = 0 if lazy else len(self._prompt) - self._cached - 1
         return SpecStats(
             drafter=session.drafter.name,
             rule=session.rule.name,
@@ -521,6 +544,14 @@ class _Answer:
             tested_by_position=tuple(counter.tested_by_position),
             width=session.target.width,
         )
+
+
+def _require_sequential(rule: SequentialCascade, drafter: Drafter, shape: Shape) -> None:
+    """Raise `OptionError` where there is no small model to speak, or the shape is fixed."""
+    small_model(rule, drafter)
+    if shape != "free":
+        why = "evaluates what the target missed at once, in batches of any width"
+        raise OptionError(f"{rule.name} {why}, and the shape is {shape}: give --shape free")
 
 
 def _rate(count: int, seconds: float) -> float | None:

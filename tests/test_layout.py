@@ -82,7 +82,7 @@ FLOORS = (
         ),
     ),
     Floor("combinators", ("drafters/combinators",)),
-    Floor("an answer", ("session",)),
+    Floor("an answer", ("sequential", "session")),
     Floor("tuning", ("tuning",)),
     Floor("the interface", ("runtime", "__init__")),
     Floor("trials of heads", ("trial",)),

@@ -14,6 +14,7 @@ from specrun.runtime.acceptance.rule import (
     settle_point_masses,
     walk,
 )
+from specrun.runtime.acceptance.sequential import SequenceCascade, SequentialCascade, TokenCascade
 from specrun.runtime.acceptance.spec_cascade import CASCADES, SpecCascadeRule
 from specrun.runtime.acceptance.typical import TypicalRule, typical_threshold
 from specrun.runtime.acceptance.verify_batch import PADDING, GeneratorNoise

@@ -8,6 +8,11 @@ from specrun.runtime.acceptance.block import BlockRule
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.kseq import KSeqRule
 from specrun.runtime.acceptance.rule import AcceptanceRule
+from specrun.runtime.acceptance.sequential import (
+    SequenceCascade,
+    SequentialCascade,
+    TokenCascade,
+)
 from specrun.runtime.acceptance.spec_cascade import CASCADES, SpecCascadeRule
 from specrun.runtime.acceptance.typical import TypicalRule
 from specrun.runtime.language import Expression, ExpressionOptions, parse_expression
@@ -19,7 +24,7 @@ def rule_names() -> list[str]:
     return [*_RULES, *_RULES_WITH_OPTIONS]
 
 
-def build_rule(text: str) -> AcceptanceRule:
+def build_rule(text: str) -> AcceptanceRule | SequentialCascade:
     """Return the rule that `--accept` names, such as "exact" or "cascade-opt(alpha=0.1)".
 
     Raises `OptionError` for an unknown rule or option and for values that make no sense.
@@ -49,9 +54,23 @@ def _build_cascade(expression: Expression) -> AcceptanceRule:
     return SpecCascadeRule(expression.atom, alpha)
 
 
+def _build_token_cascade(expression: Expression) -> SequentialCascade:
+    """Build `token-cascade(alpha=0.1)`."""
+    return TokenCascade(ExpressionOptions(expression, ["alpha"], 0).number("alpha", 0.1))
+
+
+def _build_sequence_cascade(expression: Expression) -> SequentialCascade:
+    """Build `sequence-cascade(alpha=0.5, quantile=0.1)`; without quantile the score is the mean."""
+    options = ExpressionOptions(expression, ["alpha", "quantile"], 0)
+    quantile = None if options.optional("quantile") is None else options.number("quantile", 0.0)
+    return SequenceCascade(options.number("alpha", 0.5), quantile)
+
+
 _RULES: dict[str, type[AcceptanceRule]] = {"exact": BlockRule, "token": ExactRule, "kseq": KSeqRule}
 _OTHER_NAMES = {"block": "exact"}
-_RULES_WITH_OPTIONS: dict[str, Callable[[Expression], AcceptanceRule]] = {
+_RULES_WITH_OPTIONS: dict[str, Callable[[Expression], AcceptanceRule | SequentialCascade]] = {
     "typical": _build_typical,
     **dict.fromkeys(CASCADES, _build_cascade),
+    "token-cascade": _build_token_cascade,
+    "sequence-cascade": _build_sequence_cascade,
 }

@@ -234,6 +234,17 @@ class ModelDrafter(Drafter):
         """The draft model's parameters."""
         return self._context.model.n_params
 
+    @property
+    def room(self) -> int:
+        """How many tokens the model can read."""
+        return self._context.n_ctx
+
+    def row_after(self, tokens: Sequence[int]) -> Logits:
+        """Return the model's own logits after all tokens of the text, a view [shared vocab]."""
+        state = self._model_state
+        state.rewind(min(len(state.cached), len(tokens) - 1))  # the last token's row is needed
+        return state.feed(tokens[len(state.cached) :])
+
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
         self._model_state.rewind(common_prefix(self._model_state.cached, tokens))
