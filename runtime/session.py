@@ -19,7 +19,7 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.acceptance import AcceptanceRule
+from specrun.runtime.acceptance import PairRule, Rule
 from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, Owned, close_all
@@ -110,7 +110,7 @@ class Session:
         self,
         target: TargetModel,
         drafter: Drafter,
-        rule: AcceptanceRule,
+        rule: Rule,
         vocabulary: Vocabulary,
         owned: Sequence[Owned] = (),
     ) -> None:
@@ -128,7 +128,7 @@ class Session:
         model: Model,
         drafter: Drafter,
         options: ContextOptions,
-        rule: AcceptanceRule,
+        rule: Rule,
         owned: Sequence[Owned] = (),
         shape: Shape = "free",
         wider: Wider | None = None,
@@ -400,9 +400,10 @@ class _Answer:
     def _verifier(self) -> Target:
         """Return what verifies drafts: the target, or the one that sends what laws need."""
         session, params = self.session, self._params
-        # At temperature 0 every rule is an exact one.
-        exact = session.rule.exact or params.is_greedy
-        sampled = session.backend_sampling and exact and not session.drafter.reads_logits
+        # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
+        rule = session.rule
+        by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
+        sampled = session.backend_sampling and by_law and not session.drafter.reads_logits
         whole = self._logprobs or not sampled
         needed = None if whole else candidates_needed(params, session.vocabulary.size)
         return sampled_on_device(session.target, needed)
