@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt
-from specrun.runtime.backend_laws import CutRows
+from specrun.runtime.acceptance import Acceptance, PairRule, Rule
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.drafter import DraftRequest, Keep, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.limits import Allowance, RoundLimits
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.round_laws import law_pairs, target_laws
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows, Target
-from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
 
 
@@ -32,19 +32,17 @@ class DecodeSettings:
     `limits` counts down: it is good for one answer.
     """
 
-    rule: AcceptanceRule
+    rule: Rule
     params: SamplingParams
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
 
     @property
-    def rule_in_force(self) -> AcceptanceRule:
-        """The rule; at temperature 0 an exact one, which keeps plain decoding's text.
-
-        A rule that trades the target's law for speed cannot see the temperature: to it a truncation
-        that leaves one token looks the same.
-        """
-        return ExactRule() if self.params.is_greedy and not self.rule.exact else self.rule
+    def keep(self) -> Keep:
+        """What the rule reads of the drafter's own."""
+        if not isinstance(self.rule, PairRule) or not self.rule.reads_draft:
+            return "nothing"
+        return "rows" if self.rule.reads_raw_draft else "laws"
 
 
 class _NotEvaluated:
@@ -71,7 +69,8 @@ class Round:
     """One round: its accepted tokens in order, then the target's own (None after an end token).
 
     `tokens` are all of them. `rows` are the target's rows (0 for the root, node + 1 for a node),
-    valid until the next round starts, or `NOT_EVALUATED`. `is_last` says that none will.
+    valid until the next round starts, or `NOT_EVALUATED`. `is_last` says that none will. `laws` are
+    those of `Acceptance`, in the order of the tokens, and maybe more.
     """
 
     # Not frozen, as nothing is that a round makes: that costs a call for every field.
@@ -82,6 +81,7 @@ class Round:
     rejected: bool
     rows: EvaluatedRows
     is_last: bool
+    laws: tuple[tuple[Law, Law], ...] = ()
 
     def node_before(self, index: int) -> int:
         """Return the node (or ROOT) whose law decided the round's `index`-th token."""
@@ -101,7 +101,7 @@ def decode_rounds(
     State is consistent at each yield: a consumer may stop there.
     """
     tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
-    rule, params, limits = settings.rule_in_force, settings.params, settings.limits
+    limits = settings.limits
     allowance = limits.next_round(len(tokens))
     while allowance is not None:
         start = len(tokens)
@@ -111,7 +111,7 @@ def decode_rounds(
         # Evaluate: the last token and the whole tree, in one batch.
         rows = target.evaluate(conversation, tree)
         # Accept: a path down the tree, and the target's own token after it.
-        accepted = rule.accept(tree, _target_laws(tokens, tree, rows, params), noise, start)
+        accepted = _accept(settings, tokens, tree, rows, noise)
         path, next_token = _cut_at_end(tree, accepted, settings.end_tokens)
         # Commit: keep the keys and values of the path, drop those of all other nodes.
         target.commit(conversation, tree, path)
@@ -123,7 +123,7 @@ def decode_rounds(
         ended = tokens[-1] in settings.end_tokens
         allowance = None if ended else limits.next_round(len(tokens))
         new, is_last = tokens[start:], allowance is None
-        yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last)
+        yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last, accepted.laws)
 
 
 def _ask(
@@ -138,23 +138,23 @@ def _ask(
         allowance.max_depth,
         allowance.max_nodes,
         settings.end_tokens,
+        settings.keep,
+        settings.rule.fallback if isinstance(settings.rule, PairRule) else 0.0,
     )
 
 
-def _target_laws(
-    tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
-) -> LawAt:
-    """Return what gives the target's law after a node, by the settings of sampling."""
-    if isinstance(rows, CutRows):
-        return lambda node: rows.law(node + 1, params)
-    if not params.has_penalties:
-        return lambda node: transformed_law(rows.logits(node + 1), params)
-
-    def law_at(node: int) -> Law:
-        above = [tree.tokens[i] for i in tree.path_to(node)]
-        return transformed_law(rows.logits(node + 1), params, penalty_window(tokens, above, params))
-
-    return law_at
+def _accept(
+    settings: DecodeSettings,
+    tokens: Sequence[int],
+    tree: DraftTree,
+    rows: EvaluatedRows,
+    noise: NoiseSource,
+) -> Acceptance:
+    """Let the rule decide, by the laws that it reads."""
+    rule, params, start = settings.rule, settings.params, len(tokens)
+    if isinstance(rule, PairRule):
+        return rule.accept(tree, law_pairs(tokens, tree, rows, params), noise, start)
+    return rule.accept(tree, target_laws(tokens, tree, rows, params), noise, start)
 
 
 def _cut_at_end(

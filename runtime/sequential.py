@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance import SequenceCascade, SequentialCascade, TokenCascade
+from specrun.runtime.acceptance import Rule, SequenceCascade, SequentialCascade, TokenCascade
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter
 from specrun.runtime.drafters.draft_model.state import ModelDrafter
@@ -64,7 +64,7 @@ class SequentialSettings:
     end_tokens: frozenset[int] = frozenset()
 
 
-def small_model(rule: SequentialCascade, drafter: Drafter) -> ModelDrafter:
+def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> ModelDrafter:
     """Return the drafter as a model that can speak; raises `OptionError` if it has none."""
     if isinstance(drafter, ModelDrafter):
         return drafter

@@ -19,7 +19,7 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.acceptance import AcceptanceRule, SequentialCascade
+from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, Owned, close_all
@@ -111,7 +111,7 @@ class Session:
         self,
         target: TargetModel,
         drafter: Drafter,
-        rule: AcceptanceRule | SequentialCascade,
+        rule: Rule | SequentialCascade,
         vocabulary: Vocabulary,
         owned: Sequence[Owned] = (),
     ) -> None:
@@ -129,15 +129,14 @@ class Session:
         model: Model,
         drafter: Drafter,
         options: ContextOptions,
-        rule: AcceptanceRule | SequentialCascade,
+        rule: Rule | SequentialCascade,
         owned: Sequence[Owned] = (),
         shape: Shape = "free",
         wider: Wider | None = None,
     ) -> Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
-            if isinstance(rule, SequentialCascade):
-                _require_sequential(rule, drafter, shape)
+            _require_fitting(rule, drafter, shape)
             target = open_target(model, drafter, options, shape, wider)
         # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
@@ -406,9 +405,10 @@ class _Answer:
     def _verifier(self) -> Target:
         """Return what verifies drafts: the target, or the one that sends what laws need."""
         session, params = self.session, self._params
-        # At temperature 0 every rule is an exact one.
-        exact = session.rule.exact or params.is_greedy
-        sampled = session.backend_sampling and exact and not session.drafter.reads_logits
+        # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
+        rule = session.rule
+        by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
+        sampled = session.backend_sampling and by_law and not session.drafter.reads_logits
         whole = self._logprobs or not sampled
         needed = None if whole else candidates_needed(params, session.vocabulary.size)
         return sampled_on_device(session.target, needed)
@@ -546,8 +546,18 @@ class _Answer:
         )
 
 
-def _require_sequential(rule: SequentialCascade, drafter: Drafter, shape: Shape) -> None:
-    """Raise `OptionError` where there is no small model to speak, or the shape is fixed."""
+def _require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Shape) -> None:
+    """Raise `OptionError` where a rule needs a small model that speaks, or another shape."""
+    if isinstance(rule, PairRule):
+        if rule.fallback > 0.0:
+            small_model(rule, drafter)
+        if rule.chains_only and drafter.max_leaves > 1:
+            why = "tests one token after the other"
+            problem = f"{rule.name} {why}, and {drafter.name} drafts trees: give a chain, as n=5"
+            raise OptionError(problem)
+        return
+    if not isinstance(rule, SequentialCascade):
+        return
     small_model(rule, drafter)
     if shape != "free":
         why = "evaluates what the target missed at once, in batches of any width"

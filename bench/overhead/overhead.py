@@ -26,7 +26,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.model import Model
-from specrun.runtime.acceptance import build_rule
+from specrun.runtime.acceptance import BlockRule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.language import quoted
@@ -246,7 +246,7 @@ def _open(
             native = (lambda: context.native_seconds), (lambda: drafter.native_seconds)
             watch = Stopwatch(*native, device.counts)
             target = probes.TimedTarget(context, watch)
-            rule = probes.TimedRule(build_rule("exact"), watch)
+            rule = probes.TimedRule(BlockRule(), watch)
             timed = probes.TimedDrafter(drafter, watch)
             session = Session(target, timed, rule, model.vocabulary)
             session.backend_sampling = options.backend_sampling

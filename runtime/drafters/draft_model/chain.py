@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,11 +14,38 @@ from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit
 from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.transform import greedy_token, lead, penalty_window, transformed_law
+from specrun.runtime.transform import (
+    Logits,
+    greedy_token,
+    lead,
+    log_probability,
+    penalty_window,
+    transformed_law,
+)
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, draft_chain, ranking_params
 
 DraftSampling = Literal["with", "argmax"]
+
+
+class _Fallback:
+    """Ends a chain where the model's largest raw probability is below `least` (BiLD's fallback)."""
+
+    def __init__(self, least: float) -> None:
+        self._least = least
+        self._is_sure = True
+
+    def reads(self, row: Logits) -> None:
+        """Look at the row of the next token, before anything is drawn from it."""
+        self._is_sure = log_probability(row, int(row.argmax())) >= math.log(self._least)
+
+    def goes_on(self) -> bool:
+        """Say that the next row may be evaluated: it costs little, and decides."""
+        return True
+
+    def takes(self, sureness: float) -> bool:
+        """Return whether the next token is drafted, whatever the transformed law says."""
+        return self._is_sure
 
 
 class DraftModelDrafter(ModelDrafter):
@@ -76,8 +104,9 @@ class DraftModelDrafter(ModelDrafter):
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
         if self._length is not None:
             self._length.start(points=points)
+        surely = None if request.fallback == 0.0 else _Fallback(request.fallback)
         if params.is_greedy:
-            return self._greedy_chain(request, count)
+            return self._greedy_chain(request, count, surely)
 
         def law_after(drafted: list[int]) -> Law:
             # Only what is not cached: after a fully accepted
@@ -86,6 +115,8 @@ class DraftModelDrafter(ModelDrafter):
                 row = state.feed_one(drafted[-1])
             else:
                 row = state.feed(request.tokens[len(state.cached) :])
+            if surely is not None:
+                surely.reads(row)
             if not params.has_penalties:
                 return transformed_law(row, params)
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
@@ -98,7 +129,7 @@ class DraftModelDrafter(ModelDrafter):
             points=points,
             threshold=threshold,
             always_first=self._exit is not None,
-            stop=self._length,
+            stop=self._length if surely is None else surely,
             end_tokens=request.end_tokens,
         )
         # A draft cut by its end token was as long as it could be, and is no sign of doubt.
@@ -106,9 +137,12 @@ class DraftModelDrafter(ModelDrafter):
         self._drafted, self._most = tree.tokens, len(tree) if ended else count
         return tree
 
-    def _greedy_chain(self, request: DraftRequest, count: int) -> DraftTree:
+    def _greedy_chain(
+        self, request: DraftRequest, count: int, surely: _Fallback | None
+    ) -> DraftTree:
         """Return the most likely tokens in turn: without `p_min` they need no laws."""
-        params, state, length = request.params, self._state, self._length
+        params, state = request.params, self._state
+        length = self._length if surely is None else surely
         tokens: list[int] = []
         while len(tokens) < count and not (tokens and tokens[-1] in request.end_tokens):
             if length is not None and not length.goes_on():
@@ -117,6 +151,8 @@ class DraftModelDrafter(ModelDrafter):
                 row = state.feed_one(tokens[-1])
             else:
                 row = state.feed(request.tokens[len(state.cached) :])
+            if surely is not None:
+                surely.reads(row)
             if params.has_penalties:
                 token = greedy_token(row, params, penalty_window(request.tokens, tokens, params))
             else:
