@@ -115,7 +115,7 @@ def _ask(
         allowance.max_depth,
         allowance.max_nodes,
         settings.end_tokens,
-        settings.keep,
+        settings.keep if conversation.drafter.keeps_rows else "nothing",
     )
 
 
