@@ -138,7 +138,7 @@ def _ask(
         allowance.max_depth,
         allowance.max_nodes,
         settings.end_tokens,
-        settings.keep,
+        settings.keep if conversation.drafter.keeps_rows else "nothing",
         settings.rule.fallback if isinstance(settings.rule, PairRule) else 0.0,
     )
 

@@ -137,7 +137,10 @@ class SpecStats:
     prompt). `drafting` is what the drafter itself reports: the choices of `auto`, the inner rounds
     of `cascade`, the parts of combinators. `non_candidates` are nodes that were evaluated beside
     the drafted ones and could not be kept (lookahead's window). `width` is how many tokens every
-    evaluation of the target had (`--shape`), None where that was free.
+    evaluation of the target had (`--shape`), None where that was free. Under rules that are not
+    exact, `total_variation` is the mean distance of the law that decided a token from the target's,
+    and `changed_share` the share of tokens that the target alone would not have drawn from the same
+    noise.
     """
 
     drafter: str
@@ -161,6 +164,8 @@ class SpecStats:
     acceptance_given_prefix: tuple[float, ...] = ()
     tested_by_position: tuple[int, ...] = ()
     width: int | None = None
+    total_variation: float | None = None
+    changed_share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as a mapping, ready for JSON."""

@@ -1,11 +1,16 @@
-"""The laws of a round: the target's after each node, and beside it the drafter's own."""
+"""The laws of a round: the target's after each node, and beside it the drafter's own.
+
+And what rules that weigh the drafter's laws ask of it: drafters that tell none are refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrun.runtime.acceptance import LawAt, LawPair, PairAt, RawLaw
+from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import LawAt, LawPair, PairAt, PairRule, RawLaw, Rule
 from specrun.runtime.backend_laws import CutRows
+from specrun.runtime.drafter import Drafter
 from specrun.runtime.law import Law
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
@@ -47,6 +52,25 @@ def law_pairs(
         return LawPair(draft if raw_draft is None else raw_draft, raw_target, draft, target)
 
     return pair_at
+
+
+def require_laws(rule: Rule, drafter: Drafter, params: SamplingParams | None = None) -> None:
+    """Raise `OptionError` for a rule that needs laws of a drafter that tells none.
+
+    Without `params`, whatever the settings of an answer will be.
+    """
+    # What drafts nothing trades nothing: each token is the target's.
+    if not isinstance(rule, PairRule) or drafter.keeps_rows or not drafter.max_nodes:
+        return
+    if rule.takes_points and (params is None or params.is_greedy):
+        return
+    if rule.takes_points and params is not None:
+        needs = f"at temperature {params.temperature:g} weighs the drafter's own laws"
+    else:
+        needs = "weighs the drafter's own laws"
+    without = "at temperature 0 cascade-token-v3, -v2 and top-beta need none, typical never does"
+    problem = f"{rule.name} {needs}, and {drafter.name} tells none"
+    raise OptionError(f"{problem}: let a draft model draft alone, as in draft(FILE); {without}")
 
 
 def _law_after(

@@ -22,6 +22,7 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
+from specrun.runtime.departures import Departures
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.limits import RoundLimits
@@ -38,6 +39,7 @@ from specrun.runtime.results import (
     TokenEvent,
     Usage,
 )
+from specrun.runtime.round_laws import require_laws
 from specrun.runtime.sampling import SamplingParams, whole_number
 from specrun.runtime.sequential import SequentialSettings, sequential_rounds, small_model
 from specrun.runtime.target import Target, TargetModel
@@ -171,9 +173,12 @@ class Session:
         indices. `max_tokens` None goes on until the model ends or the context is full. Without
         `logprobs` events have none, and the device may keep whole rows to itself. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
-        negative limit or index, `BusyError` while another answer is being streamed.
+        negative limit or index, or a rule that needs laws which the drafter does not tell,
+        `BusyError` while another answer is being streamed.
         """
         self.require_idle()
+        if not isinstance(self.rule, SequentialCascade):
+            require_laws(self.rule, self.drafter, params)
         n_ctx = self.target.n_positions
         if not prompt:
             problem = "the prompt is empty: this model needs at least one token to continue from"
@@ -351,6 +356,7 @@ class _Answer:
         self._params = params
         self._max_tokens = max_tokens
         self._counter = RoundCounter()
+        self._departures = Departures()
         self._assembler = TextAssembler(params.stop)
         self._keeper = LogprobKeeper()
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
@@ -456,6 +462,10 @@ class _Answer:
             self._counter.count_spoken(len(this_round.tokens))
             return
         tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
+        if this_round.laws:
+            conversation = self.session.conversation
+            start = len(conversation.tokens) - n_new
+            self._departures.count(this_round.laws, this_round.tokens, conversation.noise, start)
         n_nodes = len(tree.tokens)
         if not n_nodes:
             self._counter.count(0, 0, 0, n_new)
@@ -543,6 +553,8 @@ class _Answer:
             acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
             tested_by_position=tuple(counter.tested_by_position),
             width=session.target.width,
+            total_variation=self._departures.total_variation,
+            changed_share=self._departures.changed_share,
         )
 
 
@@ -555,8 +567,8 @@ def _require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Sh
             why = "tests one token after the other"
             problem = f"{rule.name} {why}, and {drafter.name} drafts trees: give a chain, as n=5"
             raise OptionError(problem)
-        return
     if not isinstance(rule, SequentialCascade):
+        require_laws(rule, drafter)
         return
     small_model(rule, drafter)
     if shape != "free":

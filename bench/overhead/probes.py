@@ -137,6 +137,7 @@ class TimedDrafter(Drafter):
         self.needs_hidden_states = inner.needs_hidden_states
         self.layer_inputs = inner.layer_inputs
         self.reads_logits = inner.reads_logits
+        self.keeps_rows = inner.keeps_rows
 
     @property
     def native_seconds(self) -> float:

@@ -11,6 +11,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit
+from specrun.runtime.drafters.draft_model.kept_rows import ChainRows
 from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
@@ -61,6 +62,8 @@ class DraftModelDrafter(ModelDrafter):
     most.
     """
 
+    keeps_rows = True
+
     def __init__(
         self,
         context: Context,
@@ -87,12 +90,13 @@ class DraftModelDrafter(ModelDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter where the drafter's own context ends or `p_min` stops it."""
         start = len(request.tokens)
-        # The last drafted token is never fed back, so it needs no cell.
-        room = self._context.n_ctx - start + 1
+        # The last drafted token is fed back only for a rule that reads its row: else it needs no
+        # cell.
+        room = self._context.n_ctx - start + (request.keep == "nothing")
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
+        state, rows = self._state, self._kept_rows(request)
         if count < 1:
-            return DraftTree()
-        state = self._state
+            return DraftTree() if rows is None else rows.of(DraftTree())
         state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
         params, threshold = request.params, self._p_min
         # The threshold is known before the draw, from earlier rounds alone: exactness needs that.
@@ -106,7 +110,7 @@ class DraftModelDrafter(ModelDrafter):
             self._length.start(points=points)
         surely = None if request.fallback == 0.0 else _Fallback(request.fallback)
         if params.is_greedy:
-            return self._greedy_chain(request, count, surely)
+            return self._greedy_chain(request, count, rows, surely)
 
         def law_after(drafted: list[int]) -> Law:
             # Only what is not cached: after a fully accepted
@@ -117,6 +121,8 @@ class DraftModelDrafter(ModelDrafter):
                 row = state.feed(request.tokens[len(state.cached) :])
             if surely is not None:
                 surely.reads(row)
+            if rows is not None:
+                rows.take(len(drafted) - 1, row)
             if not params.has_penalties:
                 return transformed_law(row, params)
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
@@ -135,10 +141,19 @@ class DraftModelDrafter(ModelDrafter):
         # A draft cut by its end token was as long as it could be, and is no sign of doubt.
         ended = bool(tree.tokens) and tree.tokens[-1] in request.end_tokens
         self._drafted, self._most = tree.tokens, len(tree) if ended else count
-        return tree
+        return tree if rows is None else rows.of(tree)
+
+    def _kept_rows(self, request: DraftRequest) -> ChainRows | None:
+        """Return what keeps the rows that the request asks for."""
+        if request.keep == "nothing":
+            return None
+        # A draw says its law itself; so does, at temperature 0, the token that was drafted.
+        said = self._sampling == "with" or request.params.is_greedy
+        copies = request.keep == "rows" or not said
+        return ChainRows(self._state, request.tokens, copies=copies)
 
     def _greedy_chain(
-        self, request: DraftRequest, count: int, surely: _Fallback | None
+        self, request: DraftRequest, count: int, rows: ChainRows | None, surely: _Fallback | None
     ) -> DraftTree:
         """Return the most likely tokens in turn: without `p_min` they need no laws."""
         params, state = request.params, self._state
@@ -153,6 +168,8 @@ class DraftModelDrafter(ModelDrafter):
                 row = state.feed(request.tokens[len(state.cached) :])
             if surely is not None:
                 surely.reads(row)
+            if rows is not None:
+                rows.take(len(tokens) - 1, row)
             if params.has_penalties:
                 token = greedy_token(row, params, penalty_window(request.tokens, tokens, params))
             else:
@@ -161,7 +178,8 @@ class DraftModelDrafter(ModelDrafter):
                 break
             tokens.append(token)
         self._drafted, self._most = tokens, len(tokens)
-        return DraftTree.chain(tokens)
+        tree = DraftTree.chain(tokens)
+        return tree if rows is None else rows.of(tree)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the cache of what the prompt shares with the last one."""

@@ -137,6 +137,18 @@ class DraftTreeState(DraftModelState):
                     memory.truncate(self._synced[sequence], sequence=sequence)
             self._forget_nodes()
 
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes were evaluated since the last ones were kept or dropped."""
+        return len(self._parents)
+
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of the evaluated node of a token below another; None if there is none.
+
+        Of equal children it is the first.
+        """
+        return self._places.get((parent, token))
+
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
         """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
         base = len(self.cached)
