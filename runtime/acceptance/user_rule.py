@@ -32,10 +32,9 @@ class UserRule(PairRule):
         return Law.normalised(self._checked(probs, size))
 
     def _checked(self, returned: object, size: int) -> FloatArray:
-        try:
-            probs = np.asarray(returned, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise self._no_law(f"{type(returned).__name__} is no array of numbers") from None
+        probs = _numbers(returned)
+        if probs is None:
+            raise self._no_law(f"{type(returned).__name__} is no array of numbers")
         if probs.shape != (size,):
             raise self._no_law(f"an array of shape {probs.shape}, not ({size},)")
         total = float(probs.sum())
@@ -51,6 +50,15 @@ class UserRule(PairRule):
     def _no_law(self, what: str) -> OptionError:
         advice = "give probabilities of all tokens that sum to 1"
         return OptionError(f"the rule {self.name!r} returned no law, but {what}: {advice}")
+
+
+def _numbers(returned: object) -> FloatArray | None:
+    """Return what a function returned as an array, None where it is none."""
+    try:
+        probs = np.asarray(returned, dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    return probs if probs.ndim else None
 
 
 def _size(law: Law) -> int:

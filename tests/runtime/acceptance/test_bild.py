@@ -15,7 +15,8 @@ from support.enumeration import PROMPT, TOLERANCE
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 from support.tiny_models import F32
 
-from specrun.bench.prove.rules import BranchingNoise, enumerate_law
+from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.pair_rules import prove_rule
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import BildRule, LawPair, RawLaw, build_rule
@@ -152,6 +153,13 @@ def test_the_star_asks_how_likely_the_favourite_is():
     assert rule.law(near) is near.draft
     assert rule.law(far) is far.target
     assert build_rule("bild-star(rollback=3)").law(far) is far.draft
+
+
+def test_the_star_emits_its_law_and_a_rule_that_forgets_it_does_not():
+    for rollback in (0.5, 1.5):
+        assert prove_rule(f"bild-star(rollback={rollback})", times=25).sound
+    with pytest.raises(OptionError, match="has another law where drafts end"):
+        prove_rule("bild")
 
 
 # -- with models -----------------------------------------------------------------------------------
