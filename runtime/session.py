@@ -22,14 +22,14 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule
 from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.departures import Departures
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
+from specrun.runtime.loop import DecodeSettings, Round, decode_rounds, require_laws
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.padding import Wider
 from specrun.runtime.results import (
+    Departures,
     FinishReason,
     GenerationResult,
     LogprobKeeper,
@@ -39,7 +39,6 @@ from specrun.runtime.results import (
     TokenEvent,
     Usage,
 )
-from specrun.runtime.round_laws import require_laws
 from specrun.runtime.sampling import SamplingParams, whole_number
 from specrun.runtime.target import Target, TargetModel
 from specrun.runtime.text import TextAssembler
