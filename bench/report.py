@@ -113,7 +113,7 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
     lossy = dict.fromkeys(result.rule for result in results if not result.exact)
     if lossy:
         notes.append(
-            f"NOT exact: {', '.join(lossy)}. Its text does not have the target's distribution, so "
+            f"not exact: {', '.join(lossy)}. Its text does not have the target's distribution, so "
             "its speed is that of other text."
         )
     published = literature_note(result.drafter for result in results)

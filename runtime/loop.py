@@ -13,15 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance import Acceptance, PairRule, Rule
+from specrun.runtime.acceptance import Acceptance, LawAt, LawPair, PairAt, PairRule, RawLaw, Rule
+from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafter import DraftRequest, Keep, RoundOutcome
+from specrun.runtime.drafter import Drafter, DraftRequest, Keep, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.limits import Allowance, RoundLimits
 from specrun.runtime.noise import NoiseSource
-from specrun.runtime.round_laws import law_pairs, target_laws
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows, Target
+from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
 
 
@@ -155,6 +156,73 @@ def _accept(
     if isinstance(rule, PairRule):
         return rule.accept(tree, law_pairs(tokens, tree, rows, params), noise, start)
     return rule.accept(tree, target_laws(tokens, tree, rows, params), noise, start)
+
+
+# -- the laws that rules read ----------------------------------------------------------------------
+
+
+def require_laws(rule: Rule, drafter: Drafter, params: SamplingParams | None = None) -> None:
+    """Raise `OptionError` for a rule that needs laws of a drafter that tells none.
+
+    Without `params`, whatever the settings of an answer will be.
+    """
+    # What drafts nothing trades nothing: each token is the target's.
+    if not isinstance(rule, PairRule) or drafter.keeps_rows or not drafter.max_nodes:
+        return
+    if rule.takes_points and (params is None or params.is_greedy):
+        return
+    if rule.takes_points and params is not None:
+        needs = f"at temperature {params.temperature:g} weighs the drafter's own laws"
+    else:
+        needs = "weighs the drafter's own laws"
+    without = "at temperature 0 cascade-token-v3, -v2 and top-beta need none, typical never does"
+    problem = f"{rule.name} {needs}, and {drafter.name} tells none"
+    raise OptionError(f"{problem}: let a draft model draft alone, as in draft(FILE); {without}")
+
+
+def target_laws(
+    tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
+) -> LawAt:
+    """Return what gives the target's law after a node, by the settings of sampling."""
+    if isinstance(rows, CutRows):
+        return lambda node: rows.law(node + 1, params)
+    if not params.has_penalties:
+        return lambda node: transformed_law(rows.logits(node + 1), params)
+    return lambda node: _law_after(tokens, tree, node, rows.logits(node + 1), params)
+
+
+def law_pairs(
+    tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
+) -> PairAt:
+    """Return what gives both laws after a node, raw and by the settings of sampling."""
+    target_law = target_laws(tokens, tree, rows, params)
+
+    def pair_at(node: int) -> LawPair:
+        target, raw_target = target_law(node), RawLaw(rows.logits(node + 1))
+        draws = tree.draws.get(node, ())
+        row = None if tree.rows is None else tree.rows.logits(node)
+        raw_draft: Law | None = None if row is None else RawLaw(row)
+        # Of several draws, the first is from S(q) itself: later siblings without replacement come
+        # from what it left.
+        draft = next((draw.law for draw in draws if draw.law is not None), None)
+        if draft is None and row is not None:
+            draft = _law_after(tokens, tree, node, row, params)
+        if draft is None and draws:  # at temperature 0 the drafter's favourite is all its law
+            draft = Law.point(tree.tokens[draws[0].node])
+        if draft is None:
+            return LawPair(raw_target, raw_target, target, target)
+        return LawPair(draft if raw_draft is None else raw_draft, raw_target, draft, target)
+
+    return pair_at
+
+
+def _law_after(
+    tokens: Sequence[int], tree: DraftTree, node: int, row: Logits, params: SamplingParams
+) -> Law:
+    if not params.has_penalties:
+        return transformed_law(row, params)
+    above = [tree.tokens[i] for i in tree.path_to(node)]
+    return transformed_law(row, params, penalty_window(tokens, above, params))
 
 
 def _cut_at_end(

@@ -11,6 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import total_variation
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource
 from specrun.runtime.transform import Logits, log_probability
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -271,6 +274,49 @@ class RoundCounter:
         """In how many rounds each depth was tested: all depths above had kept a token."""
         # A depth is tested only after those above it: what is 0 stands at the end.
         return tuple(tested for tested in self._reached(5) if tested)
+
+
+class Departures:
+    """Adds up how far a rule that is not exact leads from what the target would say.
+
+    A round is counted in one assignment, as a whole or not at all, wherever Ctrl-C may come.
+    """
+
+    def __init__(self) -> None:
+        # Tokens, their distances' sum, and how many of them the target would not have drawn.
+        self._counted: tuple[int, float, int] = (0, 0.0, 0)
+
+    def count(
+        self,
+        laws: Sequence[tuple[Law, Law]],
+        tokens: Sequence[int],
+        noise: NoiseSource,
+        start: int,
+    ) -> None:
+        """Count a round's tokens, the first at position `start`.
+
+        `laws` are, for each of them, the law that decided it and the target's. The target alone
+        would have chosen by the first choice at the token's position: plain decoding's own.
+        """
+        count, distance, changed = self._counted
+        for position, (token, (law, target)) in enumerate(zip(tokens, laws, strict=False), start):
+            count += 1
+            distance += total_variation(target, law)
+            noise.seek(position)
+            changed += noise.choose(target) != token
+        self._counted = count, distance, changed
+
+    @property
+    def total_variation(self) -> float | None:
+        """The mean total variation between the law that decided a token and the target's."""
+        count, distance, _ = self._counted
+        return distance / count if count else None
+
+    @property
+    def changed_share(self) -> float | None:
+        """The share of tokens that the target alone would not have drawn from the same noise."""
+        count, _, changed = self._counted
+        return changed / count if count else None
 
 
 @dataclass(frozen=True, slots=True)

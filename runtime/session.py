@@ -22,14 +22,20 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.departures import Departures
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, decode_rounds
+from specrun.runtime.loop import (
+    NOT_EVALUATED,
+    DecodeSettings,
+    Round,
+    decode_rounds,
+    require_laws,
+)
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.padding import Wider
 from specrun.runtime.results import (
+    Departures,
     FinishReason,
     GenerationResult,
     LogprobKeeper,
@@ -39,7 +45,6 @@ from specrun.runtime.results import (
     TokenEvent,
     Usage,
 )
-from specrun.runtime.round_laws import require_laws
 from specrun.runtime.sampling import SamplingParams, whole_number
 from specrun.runtime.sequential import SequentialSettings, sequential_rounds, small_model
 from specrun.runtime.target import Target, TargetModel

@@ -1,4 +1,4 @@
-"""What a cascade gains at the target's quality, and what quality it has at the target's latency.
+"""Best points of cascades: the fastest at the target's quality, the best at its latency.
 
 The table of the paper's section 6 (Narasimhan et al. 2024, table 2): of each method's points, one
 for each alpha, the fastest that is as good as the plain target, and the best that is as fast.

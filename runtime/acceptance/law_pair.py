@@ -1,4 +1,4 @@
-"""What a rule that is not exact weighs: drafter's and target's laws, raw and as tokens are drawn.
+"""Pairs of laws, drafter's and target's, raw and as tokens are drawn: what cascades weigh.
 
 q and p are softmax of the untransformed rows of logits, S(q) and S(p) what sampling settings make
 of them: the laws that tokens come from. Deferral is decided by the raw laws and mixes the

@@ -36,6 +36,8 @@ STATS_KEYS = [
     "acceptance_given_prefix",
     "tested_by_position",
     "width",
+    "total_variation",
+    "changed_share",
 ]
 
 

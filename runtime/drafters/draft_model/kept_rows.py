@@ -28,7 +28,7 @@ class ChainRows:
         if self._copies:
             row = row.copy()
         else:
-            self._rows.clear()  # the others are dead
+            self._rows.clear()  # the others die with this evaluation
         self._rows[node] = row
 
     def of(self, tree: DraftTree) -> DraftTree:
@@ -48,8 +48,8 @@ class ChainRows:
             else:
                 state.rewind(min(len(state.cached), self._start - 1))
                 row = state.feed(self._tokens[len(state.cached) : self._start])
-            self._rows[node] = row
-        return row
+            self.take(node, row)
+        return self._rows.get(node)
 
     @property
     def _has_room(self) -> bool:

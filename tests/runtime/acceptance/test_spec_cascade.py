@@ -54,9 +54,8 @@ from specrun.runtime.acceptance import (
 )
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds, require_laws
 from specrun.runtime.noise import NoiseSource, SeededNoise
-from specrun.runtime.round_laws import require_laws
 from specrun.runtime.tree import DraftTree
 
 KINDS = [*DEFERRALS, *TOKEN_RULES]
