@@ -321,8 +321,11 @@ _COLUMNS: Mapping[str, Callable[[CascadePoint], float | None]] = {
 }
 
 
-def plot_cascades(points: Sequence[CascadePoint], path: Path) -> None:
-    """Draw quality against latency, rejection and deferral, a row for each setting."""
+def plot_cascades(points: Sequence[CascadePoint], path: Path, metric: Metric | None = None) -> None:
+    """Draw quality against latency, rejection and deferral, a row for each setting.
+
+    Quality is by a metric, or by what `metric_of` finds.
+    """
     settings = settings_of(points)
     if not settings:
         raise OptionError("there is no rule among the results to draw")
@@ -335,7 +338,7 @@ def plot_cascades(points: Sequence[CascadePoint], path: Path) -> None:
     for axes, setting in zip(rows, settings, strict=True):
         here = points_at(points, setting)
         for place, (label, value) in zip(axes, _COLUMNS.items(), strict=True):
-            named.update(_trade(place, here, value, styles))
+            named.update(_trade(place, here, metric or metric_of(here), value, styles))
             place.set_xlabel(label)
         temperature, top_p, length = setting
         axes[0].set_title(f"temperature {temperature:g}, top-p {top_p:g}, n={length}", fontsize=9)
@@ -347,11 +350,11 @@ def plot_cascades(points: Sequence[CascadePoint], path: Path) -> None:
 def _trade(
     axes: Axes,
     points: Sequence[CascadePoint],
+    metric: Metric,
     value: Callable[[CascadePoint], float | None],
     styles: Mapping[str, tuple[str, str]],
 ) -> dict[str, Line2D]:
     """Draw the quality of each method's points, and of either model alone; return the lines."""
-    metric = metric_of(points)
     lines: dict[str, Line2D] = {}
     for method, (color, mark) in styles.items():
         found = _curve(points, method, value, metric)

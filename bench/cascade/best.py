@@ -77,22 +77,22 @@ def points_at(
     ]
 
 
-def best_points(points: Sequence[CascadePoint]) -> list[BestPoints]:
-    """Return the best points of each method at each setting."""
+def best_points(points: Sequence[CascadePoint], metric: Metric | None = None) -> list[BestPoints]:
+    """Return the best points of each method at each setting, by a metric (None: `metric_of`)."""
     found: list[BestPoints] = []
     for setting in settings_of(points):
         here = points_at(points, setting)
-        metric = metric_of(here)
+        by = metric or metric_of(here)
         target = next(point for point in here if point.method == PLAIN_TARGET)
         exact = next(point for point in here if point.method == "exact")
-        wanted = target.quality(metric)
+        wanted = target.quality(by)
         if wanted is None:
             continue
         left_out = (PLAIN_TARGET, PLAIN_SMALL, ORACLE)
         for method in dict.fromkeys(point.method for point in here):
             if method not in left_out:
                 own = [point for point in here if point.method == method]
-                found.append(_best(own, setting, metric, target, wanted, exact))
+                found.append(_best(own, setting, by, target, wanted, exact))
     return found
 
 

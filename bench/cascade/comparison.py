@@ -208,7 +208,10 @@ def _measure(
     teacher = Teacher(
         bench.teacher,
         bench.small,
-        [plain.with_answer(number, one.reference) for number, one in enumerate(bench.examples)],
+        [
+            plain.with_answer(number, example.reference)
+            for number, example in enumerate(bench.examples)
+        ],
         bench.options["context"].n_threads if "context" in bench.options else 0,
         progress=lambda what: progress(0, total, what),
     )

@@ -29,7 +29,7 @@ from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from specrun.bench.cascade.comparison import CascadeBench, CascadePoint
+    from specrun.bench.cascade.comparison import CascadeBench, CascadePoint, Metric
 
 _MODELS, _TEXTS, _MEASURING = map(Section, ("Models and rules", "Texts", "Measurement"))
 _RULES = (
@@ -80,6 +80,7 @@ class _Extent:
     predict: int
     repetitions: int
     pad_to: int | None
+    quality: Metric | None
     plot: Path | None
 
 
@@ -157,6 +158,12 @@ _extent_options = option_group(
         ParametersType(),
     ),
     OUTPUT.option(
+        "--quality",
+        "By what the best rules are found, and the picture drawn.",
+        click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),
+        show_default="rouge_2 where there are answers, else cross_entropy",
+    ),
+    OUTPUT.option(
         "--plot FILE",
         "Draw quality against latency, rejection and deferral: a .png, .svg or .pdf.",
         NEW_FILE,
@@ -200,11 +207,11 @@ def cascade(
 
     points = measure_and_print("cascade", measure, cascades_table, form, terminal)
     if form in ("table", "md") and points:
-        print_table(best_table(best_points(points)), form, terminal)
+        print_table(best_table(best_points(points, extent.quality)), form, terminal)
     if extent.plot is not None and points:
         from specrun.bench.plots import plot_cascades
 
-        plot_cascades(points, extent.plot)
+        plot_cascades(points, extent.plot, extent.quality)
         terminal.note(f"drew {extent.plot}")
     if measured.interrupted:
         terminal.note("interrupted: what was measured in whole repetitions is above", "yellow")

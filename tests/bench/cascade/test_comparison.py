@@ -172,6 +172,8 @@ def test_of_cross_entropies_the_lower_is_better_and_doubt_is_that_of_the_differe
         "cross_entropy"
     )
     assert metric_of([*points, point("truncated", None, 1.0)]) == "expected_accuracy"
+    other = {best.method: best for best in best_points(points, "expected_accuracy")}
+    assert other["sure"].fastest.speed_up == 2.0  # all foretell alike
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -205,7 +207,8 @@ def test_the_command_prints_all_forms_and_draws(command, tmp_path):
         "exact",
         "cascade-opt",
     ]
-    markdown = run("", *command).stdout
+    markdown = run("", *command, "--quality", "expected_accuracy").stdout
+    assert "| expected-accuracy |" in markdown
     assert "| cascade-opt(alpha=0.3)" in markdown
     assert "NOT exact" in markdown
     assert "| speed-up at it" in markdown
