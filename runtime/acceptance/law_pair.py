@@ -9,9 +9,11 @@ the transformed laws have nothing left to compare.
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,21 +28,32 @@ from specrun.runtime.tree import DraftTree
 Mask = npt.NDArray[np.bool_]
 
 
+_SAFE = 40.0  # float32 holds e^88, and a sum of 2^20 times e^40
+_THREAD = threading.local()
+
+
+def _scratch(size: int, kind: np.dtype[Any]) -> Logits:
+    """Return this thread's memory for a row: a new one each time costs more than what it is for."""
+    room: Logits | None = getattr(_THREAD, "room", None)
+    if room is None or len(room) != size or room.dtype != kind:
+        room = _THREAD.room = np.empty(size, kind)
+    return room
+
+
 class RawLaw(Law):
     """softmax(logits) of a row [n_vocab], untransformed; nothing is worked out before it is asked.
 
     Thresholds on its probabilities are compared in logits, so that few rules need its exponentials.
-    `log_mass` returns log sum exp(logits), where somebody works out several rows at once.
     """
 
-    __slots__ = ("_log_mass", "_logits", "_probs")
+    __slots__ = ("_highest", "_log_mass", "_logits", "_probs")
     _logits: Logits
-    _log_mass: float | Callable[[], float] | None  # None: this row's own is to be worked out
-    _probs: FloatArray  # missing until it is needed
+    _highest: float  # these are missing until they are needed
+    _log_mass: float
+    _probs: FloatArray
 
-    def __init__(self, logits: Logits, log_mass: Callable[[], float] | None = None) -> None:
+    def __init__(self, logits: Logits) -> None:
         object.__setattr__(self, "_logits", logits)
-        object.__setattr__(self, "_log_mass", log_mass)
 
     @property
     def ids(self) -> IdArray | None:
@@ -60,31 +73,54 @@ class RawLaw(Law):
     @property
     def log_mass(self) -> float:
         """log sum exp(logits)."""
-        known = self._log_mass
-        if isinstance(known, float):
-            return known
-        mass = log_mass_of(self._logits) if known is None else known()
-        object.__setattr__(self, "_log_mass", mass)
-        return mass
+        try:
+            return self._log_mass
+        except AttributeError:
+            powers, shift = self._exponentials()
+            mass = shift + math.log(float(np.add.reduce(powers)))
+            object.__setattr__(self, "_log_mass", mass)
+            return mass
 
     @property
     def highest(self) -> float:
         """The highest logit."""
-        return float(self._logits.max())
+        try:
+            return self._highest
+        except AttributeError:
+            highest = float(np.maximum.reduce(self._logits))
+            object.__setattr__(self, "_highest", highest)
+            return highest
+
+    @property
+    def entropy(self) -> float:
+        """H = log sum exp(l) - sum p l, in nats."""
+        powers, shift = self._exponentials()
+        mass = float(np.add.reduce(powers))
+        object.__setattr__(self, "_log_mass", shift + math.log(mass))
+        with np.errstate(invalid="ignore"):
+            np.multiply(powers, self._logits, out=powers)
+        mean = float(np.add.reduce(powers)) / mass
+        # A token without mass has a logit of -inf, and 0 log 0 counts as 0.
+        return self._log_mass - mean if math.isfinite(mean) else _entropy(self.probs)
+
+    def _exponentials(self) -> tuple[Logits, float]:
+        """Return exp(logits - shift) and the shift, in memory that the next call overwrites."""
+        logits = self._logits
+        room = _scratch(len(logits), logits.dtype)
+        # Most rows need no shift against overflow, which costs a pass.
+        shift = 0.0 if -_SAFE < self.highest < _SAFE else self.highest
+        np.exp(np.subtract(logits, shift, out=room) if shift else logits, out=room)
+        return room, shift
 
     def logits_of(self, ids: IdArray | None) -> FloatArray:
         """Return the logits of these tokens, -inf for those that the row lacks; None: of all."""
         if ids is None:
             return self._logits.astype(np.float64)
+        if ids[-1] < len(self._logits):  # they ascend
+            return self._logits[ids].astype(np.float64)
         inside = ids < len(self._logits)
         # The inner 0 is only a valid index: its value is not used.
         return np.where(inside, self._logits[np.where(inside, ids, 0)], -np.inf)
-
-
-def log_mass_of(logits: Logits) -> float:
-    """Return log sum exp of a row of logits."""
-    highest = logits.max()
-    return float(highest) + math.log(float(np.exp(logits - highest).sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +201,13 @@ def largest(law: Law) -> float:
 
 def entropy(law: Law) -> float:
     """Return the entropy of a law, in nats."""
+    return law.entropy if isinstance(law, RawLaw) else _entropy(law.probs)
+
+
+def _entropy(probs: FloatArray) -> float:
     # 0 log 0 counts as 0, where numpy would make NaN of it.
-    probs = law.probs[law.probs > 0.0]
-    return -float(probs @ np.log(probs))
+    probs = probs[probs > 0.0]
+    return -float(np.add.reduce(probs * np.log(probs)))
 
 
 def total_variation(law: Law, other: Law) -> float:
@@ -223,4 +263,10 @@ def joint_support(law: Law, other: Law) -> IdArray | None:
     first, second = (
         np.arange(len(law.probs)) if law.ids is None else law.ids for law in (law, other)
     )
-    return np.union1d(first, second)
+    ids = np.concatenate((first, second))
+    ids.sort()
+    # What np.union1d does, without what it asks first: laws are short.
+    is_first = np.empty(len(ids), np.bool_)
+    is_first[0] = True
+    np.not_equal(ids[1:], ids[:-1], out=is_first[1:])
+    return ids[is_first]

@@ -57,10 +57,8 @@ Defers = Callable[[LawPair, float], bool]
 
 DEFERRALS: dict[str, Defers] = {
     "cascade-chow": lambda pair, alpha: largest(pair.raw_draft) < 1.0 - alpha,
-    "cascade-diff": lambda pair, alpha: largest(pair.raw_draft) < largest(pair.raw_target) - alpha,
-    "cascade-opt": lambda pair, alpha: (
-        largest(pair.raw_draft) < largest(pair.raw_target) - alpha * _distance(pair)
-    ),
+    "cascade-diff": lambda pair, alpha: _is_surer(pair, alpha),
+    "cascade-opt": lambda pair, alpha: _is_surer(pair, alpha * _distance(pair)),
     "cascade-diff-log": lambda pair, alpha: (
         entropy(pair.raw_draft) > entropy(pair.raw_target) + alpha
     ),
@@ -157,14 +155,23 @@ def interleaved(pair: LawPair, accepts: Callable[[IdArray | None], Mask]) -> Law
     own = accepts(draft.ids)[: len(draft.probs)]
     if own.all():
         return draft
-    if not (own & (draft.probs > 0.0)).any():
+    kept = draft.probs * own
+    mass = float(np.add.reduce(kept))
+    if mass <= 0.0:
         return target
     # pi has mass wherever S(q) or S(p) has: the support of one of them would lose some.
     ids = joint_support(draft, target)
-    support = target if ids is None else Law(np.zeros(len(ids)), ids)
-    kept = Law(np.where(own, draft.probs, 0.0), draft.ids)
-    deferred = float(draft.probs[~own].sum())
-    return Law.normalised(kept.aligned_to(support) + deferred * target.aligned_to(support), ids)
+    if ids is None:
+        return Law.normalised(kept + (1.0 - mass) * target.probs)
+    weights = np.zeros(len(ids))
+    weights[_places(draft, ids)] = kept
+    weights[_places(target, ids)] += (1.0 - mass) * target.probs
+    return Law.normalised(weights, ids)
+
+
+def _places(law: Law, ids: IdArray) -> IdArray | slice:
+    """Return where the tokens of a law stand among ids that hold them all."""
+    return slice(len(law.probs)) if law.ids is None else ids.searchsorted(law.ids)
 
 
 def check_alpha(kind: str, alpha: float) -> None:
@@ -174,6 +181,13 @@ def check_alpha(kind: str, alpha: float) -> None:
             raise OptionError(f"{kind}: alpha is {alpha:g}: give 0 or more")
     elif not 0.0 <= alpha <= 1.0:
         raise OptionError(f"{kind}: alpha is {alpha:g}: give 0 to 1")
+
+
+def _is_surer(pair: LawPair, margin: float) -> bool:
+    """Whether m(q) < m(p) - margin."""
+    sure = largest(pair.raw_draft)
+    # m(p) is at most 1: where that is not enough, nobody has to work it out.
+    return sure < 1.0 - margin and sure < largest(pair.raw_target) - margin
 
 
 def _distance(pair: LawPair) -> float:
