@@ -26,7 +26,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.model import Model
-from specrun.runtime.acceptance import PairRule, build_rule
+from specrun.runtime.acceptance import PairRule, SequentialCascade, build_rule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.language import quoted
@@ -240,6 +240,7 @@ def _open(
         for name, path in files.items():
             expression = expression.replace(name, quoted(str(path)))
         built = build_rule(setting.accept)
+        assert not isinstance(built, SequentialCascade)  # no setting names one: they have no rounds
         environment = DraftEnvironment(
             model,
             context_options,
