@@ -9,17 +9,16 @@ the transformed laws have nothing left to compare.
 from __future__ import annotations
 
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.acceptance.exact import decide
 from specrun.runtime.acceptance.rule import Acceptance, walk
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.law import FloatArray, IdArray, Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.transform import Logits
@@ -28,16 +27,7 @@ from specrun.runtime.tree import DraftTree
 Mask = npt.NDArray[np.bool_]
 
 
-_SAFE = 40.0  # float32 holds e^88, and a sum of 2^20 times e^40
-_THREAD = threading.local()
-
-
-def _scratch(size: int, kind: np.dtype[Any]) -> Logits:
-    """Return this thread's memory for a row: a new one each time costs more than what it is for."""
-    room: Logits | None = getattr(_THREAD, "room", None)
-    if room is None or len(room) != size or room.dtype != kind:
-        room = _THREAD.room = np.empty(size, kind)
-    return room
+_LOWEST = -87.0  # exp of it is the least normal float32: nothing that counts in a sum
 
 
 class RawLaw(Law):
@@ -76,10 +66,8 @@ class RawLaw(Law):
         try:
             return self._log_mass
         except AttributeError:
-            powers, shift = self._exponentials()
-            mass = shift + math.log(float(np.add.reduce(powers)))
-            object.__setattr__(self, "_log_mass", mass)
-            return mass
+            self._sum_up()
+            return self._log_mass
 
     @property
     def highest(self) -> float:
@@ -93,24 +81,25 @@ class RawLaw(Law):
 
     @property
     def entropy(self) -> float:
-        """H = log sum exp(l) - sum p l, in nats."""
-        powers, shift = self._exponentials()
-        mass = float(np.add.reduce(powers))
-        object.__setattr__(self, "_log_mass", shift + math.log(mass))
-        with np.errstate(invalid="ignore"):
-            np.multiply(powers, self._logits, out=powers)
-        mean = float(np.add.reduce(powers)) / mass
-        # A token without mass has a logit of -inf, and 0 log 0 counts as 0.
-        return self._log_mass - mean if math.isfinite(mean) else _entropy(self.probs)
+        """The entropy, in nats."""
+        # H = log sum exp(x) - sum p x, with the highest at 0: no shift changes it.
+        weighted = self._sum_up()
+        return self._log_mass - self.highest - weighted * math.exp(self.highest - self._log_mass)
 
-    def _exponentials(self) -> tuple[Logits, float]:
-        """Return exp(logits - shift) and the shift, in memory that the next call overwrites."""
+    def _sum_up(self) -> float:
+        """Work out `highest` and `log_mass`; return sum x exp(x), with x = logits - highest."""
         logits = self._logits
-        room = _scratch(len(logits), logits.dtype)
-        # Most rows need no shift against overflow, which costs a pass.
-        shift = 0.0 if -_SAFE < self.highest < _SAFE else self.highest
-        np.exp(np.subtract(logits, shift, out=room) if shift else logits, out=room)
-        return room, shift
+        if LOOPS is not None and logits.dtype == np.float32:
+            highest, mass, weighted = LOOPS.log_mass(logits)
+        else:
+            highest = self.highest
+            # A token without mass has a logit of -inf, and 0 log 0 counts as 0.
+            shifted = np.maximum(logits - highest, _LOWEST)
+            powers = np.exp(shifted)
+            mass, weighted = float(powers.sum()), float((shifted * powers).sum())
+        object.__setattr__(self, "_highest", highest)
+        object.__setattr__(self, "_log_mass", highest + math.log(mass))
+        return weighted
 
     def logits_of(self, ids: IdArray | None) -> FloatArray:
         """Return the logits of these tokens, -inf for those that the row lacks; None: of all."""

@@ -45,13 +45,17 @@ from specrun.runtime.acceptance import (
     LawPair,
     PairAt,
     PairRule,
+    RawLaw,
     SpecCascadeRule,
     TokenCascadeRule,
     TopBetaRule,
     build_rule,
+    law_pair,
     rule_names,
     total_variation,
 )
+from specrun.runtime.acceptance import largest as largest_of
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, decode_rounds, require_laws
@@ -309,6 +313,24 @@ def test_a_drafter_that_knows_fewer_tokens_gives_the_others_no_mass() -> None:
     for kind in KINDS:
         pi = rule_of(kind, ALPHA[kind]).law(pair)
         assert dense(pi, 4).sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 60.0])
+def test_raw_laws_are_softmax_with_compiled_loops_and_without(
+    monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
+    row = (scale * np.random.default_rng(1).normal(size=500)).astype(np.float32)
+    row[7] = -np.inf
+    exact = np.exp(row.astype(np.float64) - float(row.max()))
+    exact /= exact.sum()
+    some = exact[exact > 0]
+    for loops in (LOOPS, None):
+        monkeypatch.setattr(law_pair, "LOOPS", loops)
+        for logits in (row, row.astype(np.float64)):
+            raw = RawLaw(logits)
+            assert raw.entropy == pytest.approx(-(some * np.log(some)).sum(), rel=1e-5, abs=1e-6)
+            assert largest_of(RawLaw(logits)) == pytest.approx(exact.max(), rel=1e-5)
+            assert raw.probs == pytest.approx(exact, rel=1e-4, abs=1e-12)
 
 
 # -- drafters that tell nothing, at temperature 0 --------------------------------------------------
