@@ -7,13 +7,22 @@ format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from specrun.bench.cascade.best import metric_of, points_at, settings_of
+from specrun.bench.cascade.comparison import (
+    LOWER_IS_BETTER,
+    PLAIN_SMALL,
+    PLAIN_TARGET,
+    CascadePoint,
+    Metric,
+)
 from specrun.bench.drafters.comparison import DrafterResult
 from specrun.bench.layers.layer_search import LayerSearchResult
 from specrun.bindings.atomic import atomic_path
@@ -24,6 +33,7 @@ from specrun.train.trainer.listener import Curves
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 """Okabe and Ito's colours, which differ for the colour-blind too."""
@@ -288,3 +298,92 @@ def plot_layer_search(result: LayerSearchResult, path: Path, title: str) -> None
     below.set_xlabel("evaluation")
     below.set_ylabel("layer (blue: kept)")
     _save(figure, title, path)
+
+
+# -- cascades --------------------------------------------------------------------------------------
+
+_MARKS = "osD^vP*X<>"
+_NAMES: Mapping[Metric, str] = {
+    "rouge_2": "ROUGE-2 (higher is better)",
+    "bleu": "BLEU (higher is better)",
+    "exact_match": "exact matches (higher is better)",
+    "cross_entropy": "cross-entropy of real text, nats a token (downwards)",
+    "expected_accuracy": "mean probability of the real token",
+}
+
+
+_COLUMNS: Mapping[str, Callable[[CascadePoint], float | None]] = {
+    "seconds a token, relative to the plain target": lambda point: (
+        None if point.latency is None else point.latency.value
+    ),
+    "rejected of the tested drafts": lambda point: point.rejection_rate,
+    "left to the target, of the places where both laws differ": lambda point: point.deferral_rate,
+}
+
+
+def plot_cascades(points: Sequence[CascadePoint], path: Path, metric: Metric | None = None) -> None:
+    """Draw quality against latency, rejection and deferral, a row for each setting.
+
+    Quality is by a metric, or by what `metric_of` finds.
+    """
+    settings = settings_of(points)
+    if not settings:
+        raise OptionError("there is no rule among the results to draw")
+    figure = _new_figure(path, 16, 4.2 * len(settings))
+    rows = figure.subplots(len(settings), len(_COLUMNS), squeeze=False)
+    methods = dict.fromkeys(point.method for point in points if not _is_plain(point))
+    looks = zip(itertools.cycle(COLORS), itertools.cycle(_MARKS), strict=False)
+    styles = dict(zip(methods, looks, strict=False))
+    named: dict[str, Line2D] = {}
+    for axes, setting in zip(rows, settings, strict=True):
+        here = points_at(points, setting)
+        for place, (label, value) in zip(axes, _COLUMNS.items(), strict=True):
+            named.update(_trade(place, here, metric or metric_of(here), value, styles))
+            place.set_xlabel(label)
+        temperature, top_p, length = setting
+        axes[0].set_title(f"temperature {temperature:g}, top-p {top_p:g}, n={length}", fontsize=9)
+    order = [name for name in (*styles, PLAIN_TARGET, PLAIN_SMALL) if name in named]
+    figure.legend([named[name] for name in order], order, loc="outside right upper", frameon=False)
+    _save(figure, "Cascades of two models: better is up and left", path)
+
+
+def _trade(
+    axes: Axes,
+    points: Sequence[CascadePoint],
+    metric: Metric,
+    value: Callable[[CascadePoint], float | None],
+    styles: Mapping[str, tuple[str, str]],
+) -> dict[str, Line2D]:
+    """Draw the quality of each method's points, and of either model alone; return the lines."""
+    lines: dict[str, Line2D] = {}
+    for method, (color, mark) in styles.items():
+        found = _curve(points, method, value, metric)
+        if found:
+            xs, ys = zip(*found, strict=True)
+            (lines[method],) = axes.plot(xs, ys, color=color, marker=mark, markersize=5)
+    for point in filter(_is_plain, points):
+        quality = point.quality(metric)
+        if quality is not None:
+            style = "--" if point.method == PLAIN_TARGET else ":"
+            line = axes.axhline(quality, color=GREY, linestyle=style, linewidth=1)
+            lines[point.method] = line
+    if metric in LOWER_IS_BETTER:
+        axes.invert_yaxis()
+    axes.set_ylabel(_NAMES[metric])
+    _tidy(axes, "both")
+    return lines
+
+
+def _curve(
+    points: Sequence[CascadePoint],
+    method: str,
+    value: Callable[[CascadePoint], float | None],
+    metric: Metric,
+) -> list[tuple[float, float]]:
+    """Return a method's points, from left to right."""
+    own = [(value(point), point.quality(metric)) for point in points if point.method == method]
+    return sorted((x, y) for x, y in own if x is not None and y is not None)
+
+
+def _is_plain(point: CascadePoint) -> bool:
+    return point.method in (PLAIN_TARGET, PLAIN_SMALL)

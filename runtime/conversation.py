@@ -32,13 +32,18 @@ class Conversation(CachedText):
 
         All but the last token are then cached: the first round, whose root it is, needs its row.
         """
+        shared = self.turn_to(target, prompt)
+        target.prefill(self, len(prompt) - 1, self.drafter.learn_prompt)
+        return shared
+
+    def turn_to(self, target: TargetModel, prompt: Sequence[int]) -> int:
+        """Take a prompt that is yet to be evaluated; return how many of its tokens are cached."""
         target.rewind(self, target.reusable(self, prompt, states=self.drafter.reads_target))
         # A memory that cannot drop a part was cleared: nothing is shared then.
         shared = self.n_cached
         # Before the prefill, of whose pieces the drafter learns.
         self.drafter.begin(prompt)
         self.tokens = list(prompt)
-        target.prefill(self, len(prompt) - 1, self.drafter.learn_prompt)
         return shared
 
     def forget(self, target: TargetModel) -> None:

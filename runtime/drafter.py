@@ -12,6 +12,10 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
+Keep = Literal["nothing", "laws", "rows"]
+"""nothing: the draws say all; laws: the drafter's law at every place, also where nothing was drawn
+from it and after the whole draft; rows: its whole rows of logits too."""
+
 
 # Neither requests nor outcomes are frozen: that costs a call for every field, in every round.
 @dataclass(slots=True)
@@ -21,7 +25,10 @@ class DraftRequest:
     `tokens` is the live list of all committed tokens (do not keep or change it); the first drafted
     token will stand at position len(tokens). Trees deeper than `max_depth` or larger than
     `max_nodes` are an error: their tokens would not fit the context or the answer. After one of
-    `end_tokens` nothing is generated, so what is drafted below one is evaluated for nothing.
+    `end_tokens` nothing is generated, so what is drafted below one is evaluated for nothing. `keep`
+    is what the acceptance rule will read of the drafter's own: see `DraftTree.rows`. Where a rule
+    has a `fallback`, a draft goes on while the drafter's largest raw probability reaches it, also
+    where n=auto would stop.
     """
 
     tokens: Sequence[int]
@@ -30,6 +37,8 @@ class DraftRequest:
     max_depth: int
     max_nodes: int
     end_tokens: frozenset[int] = frozenset()
+    keep: Keep = "nothing"
+    fallback: float = 0.0
 
 
 @dataclass(slots=True)
@@ -93,6 +102,9 @@ class Drafter(ABC):
 
     remark: str = ""
     """What the user is to know of how it drafts; "" where there is nothing."""
+
+    keeps_rows: bool = False
+    """Whether its trees have `rows`, if a request asks for them."""
 
     @property
     def reads_target(self) -> bool:

@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import Acceptance, LawAt, LawPair, PairAt, PairRule, RawLaw, Rule
 from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.drafter import Drafter, DraftRequest, Keep, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.limits import Allowance, RoundLimits
+from specrun.runtime.noise import NoiseSource
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows, Target
-from specrun.runtime.transform import penalty_window, transformed_law
+from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
 
 
@@ -28,19 +33,36 @@ class DecodeSettings:
     `limits` counts down: it is good for one answer.
     """
 
-    rule: AcceptanceRule
+    rule: Rule
     params: SamplingParams
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
 
     @property
-    def rule_in_force(self) -> AcceptanceRule:
-        """The rule; at temperature 0 an exact one, which keeps plain decoding's text.
+    def keep(self) -> Keep:
+        """What the rule reads of the drafter's own."""
+        if not isinstance(self.rule, PairRule) or not self.rule.reads_draft:
+            return "nothing"
+        return "rows" if self.rule.reads_raw_draft else "laws"
 
-        A rule that trades the target's law for speed cannot see the temperature: to it a truncation
-        that leaves one token looks the same.
-        """
-        return ExactRule() if self.params.is_greedy and not self.rule.exact else self.rule
+
+class _NotEvaluated:
+    """The rows of a round in which the target was not evaluated: it has none."""
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Raise: there are none."""
+        raise OptionError("the target was not evaluated for this token: it has no row of logits")
+
+    hidden_state = logits
+    nextn_state = logits
+
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Raise: there are none."""
+        return self.logits(row)
+
+
+NOT_EVALUATED: EvaluatedRows = _NotEvaluated()
+"""In place of a round's rows, where a token was taken without asking the target."""
 
 
 @dataclass(slots=True)
@@ -48,7 +70,8 @@ class Round:
     """One round: its accepted tokens in order, then the target's own (None after an end token).
 
     `tokens` are all of them. `rows` are the target's rows (0 for the root, node + 1 for a node),
-    valid until the next round starts. `is_last` says that none will.
+    valid until the next round starts, or `NOT_EVALUATED`. `is_last` says that none will. `laws` are
+    those of `Acceptance`, in the order of the tokens, and maybe more.
     """
 
     # Not frozen, as nothing is that a round makes: that costs a call for every field.
@@ -59,6 +82,7 @@ class Round:
     rejected: bool
     rows: EvaluatedRows
     is_last: bool
+    laws: tuple[tuple[Law, Law], ...] = ()
 
     def node_before(self, index: int) -> int:
         """Return the node (or ROOT) whose law decided the round's `index`-th token."""
@@ -78,7 +102,7 @@ def decode_rounds(
     State is consistent at each yield: a consumer may stop there.
     """
     tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
-    rule, params, limits = settings.rule_in_force, settings.params, settings.limits
+    limits = settings.limits
     allowance = limits.next_round(len(tokens))
     while allowance is not None:
         start = len(tokens)
@@ -88,7 +112,7 @@ def decode_rounds(
         # Evaluate: the last token and the whole tree, in one batch.
         rows = target.evaluate(conversation, tree)
         # Accept: a path down the tree, and the target's own token after it.
-        accepted = rule.accept(tree, _target_laws(tokens, tree, rows, params), noise, start)
+        accepted = _accept(settings, tokens, tree, rows, noise)
         path, next_token = _cut_at_end(tree, accepted, settings.end_tokens)
         # Commit: keep the keys and values of the path, drop those of all other nodes.
         target.commit(conversation, tree, path)
@@ -100,7 +124,7 @@ def decode_rounds(
         ended = tokens[-1] in settings.end_tokens
         allowance = None if ended else limits.next_round(len(tokens))
         new, is_last = tokens[start:], allowance is None
-        yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last)
+        yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last, accepted.laws)
 
 
 def _ask(
@@ -115,10 +139,48 @@ def _ask(
         allowance.max_depth,
         allowance.max_nodes,
         settings.end_tokens,
+        settings.keep if conversation.drafter.keeps_rows else "nothing",
+        settings.rule.fallback if isinstance(settings.rule, PairRule) else 0.0,
     )
 
 
-def _target_laws(
+def _accept(
+    settings: DecodeSettings,
+    tokens: Sequence[int],
+    tree: DraftTree,
+    rows: EvaluatedRows,
+    noise: NoiseSource,
+) -> Acceptance:
+    """Let the rule decide, by the laws that it reads."""
+    rule, params, start = settings.rule, settings.params, len(tokens)
+    if isinstance(rule, PairRule):
+        return rule.accept(tree, law_pairs(tokens, tree, rows, params), noise, start)
+    return rule.accept(tree, target_laws(tokens, tree, rows, params), noise, start)
+
+
+# -- the laws that rules read ----------------------------------------------------------------------
+
+
+def require_laws(rule: Rule, drafter: Drafter, params: SamplingParams | None = None) -> None:
+    """Raise `OptionError` for a rule that needs laws of a drafter that tells none.
+
+    Without `params`, whatever the settings of an answer will be.
+    """
+    # What drafts nothing trades nothing: each token is the target's.
+    if not isinstance(rule, PairRule) or drafter.keeps_rows or not drafter.max_nodes:
+        return
+    if rule.takes_points and (params is None or params.is_greedy):
+        return
+    if rule.takes_points and params is not None:
+        needs = f"at temperature {params.temperature:g} weighs the drafter's own laws"
+    else:
+        needs = "weighs the drafter's own laws"
+    without = "at temperature 0 cascade-token-v3, -v2 and top-beta need none, typical never does"
+    problem = f"{rule.name} {needs}, and {drafter.name} tells none"
+    raise OptionError(f"{problem}: let a draft model draft alone, as in draft(FILE); {without}")
+
+
+def target_laws(
     tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
 ) -> LawAt:
     """Return what gives the target's law after a node, by the settings of sampling."""
@@ -126,12 +188,41 @@ def _target_laws(
         return lambda node: rows.law(node + 1, params)
     if not params.has_penalties:
         return lambda node: transformed_law(rows.logits(node + 1), params)
+    return lambda node: _law_after(tokens, tree, node, rows.logits(node + 1), params)
 
-    def law_at(node: int) -> Law:
-        above = [tree.tokens[i] for i in tree.path_to(node)]
-        return transformed_law(rows.logits(node + 1), params, penalty_window(tokens, above, params))
 
-    return law_at
+def law_pairs(
+    tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
+) -> PairAt:
+    """Return what gives both laws after a node, raw and by the settings of sampling."""
+    target_law = target_laws(tokens, tree, rows, params)
+
+    def pair_at(node: int) -> LawPair:
+        target, raw_target = target_law(node), RawLaw(rows.logits(node + 1))
+        draws = tree.draws.get(node, ())
+        row = None if tree.rows is None else tree.rows.logits(node)
+        raw_draft: Law | None = None if row is None else RawLaw(row)
+        # Of several draws, the first is from S(q) itself: later siblings without replacement come
+        # from what it left.
+        draft = next((draw.law for draw in draws if draw.law is not None), None)
+        if draft is None and row is not None:
+            draft = _law_after(tokens, tree, node, row, params)
+        if draft is None and draws:  # at temperature 0 the drafter's favourite is all its law
+            draft = Law.point(tree.tokens[draws[0].node])
+        if draft is None:
+            return LawPair(raw_target, raw_target, target, target)
+        return LawPair(draft if raw_draft is None else raw_draft, raw_target, draft, target)
+
+    return pair_at
+
+
+def _law_after(
+    tokens: Sequence[int], tree: DraftTree, node: int, row: Logits, params: SamplingParams
+) -> Law:
+    if not params.has_penalties:
+        return transformed_law(row, params)
+    above = [tree.tokens[i] for i in tree.path_to(node)]
+    return transformed_law(row, params, penalty_window(tokens, above, params))
 
 
 def _cut_at_end(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from specrun.bindings.errors import OptionError
 from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.sampling import unknown_option
 
@@ -258,6 +259,9 @@ METHODS: Mapping[str, Method] = {
 def find_method(name: str) -> Method:
     """Return the method of that name; raises OptionError, with the nearest name, for another."""
     method = METHODS.get(name)
+    if method is None and name.startswith("cascade-"):
+        problem = "is the name of an acceptance rule (--accept), not of a drafter"
+        raise OptionError(f"{name} {problem}: the drafter is cascade(draft(FILE), prompt-lookup)")
     if method is None:
         raise unknown_option(name, list(METHODS), "the drafter language")
     return method

@@ -11,6 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import total_variation
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource
 from specrun.runtime.transform import Logits, log_probability
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -51,7 +54,8 @@ class TokenEvent:
             self._logprob = log_probability(self._logits(), self.token_id)
             self._logits = None
         if self._logprob is None:
-            raise OptionError("this answer was asked for without log-probabilities (logprobs)")
+            why = "was asked for without log-probabilities, or the target never saw it"
+            raise OptionError(f"this token has no log-probability: it {why}")
         return self._logprob
 
     def keep_logits(self, room: Logits | None = None) -> Logits | None:
@@ -136,7 +140,10 @@ class SpecStats:
     prompt). `drafting` is what the drafter itself reports: the choices of `auto`, the inner rounds
     of `cascade`, the parts of combinators. `non_candidates` are nodes that were evaluated beside
     the drafted ones and could not be kept (lookahead's window). `width` is how many tokens every
-    evaluation of the target had (`--shape`), None where that was free.
+    evaluation of the target had (`--shape`), None where that was free. Under rules that are not
+    exact, `total_variation` is the mean distance of the law that decided a token from the target's,
+    and `changed_share` the share of tokens that the target alone would not have drawn from the same
+    noise.
     """
 
     drafter: str
@@ -160,6 +167,8 @@ class SpecStats:
     acceptance_given_prefix: tuple[float, ...] = ()
     tested_by_position: tuple[int, ...] = ()
     width: int | None = None
+    total_variation: float | None = None
+    changed_share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as a mapping, ready for JSON."""
@@ -175,6 +184,7 @@ class RoundCounter:
     def __init__(self) -> None:
         # (candidates, depth, accepted, tokens, others, tested) -> how many rounds
         self._kinds: dict[tuple[int, int, int, int, int, int], int] = {}
+        self._spoken = 0
 
     def count(
         self,
@@ -196,6 +206,10 @@ class RoundCounter:
         kind = (n_candidates, depth, n_accepted, n_tokens, n_others, tested)
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
 
+    def count_spoken(self, n_tokens: int) -> None:
+        """Count tokens that a small model said without a round: drafted, accepted, not tested."""
+        self._spoken += n_tokens
+
     def _total(self, index: int) -> int:
         return sum(kind[index] * times for kind, times in self._kinds.items())
 
@@ -215,17 +229,17 @@ class RoundCounter:
     @property
     def tokens(self) -> int:
         """How many tokens they produced."""
-        return self._total(3)
+        return self._total(3) + self._spoken
 
     @property
     def drafted(self) -> int:
         """How many nodes could have been accepted."""
-        return self._total(0)
+        return self._total(0) + self._spoken
 
     @property
     def accepted(self) -> int:
         """How many nodes were accepted."""
-        return self._total(2)
+        return self._total(2) + self._spoken
 
     @property
     def non_candidates(self) -> int:
@@ -260,6 +274,49 @@ class RoundCounter:
         """In how many rounds each depth was tested: all depths above had kept a token."""
         # A depth is tested only after those above it: what is 0 stands at the end.
         return tuple(tested for tested in self._reached(5) if tested)
+
+
+class Departures:
+    """Adds up how far a rule that is not exact leads from what the target would say.
+
+    A round is counted in one assignment, as a whole or not at all, wherever Ctrl-C may come.
+    """
+
+    def __init__(self) -> None:
+        # Tokens, their distances' sum, and how many of them the target would not have drawn.
+        self._counted: tuple[int, float, int] = (0, 0.0, 0)
+
+    def count(
+        self,
+        laws: Sequence[tuple[Law, Law]],
+        tokens: Sequence[int],
+        noise: NoiseSource,
+        start: int,
+    ) -> None:
+        """Count a round's tokens, the first at position `start`.
+
+        `laws` are, for each of them, the law that decided it and the target's. The target alone
+        would have chosen by the first choice at the token's position: plain decoding's own.
+        """
+        count, distance, changed = self._counted
+        for position, (token, (law, target)) in enumerate(zip(tokens, laws, strict=False), start):
+            count += 1
+            distance += total_variation(target, law)
+            noise.seek(position)
+            changed += noise.choose(target) != token
+        self._counted = count, distance, changed
+
+    @property
+    def total_variation(self) -> float | None:
+        """The mean total variation between the law that decided a token and the target's."""
+        count, distance, _ = self._counted
+        return distance / count if count else None
+
+    @property
+    def changed_share(self) -> float | None:
+        """The share of tokens that the target alone would not have drawn from the same noise."""
+        count, _, changed = self._counted
+        return changed / count if count else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from specrun.bindings.model import Model
 from specrun.bindings.rope_scaling import RopeScaling
 from specrun.bindings.trial import remember_written, trusting_files
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.acceptance import build_rule
+from specrun.runtime.acceptance import PairRule, build_rule
 from specrun.runtime.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
@@ -123,6 +123,7 @@ class Runtime:
                 use_mmap=options.use_mmap,
                 default_files=files,
                 by_clock=rule.exact,
+                keeps_rows=isinstance(rule, PairRule),
                 shape=options.shape,
             )
             weights = build_drafter(drafter, environment)

@@ -19,16 +19,23 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.acceptance import AcceptanceRule
+from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
+from specrun.runtime.loop import (
+    NOT_EVALUATED,
+    DecodeSettings,
+    Round,
+    decode_rounds,
+    require_laws,
+)
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.padding import Wider
 from specrun.runtime.results import (
+    Departures,
     FinishReason,
     GenerationResult,
     LogprobKeeper,
@@ -39,6 +46,7 @@ from specrun.runtime.results import (
     Usage,
 )
 from specrun.runtime.sampling import SamplingParams, whole_number
+from specrun.runtime.sequential import SequentialSettings, sequential_rounds, small_model
 from specrun.runtime.target import Target, TargetModel
 from specrun.runtime.text import TextAssembler
 
@@ -110,7 +118,7 @@ class Session:
         self,
         target: TargetModel,
         drafter: Drafter,
-        rule: AcceptanceRule,
+        rule: Rule | SequentialCascade,
         vocabulary: Vocabulary,
         owned: Sequence[Owned] = (),
     ) -> None:
@@ -128,13 +136,14 @@ class Session:
         model: Model,
         drafter: Drafter,
         options: ContextOptions,
-        rule: AcceptanceRule,
+        rule: Rule | SequentialCascade,
         owned: Sequence[Owned] = (),
         shape: Shape = "free",
         wider: Wider | None = None,
     ) -> Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
+            _require_fitting(rule, drafter, shape)
             target = open_target(model, drafter, options, shape, wider)
         # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
@@ -169,9 +178,12 @@ class Session:
         indices. `max_tokens` None goes on until the model ends or the context is full. Without
         `logprobs` events have none, and the device may keep whole rows to itself. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
-        negative limit or index, `BusyError` while another answer is being streamed.
+        negative limit or index, or a rule that needs laws which the drafter does not tell,
+        `BusyError` while another answer is being streamed.
         """
         self.require_idle()
+        if not isinstance(self.rule, SequentialCascade):
+            require_laws(self.rule, self.drafter, params)
         n_ctx = self.target.n_positions
         if not prompt:
             problem = "the prompt is empty: this model needs at least one token to continue from"
@@ -264,6 +276,9 @@ class Session:
 
     def load_prompt(self, prompt: Sequence[int]) -> int:
         """Bring the conversation to a prompt; return how many of its tokens were cached before."""
+        # In a sequential cascade the target reads prompts when it is asked, too.
+        if isinstance(self.rule, SequentialCascade):
+            return self.conversation.turn_to(self.target, prompt)
         return self.conversation.begin(self.target, prompt)
 
     def forget(self) -> None:
@@ -346,6 +361,7 @@ class _Answer:
         self._params = params
         self._max_tokens = max_tokens
         self._counter = RoundCounter()
+        self._departures = Departures()
         self._assembler = TextAssembler(params.stop)
         self._keeper = LogprobKeeper()
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
@@ -400,9 +416,10 @@ class _Answer:
     def _verifier(self) -> Target:
         """Return what verifies drafts: the target, or the one that sends what laws need."""
         session, params = self.session, self._params
-        # At temperature 0 every rule is an exact one.
-        exact = session.rule.exact or params.is_greedy
-        sampled = session.backend_sampling and exact and not session.drafter.reads_logits
+        # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
+        rule = session.rule
+        by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
+        sampled = session.backend_sampling and by_law and not session.drafter.reads_logits
         whole = self._logprobs or not sampled
         needed = None if whole else candidates_needed(params, session.vocabulary.size)
         return sampled_on_device(session.target, needed)
@@ -416,8 +433,7 @@ class _Answer:
             max_tokens=self._max_tokens,
         )
         conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
-        settings = DecodeSettings(session.rule, self._params, limits, end_tokens)
-        rounds = decode_rounds(target, conversation, settings)
+        rounds = self._rounds(target, limits, end_tokens)
         # A full context counts as length, like the token limit.
         finish: FinishReason = "length"
         for number, this_round in enumerate(rounds):
@@ -434,8 +450,27 @@ class _Answer:
             self._keeper.before_evaluation()
         self._finish = finish
 
+    def _rounds(
+        self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
+    ) -> Iterator[Round]:
+        session, conversation, rule = self.session, self.session.conversation, self.session.rule
+        if isinstance(rule, SequentialCascade):
+            small = small_model(rule, session.drafter)
+            settings = SequentialSettings(rule, self._params, limits, end_tokens)
+            return sequential_rounds(session.target, conversation, small, settings)
+        return decode_rounds(
+            target, conversation, DecodeSettings(rule, self._params, limits, end_tokens)
+        )
+
     def _count(self, this_round: Round) -> None:
+        if this_round.rows is NOT_EVALUATED:
+            self._counter.count_spoken(len(this_round.tokens))
+            return
         tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
+        if this_round.laws:
+            conversation = self.session.conversation
+            start = len(conversation.tokens) - n_new
+            self._departures.count(this_round.laws, this_round.tokens, conversation.noise, start)
         n_nodes = len(tree.tokens)
         if not n_nodes:
             self._counter.count(0, 0, 0, n_new)
@@ -463,8 +498,9 @@ class _Answer:
         # Read when somebody asks: a softmax for every token would be most of the overhead.
         logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
         origin: Origin = "drafted" if index < len(path) else "target"
-        event = TokenEvent(text, token, origin, number, logits if self._logprobs else None)
-        if self._logprobs:
+        kept = self._logprobs and this_round.rows is not NOT_EVALUATED
+        event = TokenEvent(text, token, origin, number, logits if kept else None)
+        if kept:
             self._keeper.add(event)
         self._said.append(((token,), text))
         self.clock.hand_out()
@@ -496,8 +532,10 @@ class _Answer:
             times = zip(session.native_seconds(), clock.native_before, strict=True)
             target_s, drafter_s = (now - before for now, before in times)
         decoding, n_tokens = wall - clock.prompt_s, sum(len(tokens) for tokens, _ in self._said)
-        # The prompt's last token is the first round's root, not part of the prefill.
-        evaluated = len(self._prompt) - self._cached - 1
+        # The prompt's last token is the first round's root, not part of the prefill; in sequential
+        # cascades none of it is.
+        lazy = isinstance(session.rule, SequentialCascade)
+        evaluated = 0 if lazy else len(self._prompt) - self._cached - 1
         return SpecStats(
             drafter=session.drafter.name,
             rule=session.rule.name,
@@ -520,7 +558,27 @@ class _Answer:
             acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
             tested_by_position=tuple(counter.tested_by_position),
             width=session.target.width,
+            total_variation=self._departures.total_variation,
+            changed_share=self._departures.changed_share,
         )
+
+
+def _require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Shape) -> None:
+    """Raise `OptionError` where a rule needs a small model that speaks, or another shape."""
+    if isinstance(rule, PairRule):
+        if rule.fallback > 0.0:
+            small_model(rule, drafter)
+        if rule.chains_only and drafter.max_leaves > 1:
+            why = "tests one token after the other"
+            problem = f"{rule.name} {why}, and {drafter.name} drafts trees: give a chain, as n=5"
+            raise OptionError(problem)
+    if not isinstance(rule, SequentialCascade):
+        require_laws(rule, drafter)
+        return
+    small_model(rule, drafter)
+    if shape != "free":
+        why = "evaluates what the target missed at once, in batches of any width"
+        raise OptionError(f"{rule.name} {why}, and the shape is {shape}: give --shape free")
 
 
 def _rate(count: int, seconds: float) -> float | None:

@@ -260,6 +260,20 @@ class TargetModel:
             raise OptionError(f"{cached}: a tree grows from the first that is not")
         return self._evaluate_at(text.n_cached, [text.tokens[-1], *tree.tokens], tree.parents)
 
+    def catch_up(self, text: CachedText) -> EvaluatedRows:
+        """Evaluate all tokens that are not cached, in one batch; row 0 is the last one's.
+
+        They are then cached, the last one too. What is more than a piece of a prompt is evaluated
+        in such pieces before.
+        """
+        end = len(text.tokens)
+        start = max(text.n_cached, end - min(_PREFILL_CHUNK, self.context.n_batch))
+        self.prefill(text, start)
+        self._batch.fill_chain(self._fed(text.tokens[start:]), start, self._all_ids, 1)
+        rows = self.context.decode(self._batch)
+        text.n_cached = end
+        return rows
+
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep root and `path` for every sequence, touching only the round's positions."""
         if tree.parents:

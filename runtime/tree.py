@@ -7,13 +7,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.law import Law, LawWithout
 
 ROOT = -1
 """The last committed token, parent of the first drafted ones."""
+
+
+class DraftRows(Protocol):
+    """What a drafter itself said at the places of its tree, for rules that weigh its laws."""
+
+    def logits(self, node: int) -> npt.NDArray[np.float32] | None:
+        """Return its row after a node (or ROOT), [n_vocab or fewer]; None if there is none.
+
+        It may be evaluated only now: that of the last token of a whole draft.
+        """
 
 
 class Draw(NamedTuple):
@@ -33,7 +46,8 @@ class DraftTree:
     `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the
     root). `draws[parent]` lists the draws made at a parent in the order they were made: equal
     tokens share a node, but each keeps its draw, because dropping one biases the output. Nodes with
-    `is_candidate[i]` False are evaluated and reported back, never accepted.
+    `is_candidate[i]` False are evaluated and reported back, never accepted. `rows` is what the
+    drafter said there itself, where the request asked for it and the drafter knows.
     """
 
     tokens: tuple[int, ...] = ()
@@ -41,6 +55,7 @@ class DraftTree:
     depths: tuple[int, ...] = ()
     is_candidate: tuple[bool, ...] = ()
     draws: Mapping[int, tuple[Draw, ...]] = field(default_factory=dict)
+    rows: DraftRows | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)

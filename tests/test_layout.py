@@ -82,7 +82,7 @@ FLOORS = (
         ),
     ),
     Floor("combinators", ("drafters/combinators",)),
-    Floor("an answer", ("session",)),
+    Floor("an answer", ("sequential", "session")),
     Floor("tuning", ("tuning",)),
     Floor("the interface", ("runtime", "__init__")),
     Floor("trials of heads", ("trial",)),
@@ -193,9 +193,9 @@ def test_folders_of_the_runtime_import_in_no_circle():
 
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
-    assert crowded_folders(of("runtime"), 14, {"runtime": 26}) == []
-    assert len(of("runtime")) <= 142
-    assert too_much(SOURCES, most_files=410, most_lines=58_500) == []
+    assert crowded_folders(of("runtime"), 14, {"runtime": 27}) == []
+    assert len(of("runtime")) <= 148
+    assert too_much(SOURCES, most_files=430, most_lines=63_500) == []
 
 
 @settled

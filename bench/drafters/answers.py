@@ -31,6 +31,12 @@ class Arm:
         """The mean length of a prompt in tokens."""
         return sum(map(len, self._prompts)) / len(self._prompts)
 
+    def with_answer(self, number: int, answer: str) -> tuple[list[int], int]:
+        """Return a prompt's tokens with those of an answer, and how many are the prompt's."""
+        prompt = self._prompts[number]
+        said = self.runtime.vocabulary.tokenize(answer, add_special=False)
+        return [*prompt, *said], len(prompt)
+
     def answer(
         self, number: int, params: SamplingParams, max_tokens: int, *, seed: int
     ) -> GenerationResult:

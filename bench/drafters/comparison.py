@@ -123,7 +123,7 @@ class DrafterResult:
         """The drafter, and the acceptance rule where it is not the usual one."""
         if self.rule == EXACT:
             return self.drafter
-        return f"{self.drafter}, {self.rule}" + ("" if self.exact else " (not exact)")
+        return f"{self.drafter}, {'' if self.exact else 'not exact: '}{self.rule}"
 
     @property
     def advice(self) -> str | None:

@@ -26,7 +26,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.model import Model
-from specrun.runtime.acceptance import build_rule
+from specrun.runtime.acceptance import PairRule, SequentialCascade, build_rule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.language import quoted
@@ -49,7 +49,7 @@ EAGLE_TREE: Shares = {3: 0.30, 8: 0.13}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A drafter and a temperature; `most` bounds the share of a round that is ours.
+    """A drafter, a temperature and a rule; `most` bounds the share of a round that is ours.
 
     In the expression `drafter`, FILE stands for the draft model, MEDUSA, HYDRA and EAGLE for heads.
     """
@@ -58,6 +58,7 @@ class Setting:
     drafter: str
     params: SamplingParams
     most: Shares = dataclasses.field(default_factory=lambda: CHAIN)
+    accept: str = "exact"
 
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -70,6 +71,8 @@ SETTINGS = (
     Setting("prompt lookup, greedy", "prompt-lookup", _GREEDY),
     Setting("chain of 5, greedy", "draft(FILE, n=5)", _GREEDY),
     Setting("chain of 5, temp 0.8", "draft(FILE, n=5)", _SAMPLED),
+    Setting("chain of 5, V3", "draft(FILE, n=5)", _SAMPLED, CHAIN, "cascade-token-v3"),
+    Setting("chain of 5, OPT", "draft(FILE, n=5)", _SAMPLED, {}, "cascade-opt"),
     Setting("tree of 16, temp 0.8", "draft(FILE, tree=4x3)", _SAMPLED, TREE),
     Setting("medusa tree of 16, greedy", "medusa(MEDUSA, tree=4x3)", _GREEDY, TREE),
     Setting("hydra++ chain of 5, greedy", "hydra(HYDRA, n=5)", _GREEDY),
@@ -236,7 +239,15 @@ def _open(
         expression = setting.drafter
         for name, path in files.items():
             expression = expression.replace(name, quoted(str(path)))
-        environment = DraftEnvironment(model, context_options, n_gpu_layers=0, by_clock=False)
+        built = build_rule(setting.accept)
+        assert not isinstance(built, SequentialCascade)  # no setting names one: they have no rounds
+        environment = DraftEnvironment(
+            model,
+            context_options,
+            n_gpu_layers=0,
+            by_clock=False,
+            keeps_rows=isinstance(built, PairRule),
+        )
         with (
             closing(build_drafter(expression, environment)) as weights,
             closing(weights.start()) as drafter,
@@ -246,7 +257,7 @@ def _open(
             native = (lambda: context.native_seconds), (lambda: drafter.native_seconds)
             watch = Stopwatch(*native, device.counts)
             target = probes.TimedTarget(context, watch)
-            rule = probes.TimedRule(build_rule("exact"), watch)
+            rule = probes.timed_rule(built, watch)
             timed = probes.TimedDrafter(drafter, watch)
             session = Session(target, timed, rule, model.vocabulary)
             session.backend_sampling = options.backend_sampling

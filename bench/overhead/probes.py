@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from specrun.bench.overhead.device import DeviceCounts
 from specrun.bindings.context import Context
-from specrun.runtime.acceptance import Acceptance, AcceptanceRule, LawAt
+from specrun.runtime.acceptance import (
+    Acceptance,
+    AcceptanceRule,
+    LawAt,
+    LawPair,
+    PairAt,
+    PairRule,
+    Rule,
+)
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
@@ -75,6 +83,11 @@ class Stopwatch:
         self._started: float | None = None
         self._native_before = (0.0, 0.0)
         self._drafted = self._accepted = 0
+
+    @property
+    def drafter_native(self) -> float:
+        """Seconds of the drafter's native evaluation so far."""
+        return self._native[1]()
 
     def begin_round(self) -> None:
         """Finish the round under way, if any, and start the next."""
@@ -138,6 +151,7 @@ class TimedDrafter(Drafter):
         self.remark = inner.remark
         self.layer_inputs = inner.layer_inputs
         self.reads_logits = inner.reads_logits
+        self.keeps_rows = inner.keeps_rows
 
     @property
     def native_seconds(self) -> float:
@@ -217,3 +231,43 @@ class TimedRule:
         accepted = self._inner.accept(tree, timed_law, noise, position)
         self._watch.add("rule", time.perf_counter() - started)
         return accepted
+
+
+class TimedPairRule(PairRule):
+    """A rule that weighs the drafter's laws too, timed as `TimedRule` times others."""
+
+    def __init__(self, inner: PairRule, watch: Stopwatch) -> None:
+        self._inner, self._watch = inner, watch
+        self.name = inner.name
+        self.reads_raw_draft, self.takes_points = inner.reads_raw_draft, inner.takes_points
+
+    def law(self, pair: LawPair) -> Law:
+        """Pass on."""
+        return self._inner.law(pair)
+
+    def accept(
+        self, tree: DraftTree, pair_at: PairAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
+        """Time the whole walk, less what the drafter evaluates on the way."""
+        watch = self._watch
+
+        def timed_pair(node: int) -> LawPair:
+            started, native = time.perf_counter(), watch.drafter_native
+            pair = pair_at(node)
+            native = watch.drafter_native - native
+            watch.add("law", time.perf_counter() - started - native)
+            watch.add("rule", -native)
+            watch.add("draft", native)
+            return pair
+
+        started = time.perf_counter()
+        accepted = self._inner.accept(tree, timed_pair, noise, position)
+        watch.add("rule", time.perf_counter() - started)
+        return accepted
+
+
+def timed_rule(rule: Rule, watch: Stopwatch) -> Rule:
+    """Return a rule that is timed."""
+    if isinstance(rule, PairRule):
+        return TimedPairRule(rule, watch)
+    return TimedRule(rule, watch)

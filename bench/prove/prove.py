@@ -155,7 +155,7 @@ def proof_table(proofs: Sequence[Proof]) -> Table:
     rows, notes = [], []
     for proof in proofs:
         width = "free" if proof.width is None else f"{proof.width} tokens"
-        exact = proof.rule if proof.exact else f"{proof.rule}, not exact"
+        exact = proof.rule if proof.exact else f"not exact: {proof.rule}"
         notes.append(
             f"{proof.target} with {proof.drafter}; rule {exact}; shape {width}; "
             f"seed {proof.seed}; {proof.seconds:.0f} s."

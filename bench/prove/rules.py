@@ -8,99 +8,28 @@ under test accept, and goes on from the target's own laws; what it emits must ha
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Hashable
 from itertools import product
-from typing import Literal
 
 import numpy as np
 
+from specrun.bench.prove.enumeration import (
+    SHAPES,
+    BranchingNoise,
+    Shape,
+    enumerate_law,
+    grow,
+)
+from specrun.bench.prove.pair_rules import check_pair_rule
 from specrun.bench.prove.setting import Check, Setting, judged
-from specrun.runtime.acceptance import Acceptance, AcceptanceRule
+from specrun.runtime.acceptance import Acceptance, AcceptanceRule, PairRule, SequentialCascade
 from specrun.runtime.acceptance.rule import LawAt
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.tree import ROOT, DraftTree
 
 _TOLERANCE = 1e-12
 _TOKENS = 3  # of an emitted text: drafts of depth 2, and the target's own
 _MOST = 60  # random laws
-
-Shape = Literal["chain", "siblings", "without replacement", "point masses", "mixed"]
-_SHAPES: tuple[Shape, ...] = (
-    "chain",
-    "siblings",
-    "without replacement",
-    "point masses",
-    "mixed",
-)
-_WIDTHS: dict[Shape, tuple[int, int]] = {
-    "chain": (1, 1),
-    "siblings": (2, 1),
-    "without replacement": (2, 1),
-    "point masses": (2, 2),
-    "mixed": (2, 1),
-}
-
-
-class BranchingNoise:
-    """Replays a script of decisions, then takes the first possible branch and notes the others.
-
-    `accept` and `choose` are the only sources of randomness in the shipped loop, so running it
-    under every script enumerates the law of what it produces.
-    """
-
-    def __init__(self, script: list[int]) -> None:
-        self._script = script
-        self.taken: list[tuple[int, int]] = []  # (branch, number of branches)
-        self.probability = 1.0
-
-    def seek(self, position: int) -> None:
-        """Positions only key seeded noise."""
-
-    def accept(self, probability: float) -> bool:
-        """Return each of both answers in turn, unless one is certain."""
-        if probability >= 1.0:
-            return True
-        if probability <= 0.0:
-            return False
-        return self._branch([probability, 1.0 - probability]) == 0
-
-    def choose(self, law: Law) -> int:
-        """Return each token of the law's support in turn."""
-        support = np.flatnonzero(law.probs)
-        index = int(support[self._branch([float(law.probs[place]) for place in support])])
-        return index if law.ids is None else int(law.ids[index])
-
-    def for_drafting(self, round_start: int) -> BranchingNoise:
-        """Return this source: drafts are enumerated with all else."""
-        return self
-
-    def _branch(self, probabilities: list[float]) -> int:
-        step = len(self.taken)
-        branch = self._script[step] if step < len(self._script) else 0
-        self.taken.append((branch, len(probabilities)))
-        self.probability *= probabilities[branch]
-        return branch
-
-
-def enumerate_law(program: Callable[[BranchingNoise], Hashable]) -> dict[Hashable, float]:
-    """Return the exact law of what `program` returns."""
-    law: dict[Hashable, float] = defaultdict(float)
-    script: list[int] = []
-    while True:
-        noise = BranchingNoise(script)
-        outcome = program(noise)
-        law[outcome] += noise.probability
-        taken = noise.taken
-        while taken and taken[-1][0] + 1 == taken[-1][1]:
-            taken.pop()
-        if not taken:
-            return dict(law)
-        script = [branch for branch, _ in taken[:-1]] + [taken[-1][0] + 1]
-
-
-# -- random laws and trees -------------------------------------------------------------------------
 
 
 class _Laws:
@@ -121,33 +50,12 @@ class _Laws:
         return self._known[text]
 
 
-def _grow(shape: Shape, drafts: _Laws, noise: NoiseSource) -> DraftTree:
-    """Return a tree of depth 2 drawn from the draft laws; nothing but draws is random."""
-    tree = TreeBuilder()
-    parents: dict[int, tuple[int, ...]] = {ROOT: ()}
-    for width in _WIDTHS[shape]:
-        children: dict[int, tuple[int, ...]] = {}
-        for parent, text in parents.items():
-            law = drafts.after(text)
-            best = np.argsort(-law.probs, kind="stable")
-            for rank in range(width):
-                if shape == "point masses" or (shape == "mixed" and rank == 0):
-                    token, drawn_from = int(best[rank]), None
-                else:
-                    token, drawn_from = noise.choose(law), law
-                children[tree.add(parent, token, drawn_from)] = (*text, token)
-                if shape == "without replacement" and drawn_from is not None:
-                    law = law.without(token)
-        parents = children
-    return tree.build()
-
-
 def largest_error(rule: AcceptanceRule, n_vocab: int, seed: int, shape: Shape) -> float:
     """Return the largest error of any text's probability, against the target's product of laws."""
     target, drafts = _Laws(n_vocab, 2 * seed), _Laws(n_vocab, 2 * seed + 1)
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
-        tree = _grow(shape, drafts, noise)
+        tree = grow(shape, drafts.after, noise)
 
         def law_at(node: int) -> Law:
             return target.after(tuple(tree.tokens[above] for above in tree.path_to(node)))
@@ -200,12 +108,14 @@ class WithoutResidual:
 def check_rule(setting: Setting) -> Check:
     """Enumerate the rule under test over random laws and trees of every kind."""
     rule = setting.rule
-    if not rule.exact:
+    if isinstance(rule, PairRule) and not rule.chains_only:
+        return check_pair_rule(rule, setting)
+    if not rule.exact or isinstance(rule, PairRule | SequentialCascade):
         why = f"{rule.name} is not exact: it trades the target's law for speed"
         return Check("rule", "left out", note=why)
     deadline, times, error, wrong = setting.deadline(0.15), 0, 0.0, 0.0
-    while times < _MOST and (times < len(_SHAPES) or time.monotonic() < deadline):
-        shape, seed = _SHAPES[times % len(_SHAPES)], 1000 * setting.seed + times
+    while times < _MOST and (times < len(SHAPES) or time.monotonic() < deadline):
+        shape, seed = SHAPES[times % len(SHAPES)], 1000 * setting.seed + times
         n_vocab = 3 + (shape == "chain")
         error = max(error, largest_error(rule, n_vocab, seed, shape))
         wrong = max(wrong, largest_error(WithoutResidual(), n_vocab, seed, shape))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.context_options import ContextOptions
-from specrun.runtime.acceptance import AcceptanceRule, ExactRule
+from specrun.runtime.acceptance import ExactRule, Rule, SequentialCascade
 from specrun.runtime.drafter import Drafter, DraftRequest
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.runtime import Runtime
@@ -88,7 +88,7 @@ class Setting:
         self.near = 2 * self.floor
 
     @property
-    def rule(self) -> AcceptanceRule:
+    def rule(self) -> Rule | SequentialCascade:
         """The acceptance rule under test."""
         return self.runtime.session.rule
 

@@ -49,8 +49,8 @@ def measure_and_print(
     terminal: Terminal,
 ) -> Sequence[Result]:
     """Run `measure`, which is given what shows its steps; print and return its results."""
-    from specrun.bench.report import CONSTANT_COLUMNS, machine_facts
-    from specrun.bench.table import to_csv, to_json, to_markdown
+    from specrun.bench.report import machine_facts
+    from specrun.bench.table import to_csv, to_json
 
     try:
         results = list(measure(lambda what: terminal.passing(f"{what} ...")))
@@ -60,11 +60,20 @@ def measure_and_print(
         terminal.answer(to_csv(results))
     elif form == "json":
         terminal.answer(to_json(kind, machine_facts(), results))
-    elif form == "md":
-        terminal.answer(to_markdown(make_table(results)))
     else:
-        _print_table(make_table(results).folded(CONSTANT_COLUMNS), terminal)
+        print_table(make_table(results), form, terminal)
     return results
+
+
+def print_table(table: Table, form: OutputForm, terminal: Terminal) -> None:
+    """Print a table as Markdown, or as one that fits a screen."""
+    from specrun.bench.report import CONSTANT_COLUMNS
+    from specrun.bench.table import to_markdown
+
+    if form == "md":
+        terminal.answer(to_markdown(table))
+    else:
+        _print_table(table.folded(CONSTANT_COLUMNS), terminal)
 
 
 def _print_table(table: Table, terminal: Terminal) -> None:

@@ -246,10 +246,11 @@ load_options = option_group(
 
 
 def _rules() -> str:
-    """Return the names of all rules, those marked that change what the target would say."""
-    return ", ".join(
-        name if build_rule(name).exact else f"{name} (not exact)" for name in rule_names()
-    )
+    """Return the names of all rules, those apart that change what the target would say."""
+    names = rule_names()
+    exact = [name for name in names if build_rule(name).exact]
+    lossy = [name for name in names if name not in exact]
+    return f"{', '.join(exact)}; not exact: {', '.join(lossy)}"
 
 
 draft_options = option_group(

@@ -155,6 +155,4 @@ def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
 def _warn_of_lossy_rule(runtime: Runtime, terminal: Terminal) -> None:
     rule = runtime.session.rule
     if not rule.exact:
-        terminal.warn(
-            f"--accept {rule.name} is not exact: the text does not have the target's distribution"
-        )
+        terminal.warn(f"not exact: {rule.name}: the text does not have the target's distribution")

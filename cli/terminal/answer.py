@@ -8,7 +8,7 @@ from typing import Any
 
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime
-from specrun.runtime.results import GenerationResult, TokenEvent
+from specrun.runtime.results import GenerationResult, SpecStats, TokenEvent
 from specrun.runtime.session import GenerationStream
 
 
@@ -96,10 +96,19 @@ def statistics_line(result: GenerationResult, trained: int | None = None) -> str
     if "choices" in stats.drafting:
         parts.append(_choices(stats.drafting))
     if not stats.exact:
-        parts.append(f"rule {stats.rule}, not exact")
+        parts.append(_departure(stats))
     if trained is not None and usage.prompt_tokens + usage.completion_tokens > trained:
         parts.append(f"beyond the {trained:,} tokens it was trained for")
     return " | ".join(parts)
+
+
+def _departure(stats: SpecStats) -> str:
+    """Return what a rule that is not exact did to the text, as far as it was measured."""
+    said = f"not exact: {stats.rule}"
+    if stats.total_variation is None or stats.changed_share is None:
+        return said
+    changed = f"{stats.changed_share:.1%} of tokens changed"
+    return f"{said}, TV {stats.total_variation:.3f} from the target's law, {changed}"
 
 
 def _rate(value: float | None) -> str:

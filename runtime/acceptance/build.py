@@ -4,36 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance.bild import BildRule, BildStarRule
 from specrun.runtime.acceptance.block import BlockRule
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.kseq import KSeqRule
+from specrun.runtime.acceptance.law_pair import PairRule
+from specrun.runtime.acceptance.lossy import Beta, LossyRule
 from specrun.runtime.acceptance.rule import AcceptanceRule
-from specrun.runtime.acceptance.spec_cascade import CASCADES, SpecCascadeRule
+from specrun.runtime.acceptance.sequential import (
+    SequenceCascade,
+    SequentialCascade,
+    TokenCascade,
+)
+from specrun.runtime.acceptance.spec_cascade import (
+    DEFERRALS,
+    TOKEN_RULES,
+    SpecCascadeRule,
+    TokenCascadeRule,
+    TopBetaRule,
+)
 from specrun.runtime.acceptance.typical import TypicalRule
+from specrun.runtime.acceptance.user_rule import LawFunction, UserRule
 from specrun.runtime.language import Expression, ExpressionOptions, parse_expression
 from specrun.runtime.sampling import unknown_option
+
+Rule = AcceptanceRule | PairRule
+"""What decides rounds: by the target's law alone, or by the drafter's too."""
 
 
 def rule_names() -> list[str]:
     """Return the names of all acceptance rules."""
-    return [*_RULES, *_RULES_WITH_OPTIONS]
+    return [*_RULES, *_RULES_WITH_OPTIONS, *_REGISTERED]
 
 
-def build_rule(text: str) -> AcceptanceRule:
+def build_rule(text: str) -> Rule | SequentialCascade:
     """Return the rule that `--accept` names, such as "exact" or "cascade-opt(alpha=0.1)".
 
     Raises `OptionError` for an unknown rule or option and for values that make no sense.
     """
     expression = parse_expression(text)
-    with_options = _RULES_WITH_OPTIONS.get(expression.atom)
+    name = _OTHER_NAMES.get(expression.atom, expression.atom)
+    with_options = _RULES_WITH_OPTIONS.get(name)
     if with_options is not None and expression.count is None:
         return with_options(expression)
-    rule = _RULES.get(_OTHER_NAMES.get(expression.atom, expression.atom))
+    has_options = expression.arguments or expression.options or expression.count is not None
+    if name in _REGISTERED and not has_options:
+        return _REGISTERED[name]
+    if name == "cascade":
+        cascades = ", ".join([*DEFERRALS, *TOKEN_RULES])
+        problem = "is a drafter (--drafter), not an acceptance rule"
+        raise OptionError(f"cascade {problem}: the rules of speculative cascades are {cascades}")
+    rule = _RULES.get(name)
     if rule is None:
         raise unknown_option(expression.atom, rule_names(), "the acceptance rule")
-    if expression.arguments or expression.options:
+    if has_options:
         raise unknown_option(str(expression), rule_names(), "the acceptance rule")
     return rule()
+
+
+def register_rule(name: str, rule: LawFunction | PairRule) -> None:
+    """Let `--accept NAME` and `Runtime(accept=NAME)` name a rule of your own.
+
+    `rule` is a function from the laws that tokens are drawn from, the drafter's and the target's,
+    to the law pi that is to come out: float64 [n_vocab], each sums to 1. It must depend on nothing
+    else. A rule that compares raw laws is a subclass of `PairRule`. Registering a name again
+    replaces it; raises `OptionError` for the name of a rule that exists, or no name.
+    """
+    if parse_expression(name) != Expression(name):
+        raise OptionError(f"{name!r} is no name for a rule: give letters, digits and dashes")
+    if name in _RULES or name in _RULES_WITH_OPTIONS or name in _OTHER_NAMES or name == "cascade":
+        raise OptionError(f"{name!r} is the name of a rule that exists: give another one")
+    if not (isinstance(rule, PairRule) or callable(rule)):
+        raise OptionError(f"the rule {name!r} is {rule!r}: give a function of two laws")
+    _REGISTERED[name] = rule if isinstance(rule, PairRule) else UserRule(name, rule)
 
 
 def _build_typical(expression: Expression) -> AcceptanceRule:
@@ -43,15 +87,66 @@ def _build_typical(expression: Expression) -> AcceptanceRule:
     return TypicalRule(options.number("eps", 0.09), options.number("delta", 0.3))
 
 
-def _build_cascade(expression: Expression) -> AcceptanceRule:
-    """Build `cascade-opt(alpha=0.1)` and the others of speculative cascades."""
+def _build_deferral(expression: Expression) -> PairRule:
+    """Build `cascade-opt(alpha=0.1)` and the other rules that defer whole places."""
     alpha = ExpressionOptions(expression, ["alpha"], 0).number("alpha", 0.1)
     return SpecCascadeRule(expression.atom, alpha)
 
 
+def _build_bild(expression: Expression) -> PairRule:
+    """Build `bild(fallback=0.6, rollback=3)`."""
+    options = ExpressionOptions(expression, ["fallback", "rollback"], 0)
+    return BildRule(options.number("fallback", 0.6), options.number("rollback", 3.0))
+
+
+def _build_bild_star(expression: Expression) -> PairRule:
+    """Build `bild-star(rollback=3)`."""
+    return BildStarRule(ExpressionOptions(expression, ["rollback"], 0).number("rollback", 3.0))
+
+
+def _build_token_cascade(expression: Expression) -> SequentialCascade:
+    """Build `token-cascade(alpha=0.1)`."""
+    return TokenCascade(ExpressionOptions(expression, ["alpha"], 0).number("alpha", 0.1))
+
+
+def _build_sequence_cascade(expression: Expression) -> SequentialCascade:
+    """Build `sequence-cascade(alpha=0.5, quantile=0.1)`; without quantile the score is the mean."""
+    options = ExpressionOptions(expression, ["alpha", "quantile"], 0)
+    quantile = None if options.optional("quantile") is None else options.number("quantile", 0.0)
+    return SequenceCascade(options.number("alpha", 0.5), quantile)
+
+
+def _build_token_rule(expression: Expression) -> PairRule:
+    """Build `cascade-token-v3(alpha=0.1)` and the other rules that defer single tokens."""
+    alpha = ExpressionOptions(expression, ["alpha"], 0).number("alpha", 0.1)
+    return TokenCascadeRule(_OTHER_NAMES.get(expression.atom, expression.atom), alpha)
+
+
+def _build_lossy(expression: Expression) -> PairRule:
+    """Build `lossy(alpha=0.1, beta=1)`; beta may be "solve"."""
+    options = ExpressionOptions(expression, ["alpha", "beta"], 0)
+    solves = options.optional("beta") == "solve"
+    beta: Beta = "solve" if solves else options.number("beta", 1.0)
+    return LossyRule(options.number("alpha", 0.1), beta)
+
+
+def _build_top_beta(expression: Expression) -> PairRule:
+    """Build `top-beta(beta=3, tau=1)`."""
+    options = ExpressionOptions(expression, ["beta", "tau"], 0)
+    return TopBetaRule(options.integer("beta", 3), options.number("tau", 1.0))
+
+
 _RULES: dict[str, type[AcceptanceRule]] = {"exact": BlockRule, "token": ExactRule, "kseq": KSeqRule}
-_OTHER_NAMES = {"block": "exact"}
-_RULES_WITH_OPTIONS: dict[str, Callable[[Expression], AcceptanceRule]] = {
+_OTHER_NAMES = {"block": "exact", "cascade-token": "cascade-token-v3"}
+_RULES_WITH_OPTIONS: dict[str, Callable[[Expression], Rule | SequentialCascade]] = {
     "typical": _build_typical,
-    **dict.fromkeys(CASCADES, _build_cascade),
+    **dict.fromkeys(DEFERRALS, _build_deferral),
+    **dict.fromkeys(TOKEN_RULES, _build_token_rule),
+    "lossy": _build_lossy,
+    "top-beta": _build_top_beta,
+    "bild": _build_bild,
+    "bild-star": _build_bild_star,
+    "token-cascade": _build_token_cascade,
+    "sequence-cascade": _build_sequence_cascade,
 }
+_REGISTERED: dict[str, PairRule] = {}

@@ -22,12 +22,15 @@ class Acceptance:
     """The accepted nodes from the root down, and the target's own token after them.
 
     `rejected` is True if the walk ended by rejecting every draw of a node (the token is then
-    recovered), False if it reached a node without draws (a bonus token).
+    recovered), False if it reached a node without draws (a bonus token). `laws` are, under a rule
+    that emits a stated law in place of the target's, that law and the target's for each token of
+    the path and the next.
     """
 
     path: tuple[int, ...]
     next_token: int
     rejected: bool
+    laws: tuple[tuple[Law, Law], ...] = ()
 
 
 class AcceptanceRule(Protocol):

@@ -68,7 +68,10 @@ class TypicalRule:
         noise.seek(position + len(path))
         # Nothing was looked for below a leaf: its law is needed only if the path ends there.
         law = laws[last] if last in laws else law_at(last)
-        return Acceptance(path, noise.choose(law), rejected=bool(tree.draws.get(last)))
+        # A typical draft is kept for certain, whatever its probability.
+        decided = [(Law.point(tree.tokens[node]), laws[tree.parents[node]]) for node in path]
+        rejected = bool(tree.draws.get(last))
+        return Acceptance(path, noise.choose(law), rejected, (*decided, (law, law)))
 
     def _typical_children(
         self,

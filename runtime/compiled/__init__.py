@@ -1,7 +1,8 @@
 """Inner loops of laws in C (loops.c), where there was a compiler when specrun was installed.
 
 Whoever uses a loop has the same in Python beside it: both give the same bits, and a law of a few
-dozen tokens is not worth a numpy call for every step.
+dozen tokens is not worth a numpy call for every step. Only `log_mass` rounds otherwise than numpy's
+exponentials: it decides thresholds of rules that are not exact, and no draw.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class Loops(Protocol):
         out: Numbers,
     ) -> None:
         """Write max(0, share P - Q)."""
+
+    def log_mass(self, row: npt.NDArray[np.float32]) -> tuple[float, float, float]:
+        """Return the highest, and of x = entry - highest the sums of exp(x) and x exp(x)."""
 
     def place_of(self, token: int, ids: Ids) -> int:
         """Return the place of a token, -1 if it is not there."""

@@ -4,15 +4,9 @@
    entries reaches, and few others. Only those are ranked, one by one. */
 
 #include "highest.h"
+#include "widths.h"
 
 #include <math.h>
-
-/* GCC compiles a loop over a row once for each width of vectors, and picks when it is loaded. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__)
-#define FOR_EACH_WIDTH __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EACH_WIDTH
-#endif
 
 #define LANES 1024
 #define FEW_LANES 256   /* serve a fourth of them */

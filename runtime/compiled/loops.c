@@ -12,6 +12,7 @@
 
 #include "arrays.h"
 #include "highest.h"
+#include "log_mass.h"
 
 #define MOST_DRAWN 128 /* tokens of a law from which several are drawn at once */
 #define SUM_BLOCK 128  /* numbers that numpy adds without halving */
@@ -367,6 +368,25 @@ static PyObject *place_of(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     return PyLong_FromSsize_t(place);
 }
 
+PyDoc_STRVAR(log_mass_doc,
+"log_mass(row): return the highest entry, and of x = entry - highest the sums of exp(x) and x exp(x).");
+
+static PyObject *log_mass(PyObject *self, PyObject *row)
+{
+    Py_buffer view;
+    if (open_array(row, &view, 'f', 0))
+        return NULL;
+    Py_ssize_t size = length_of(&view);
+    LogMass found = {0};
+    if (size)
+        found = log_mass_of(view.buf, size);
+    PyBuffer_Release(&view);
+    if (size)
+        return Py_BuildValue("(ddd)", (double)found.highest, found.mass, found.weighted);
+    PyErr_SetString(PyExc_ValueError, "an empty row has no mass");
+    return NULL;
+}
+
 /* -- the module -------------------------------------------------------------------------------- */
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
@@ -374,7 +394,8 @@ static PyObject *place_of(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
 static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
     FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
-    {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc}, {NULL}};
+    {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},
+    {"log_mass", log_mass, METH_O, log_mass_doc}, {NULL}};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_loops", "Inner loops of laws; see Loops.", -1, functions};

@@ -31,7 +31,8 @@ class DraftEnvironment:
     `costs` is what evaluations of the target cost, None: as it was measured on this machine, or
     else a typical curve, which rounds then correct (`learnt`). `clock` is what drafters that
     measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
-    rules whose law is the drafter's too. `shape` says whether all evaluations have one width.
+    rules whose law is the drafter's too; `keeps_rows` says that such a rule reads the drafter's own
+    rows. `shape` says whether all evaluations have one width.
     """
 
     target: Model
@@ -44,6 +45,7 @@ class DraftEnvironment:
     by_clock: bool = True
     learnt: LiveCurve | None = None
     shape: Shape = "free"
+    keeps_rows: bool = False
 
     @property
     def n_ctx(self) -> int:

@@ -47,6 +47,7 @@ class TimedDrafter(Drafter):
         self.layer_inputs = inner.layer_inputs
         self.needs_nextn_states = inner.needs_nextn_states
         self.reads_logits = inner.reads_logits
+        self.keeps_rows = inner.keeps_rows
         self._costs, self._clock = costs, clock
         self._proposed: float | None = None
 

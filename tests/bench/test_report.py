@@ -146,10 +146,10 @@ def test_rules_that_are_not_exact_are_marked() -> None:
     table = drafters_table([PLAIN, lossy])
     assert (
         cells(table, 1)["drafter"]
-        == "draft(small.gguf, n=4), typical(eps=0.09, delta=0.3) (not exact)"
+        == "draft(small.gguf, n=4), not exact: typical(eps=0.09, delta=0.3)"
     )
-    assert any(note.startswith("NOT exact: typical(eps=0.09, delta=0.3)") for note in table.notes)
-    assert not any("NOT exact" in note for note in drafters_table([PLAIN, DRAFTED]).notes)
+    assert any(note.startswith("not exact: typical(eps=0.09, delta=0.3)") for note in table.notes)
+    assert not any("not exact" in note for note in drafters_table([PLAIN, DRAFTED]).notes)
 
 
 def test_csv_has_one_row_a_result_and_raw_numbers() -> None:

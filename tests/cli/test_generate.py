@@ -36,6 +36,8 @@ STATS_KEYS = [
     "acceptance_given_prefix",
     "tested_by_position",
     "width",
+    "total_variation",
+    "changed_share",
 ]
 
 
@@ -331,3 +333,33 @@ def test_trusted_files_are_opened_without_a_trial(
     monkeypatch.delenv("SPECRUN_TRUST", raising=False)
     assert run("generate", "-m", unknown, "-p", "a", "-n", 1).exit_code == 0
     assert tried
+
+
+@pytest.mark.parametrize("rule", ["token-cascade(alpha=0.9)", "sequence-cascade(alpha=0.99)"])
+def test_a_sequential_cascade_says_that_it_is_not_exact(
+    run: Run, models: Models, rule: str
+) -> None:
+    asked = (
+        "generate",
+        "-m",
+        models.target,
+        "-md",
+        models.target,
+        "-p",
+        "hello",
+        "-n",
+        12,
+        "-s",
+        3,
+    )
+    result = run(*asked, "--accept", rule)
+    assert result.exit_code == 0, result.stderr
+    assert f"not exact: {rule}" in result.stderr
+    again = json.loads(run(*asked, "--accept", rule, "--json").stdout)
+    assert again["text"].rstrip("\n") == result.stdout.rstrip("\n")
+    stats = again["stats"]
+    assert (stats["rule"], stats["exact"], stats["total_variation"]) == (rule, False, None)
+    assert stats["accepted"] > 0
+    refused = run("generate", "-m", models.target, "-p", "hello", "--accept", rule)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "and the drafter is none: name one: -md SMALL" in refused.stderr

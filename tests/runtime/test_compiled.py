@@ -202,3 +202,28 @@ def test_arrays_of_another_kind_are_refused():
         LOOPS.scale_to_one(read_only)
     with pytest.raises(ValueError, match="differ in length"):
         LOOPS.left_over(values, ids, values, ids[:3], 1.0, values)
+
+
+@pytest.mark.skipif(LOOPS is None, reason="nothing was compiled")
+@pytest.mark.parametrize("scale", [0.1, 3.0, 40.0])
+@pytest.mark.parametrize("size", [1, 5, 31, 32, 33, 100, 32_000])
+def test_sums_of_exponentials_are_numpys_but_for_rounding(size: int, scale: float) -> None:
+    """Also of rows with entries of no mass; they decide thresholds, so bits do not matter."""
+    row = (scale * np.random.default_rng(size).normal(size=size)).astype(np.float32)
+    if size > 5:
+        row[3] = -np.inf
+    highest, mass, weighted = LOOPS.log_mass(row)
+    shifted = row.astype(np.float64) - float(row.max())
+    powers = np.exp(shifted)
+    shifted[powers == 0.0] = 0.0
+    assert highest == row.max()
+    assert mass == pytest.approx(powers.sum(), rel=3e-6)
+    assert weighted == pytest.approx((shifted * powers).sum(), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.skipif(LOOPS is None, reason="nothing was compiled")
+def test_no_row_has_no_sum() -> None:
+    with pytest.raises(ValueError, match="an empty row has no mass"):
+        LOOPS.log_mass(np.empty(0, np.float32))
+    with pytest.raises(TypeError, match="an array of kind 'd' where one of 'f' is needed"):
+        LOOPS.log_mass(np.empty(3))

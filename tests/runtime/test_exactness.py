@@ -25,7 +25,7 @@ from support.enumeration import (
 )
 from support.scripted import LawTable, law_of
 
-from specrun.bench.prove.rules import BranchingNoise, enumerate_law
+from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,

@@ -281,3 +281,11 @@ def test_the_worked_examples_options_are_those_of_its_row(
     ):
         with pytest.raises(OptionError, match=problem):
             open_drafter(text, environment)
+
+
+def test_a_rule_of_speculative_cascades_is_no_drafter() -> None:
+    """`cascade(a, b)` drafts, `cascade-opt` accepts: who takes them for each other is told."""
+    with pytest.raises(OptionError, match=r"cascade-opt is the name of an acceptance rule \(--acc"):
+        find_method("cascade-opt")
+    with pytest.raises(OptionError, match="did you mean 'cascade'"):
+        find_method("cascad")

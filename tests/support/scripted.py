@@ -78,6 +78,11 @@ class TableTarget:
         self._evaluated = prefix, tree
         return TableRows([self._table(prefix), *map(self._table, nodes)])
 
+    def catch_up(self, text: CachedText) -> TableRows:
+        assert text.n_cached < len(text.tokens)
+        text.n_cached = len(text.tokens)
+        return TableRows([self._table(text.tokens)])
+
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         assert self._evaluated == (text.tokens, tree)
         assert list(path) == tree.path_to(path[-1] if path else -1)

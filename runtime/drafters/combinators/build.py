@@ -212,6 +212,10 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
     """Build `auto(a, b, replay=FILE)`; plain decoding is always one of the choices."""
     options = options_of(expression)
     replay = options.optional("replay")
+    if replay is None and not env.by_clock:
+        problem = "chooses by measured time, on which the text would depend under a rule that is"
+        advice = "name one drafter, or give replay=FILE"
+        raise OptionError(f"{expression} {problem} not exact: {advice}")
     logs = read_choice_logs(Path(replay).expanduser()) if replay is not None else []
     arms = list(expression.arguments) or _default_arms(env)
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):

@@ -126,7 +126,8 @@ def _build_draft_tree(
             name=str(expression),
         )
 
-    return _with_draft_model(expression, env, drafter, *draft_size(shape))
+    n_sequences, n_outputs = draft_size(shape)
+    return _with_draft_model(expression, env, drafter, n_sequences + env.keeps_rows, n_outputs)
 
 
 def _with_draft_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,14 +10,42 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit
+from specrun.runtime.drafters.draft_model.kept_rows import ChainRows
 from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.transform import greedy_token, lead, penalty_window, transformed_law
+from specrun.runtime.transform import (
+    Logits,
+    greedy_token,
+    lead,
+    log_probability,
+    penalty_window,
+    transformed_law,
+)
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, draft_chain, ranking_params
 
 DraftSampling = Literal["with", "argmax"]
+
+
+class _Fallback:
+    """Ends a chain where the model's largest raw probability is below `least` (BiLD's fallback)."""
+
+    def __init__(self, least: float) -> None:
+        self._least = least
+        self._is_sure = True
+
+    def reads(self, row: Logits) -> None:
+        """Look at the row of the next token, before anything is drawn from it."""
+        self._is_sure = log_probability(row, int(row.argmax())) >= math.log(self._least)
+
+    def goes_on(self) -> bool:
+        """Say that the next row may be evaluated: it costs little, and decides."""
+        return True
+
+    def takes(self, sureness: float) -> bool:
+        """Return whether the next token is drafted, whatever the transformed law says."""
+        return self._is_sure
 
 
 class DraftModelDrafter(ModelDrafter):
@@ -31,6 +60,8 @@ class DraftModelDrafter(ModelDrafter):
     learns, instead of `p_min`. With `length` a chain is as long as it pays, `num_draft_tokens` at
     most.
     """
+
+    keeps_rows = True
 
     def __init__(
         self,
@@ -57,13 +88,14 @@ class DraftModelDrafter(ModelDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter where the drafter's own context ends or `p_min` stops it."""
         start = len(request.tokens)
-        # The last drafted token is never fed back, so it needs no cell.
-        state = self._state
+        state, rows = self._state, self._kept_rows(request)
         state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
-        room = state.room(request.tokens) + 1
+        # The last drafted token is fed back only for a rule that reads its row: else it needs no
+        # cell.
+        room = state.room(request.tokens) + (request.keep == "nothing")
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
         if count < 1:
-            return DraftTree()
+            return DraftTree() if rows is None else rows.of(DraftTree())
         params, threshold = request.params, self._p_min
         # The threshold is known before the draw, from earlier rounds alone: exactness needs that.
         # A greedy law is a point mass too: there is nothing to draw, and no law to store.
@@ -74,8 +106,9 @@ class DraftModelDrafter(ModelDrafter):
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
         if self._length is not None:
             self._length.start(points=points)
+        surely = None if request.fallback == 0.0 else _Fallback(request.fallback)
         if params.is_greedy:
-            return self._greedy_chain(request, count)
+            return self._greedy_chain(request, count, rows, surely)
 
         def law_after(drafted: list[int]) -> Law:
             # Only what is not cached: after a fully accepted
@@ -84,6 +117,10 @@ class DraftModelDrafter(ModelDrafter):
                 row = state.feed_one(drafted[-1])
             else:
                 row = state.feed(request.tokens[len(state.cached) :])
+            if surely is not None:
+                surely.reads(row)
+            if rows is not None:
+                rows.take(len(drafted) - 1, row)
             if not params.has_penalties:
                 return transformed_law(row, params)
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
@@ -96,17 +133,29 @@ class DraftModelDrafter(ModelDrafter):
             points=points,
             threshold=threshold,
             always_first=self._exit is not None,
-            stop=self._length,
+            stop=self._length if surely is None else surely,
             end_tokens=request.end_tokens,
         )
         # A draft cut by its end token was as long as it could be, and is no sign of doubt.
         ended = bool(tree.tokens) and tree.tokens[-1] in request.end_tokens
         self._drafted, self._most = tree.tokens, len(tree) if ended else count
-        return tree
+        return tree if rows is None else rows.of(tree)
 
-    def _greedy_chain(self, request: DraftRequest, count: int) -> DraftTree:
+    def _kept_rows(self, request: DraftRequest) -> ChainRows | None:
+        """Return what keeps the rows that the request asks for."""
+        if request.keep == "nothing":
+            return None
+        # A draw says its law itself; so does, at temperature 0, the token that was drafted.
+        said = self._sampling == "with" or request.params.is_greedy
+        copies = request.keep == "rows" or not said
+        return ChainRows(self._state, request.tokens, copies=copies)
+
+    def _greedy_chain(
+        self, request: DraftRequest, count: int, rows: ChainRows | None, surely: _Fallback | None
+    ) -> DraftTree:
         """Return the most likely tokens in turn: without `p_min` they need no laws."""
-        params, state, length = request.params, self._state, self._length
+        params, state = request.params, self._state
+        length = self._length if surely is None else surely
         tokens: list[int] = []
         while len(tokens) < count and not (tokens and tokens[-1] in request.end_tokens):
             if length is not None and not length.goes_on():
@@ -115,6 +164,10 @@ class DraftModelDrafter(ModelDrafter):
                 row = state.feed_one(tokens[-1])
             else:
                 row = state.feed(request.tokens[len(state.cached) :])
+            if surely is not None:
+                surely.reads(row)
+            if rows is not None:
+                rows.take(len(tokens) - 1, row)
             if params.has_penalties:
                 token = greedy_token(row, params, penalty_window(request.tokens, tokens, params))
             else:
@@ -123,7 +176,8 @@ class DraftModelDrafter(ModelDrafter):
                 break
             tokens.append(token)
         self._drafted, self._most = tokens, len(tokens)
-        return DraftTree.chain(tokens)
+        tree = DraftTree.chain(tokens)
+        return tree if rows is None else rows.of(tree)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the cache of what the prompt shares with the last one."""

@@ -145,6 +145,18 @@ class DraftTreeState(DraftModelState):
                     memory.truncate(self._synced[sequence], sequence=sequence)
             self._forget_nodes()
 
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes were evaluated since the last ones were kept or dropped."""
+        return len(self._parents)
+
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of the evaluated node of a token below another; None if there is none.
+
+        Of equal children it is the first.
+        """
+        return self._places.get((parent, token))
+
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
         """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
         base = self.cells(len(self.cached))
@@ -241,6 +253,17 @@ class ModelDrafter(Drafter):
     def n_params(self) -> int:
         """The draft model's parameters."""
         return self._context.model.n_params
+
+    @property
+    def room(self) -> int:
+        """How many tokens the model can read."""
+        return self._context.n_ctx
+
+    def row_after(self, tokens: Sequence[int]) -> Logits:
+        """Return the model's own logits after all tokens of the text, a view [shared vocab]."""
+        state = self._model_state
+        state.rewind(min(len(state.cached), len(tokens) - 1))  # the last token's row is needed
+        return state.feed(tokens[len(state.cached) :])
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.drafters.draft_model.kept_rows import TreeRows
 from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDrafter
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
 from specrun.runtime.trees.growth import LawSource, TreeSampling
 from specrun.runtime.trees.topology import Topology
@@ -32,7 +33,8 @@ class DraftTreeDrafter(ModelDrafter):
     every scheme takes the most likely tokens, which is what drawing without replacement tends to as
     the temperature falls. With `size` a dynamic tree is as large as it pays.
 
-    The state's context needs as many sequences and output rows as `draft_size` says.
+    The state's context needs as many sequences and output rows as `draft_size` says, and one
+    sequence more for rules that read the drafter's rows.
     """
 
     def __init__(
@@ -54,17 +56,22 @@ class DraftTreeDrafter(ModelDrafter):
         only_order = isinstance(shape, Topology) and p_min == 0.0
         self._ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
         self._shape, self._sampling, self._size = shape, sampling, size
+        # The row of a leaf takes a sequence of its own, beside those of what has children.
+        self.keeps_rows = state.context.options.n_sequences > draft_size(shape)[0]
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller where a limit, the drafter's own context or `p_min` cuts it."""
-        if self._size is not None and not self._size.pays():
-            return DraftTree()
         ranks = self._sampling == "argmax" or request.params.is_greedy
+        rows = self._kept_rows(request, ranks=ranks)
         # At temperature 0 the order alone is asked for: every scheme takes the most likely tokens.
-        laws = self.laws(request) if ranks else self._laws(request, request.params)
-        room = self._state.room(request.tokens)
-        return grow_draft(
+        if self._size is not None and not self._size.pays():
+            return DraftTree() if rows is None else rows.of(DraftTree())
+        params = self._ranking_params(request.params) if ranks else request.params
+        laws = self._laws(request, params, rows)
+        # A rule that reads the row of a leaf needs a cell for it.
+        room = self._state.room(request.tokens) - (rows is not None)
+        tree = grow_draft(
             self._shape,
             laws,
             request,
@@ -73,6 +80,18 @@ class DraftTreeDrafter(ModelDrafter):
             p_min=self._p_min,
             size=self._size,
         )
+        return tree if rows is None else rows.of(tree)
+
+    def _kept_rows(self, request: DraftRequest, *, ranks: bool) -> TreeRows | None:
+        """Return what keeps the rows that the request asks for."""
+        if request.keep == "nothing" or not self.keeps_rows:
+            return None
+        # A draw says its law itself; so does, at temperature 0, the first of the tokens drafted.
+        said = not ranks or request.params.is_greedy
+        # Only there every node that is evaluated has children, whose draws say that law.
+        says_all = isinstance(self._shape, Topology) and self._p_min == 0.0
+        copies = request.keep == "rows" or not (said and says_all)
+        return TreeRows(self._state, request.tokens, copies=copies)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
@@ -82,9 +101,11 @@ class DraftTreeDrafter(ModelDrafter):
 
     def laws(self, request: DraftRequest) -> LawSource:
         """Return the laws by which this drafter ranks tokens after the request's tokens."""
-        return self._laws(request, self._ranking_params(request.params))
+        return self._laws(request, self._ranking_params(request.params), None)
 
-    def _laws(self, request: DraftRequest, params: SamplingParams) -> LawSource:
+    def _laws(
+        self, request: DraftRequest, params: SamplingParams, kept: TreeRows | None
+    ) -> LawSource:
         """Return the model as a source of laws: one evaluation for each depth."""
         state, tokens = self._state, request.tokens
 
@@ -92,11 +113,18 @@ class DraftTreeDrafter(ModelDrafter):
             """Evaluate the committed tokens that are not cached, and at least the last one."""
             # The last token's row is needed again, though its cell may still be there.
             state.rewind(min(len(state.cached), len(tokens) - 1))
-            return [state.feed(tokens[len(state.cached) :])]
+            row = state.feed(tokens[len(state.cached) :])
+            if kept is not None:
+                kept.take(ROOT, [row])
+            return [row]
 
         def below(parents: Sequence[int], drafted: Sequence[int], _paths: Paths) -> EvaluatedDepth:
-            rows = state.evaluate(parents, drafted)
-            return [state.shared(rows.logits(row)) for row in range(len(drafted))]
+            first = state.n_nodes
+            evaluated = state.evaluate(parents, drafted)
+            rows = [state.shared(evaluated.logits(row)) for row in range(len(drafted))]
+            if kept is not None:
+                kept.take(first, rows)
+            return rows
 
         return PathLaws(root, below, request, params)
 

@@ -63,9 +63,11 @@ def test_nothing_counted_is_a_dash() -> None:
 
 
 def test_a_rule_that_is_not_exact_is_named() -> None:
-    assert line(dataclasses.replace(STATS, rule="typical", exact=False), Usage(1, 1)).endswith(
-        "rule typical, not exact"
-    )
+    lossy = dataclasses.replace(STATS, rule="typical", exact=False)
+    assert line(lossy, Usage(1, 1)).endswith("| not exact: typical")
+    counted = dataclasses.replace(lossy, total_variation=0.1234, changed_share=0.051)
+    measured = "| not exact: typical, TV 0.123 from the target's law, 5.1% of tokens changed"
+    assert line(counted, Usage(1, 1)).endswith(measured)
 
 
 def test_what_auto_chose_is_shown() -> None:

@@ -18,7 +18,7 @@ from support.enumeration import PROMPT, TOLERANCE, largest_error
 from support.head_chains import PairChainByDepth
 from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversation_of
 
-from specrun.bench.prove.rules import BranchingNoise, enumerate_law
+from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import AcceptanceRule, ExactRule
 from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
 from specrun.runtime.law import Law

@@ -1,0 +1,1 @@
+"""Cascades of two models: quality against latency, rule by rule."""

@@ -1,0 +1,263 @@
+"""`specrun bench cascade`: rules of two models, what quality they give for which latency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrun.cli.bench.output import OutputForm, format_options, measure_and_print, print_table
+from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
+from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
+from specrun.cli.options.output import check_plot, terminal_options
+from specrun.cli.options.prompt import named_target
+from specrun.cli.options.sampling import temperatures_option
+from specrun.cli.options.types import (
+    FILE,
+    MAX_COUNT,
+    NEW_FILE,
+    CountListType,
+    NumberListType,
+    ParametersType,
+)
+from specrun.cli.terminal.errors import INTERRUPTED
+from specrun.cli.terminal.terminal import Terminal
+from specrun.runtime.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from specrun.bench.cascade.comparison import CascadeBench, CascadePoint, Metric
+
+_MODELS, _TEXTS, _MEASURING = map(Section, ("Models and rules", "Texts", "Measurement"))
+_RULES = (
+    *("cascade-chow", "cascade-diff", "cascade-opt", "cascade-token-v3", "lossy"),
+    *("token-cascade", "sequence-cascade", "bild-star"),
+)
+_EPILOG = """\b
+Examples:
+  specrun bench cascade --demo --pad-to 400M --temp 0,1 --plot cascades.png
+  specrun bench cascade --demo --accept cascade-opt --accept "lossy(alpha=0.2, beta=solve)" --alpha 0.1,0.3
+  specrun bench cascade -m target.gguf -md small.gguf --texts held-out.txt --temp 1 -o csv
+  specrun bench cascade -m target.gguf -md small.gguf --texts questions.jsonl --top-p 1,0.8 --spec-draft-n-max 3,5
+
+\b
+A rule without options runs with every --alpha, one with options as it is. Exact speculation, the plain
+target and the plain draft model are always measured too. No top-k and no min-p: all of both laws counts.
+Ctrl-C shows what was measured until then. Do not use the machine meanwhile.
+"""  # noqa: E501 - as it is shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """The draft model, the rules and their grid, as they were typed."""
+
+    model_draft: Path | None
+    accept: tuple[str, ...]
+    alpha: tuple[tuple[float, ...], ...]
+    spec_draft_n_max: tuple[tuple[int, ...], ...]
+    temp: tuple[tuple[float, ...], ...]
+    top_p: tuple[tuple[float, ...], ...]
+    seed: int
+
+    def params(self) -> Iterator[SamplingParams]:
+        """Yield the settings of every temperature with every top-p, none twice."""
+        for temperature in _each(self.temp):
+            for top_p in _each(self.top_p):
+                yield SamplingParams(
+                    temperature=temperature, top_k=0, top_p=top_p, min_p=0.0, seed=self.seed
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """What texts are answered, how often, and what is drawn."""
+
+    texts: Path | None
+    examples: int
+    predict: int
+    repetitions: int
+    pad_to: int | None
+    quality: Metric | None
+    plot: Path | None
+
+
+_compared_options = option_group(
+    "compared",
+    _Compared,
+    _MODELS.option(MODEL_DRAFT, "The small model; --demo has its own.", FILE),
+    _MODELS.option(
+        "--accept RULE",
+        "A rule to measure, as generate takes it; repeatable.",
+        multiple=True,
+        show_default=", ".join(_RULES),
+    ),
+    _MODELS.option(
+        "--alpha",
+        "How much is given away: a,b or repeated. bild and bild-star take the distance of a token "
+        "of probability 1 - alpha.",
+        NumberListType(),
+        multiple=True,
+        default=("0,0.05,0.1,0.2,0.4,0.7",),
+    ),
+    _MODELS.option(
+        "--spec-draft-n-max",
+        "Tokens drafted in a round: a,b or repeated.",
+        CountListType(),
+        multiple=True,
+        default=("5",),
+    ),
+    temperatures_option("1"),
+    SAMPLING.option(
+        "--top-p",
+        "Keep the most likely tokens with this much probability together: a,b or repeated.",
+        NumberListType(),
+        multiple=True,
+        default=("1",),
+    ),
+    SAMPLING.option(
+        "-s, --seed",
+        "Seed of the first repetition; the others count on.",
+        click.IntRange(0, 2**63),
+        default=0,
+    ),
+)
+
+_extent_options = option_group(
+    "extent",
+    _Extent,
+    _TEXTS.option(
+        "--texts",
+        "Real text, whose pieces are continued; .jsonl: a question and an answer a line.  "
+        "[default: the demo's questions]",
+        FILE,
+    ),
+    _TEXTS.option(
+        "--examples",
+        "How many questions, or pieces of the text.",
+        click.IntRange(1, 10**6),
+        default=40,
+    ),
+    _MEASURING.option(
+        "-n, --predict, --max-tokens",
+        "The most tokens of an answer.",
+        click.IntRange(1, MAX_COUNT),
+        default=64,
+    ),
+    _MEASURING.option(
+        "-r, --repetitions",
+        "How often every rule answers everything, each time with another seed.",
+        click.IntRange(1, 10**6),
+        default=3,
+    ),
+    _MEASURING.option(
+        "--pad-to N",
+        "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs.",
+        ParametersType(),
+    ),
+    OUTPUT.option(
+        "--quality",
+        "By what the best rules are found, and the picture drawn.",
+        click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),
+        show_default="rouge_2 where there are answers, else cross_entropy",
+    ),
+    OUTPUT.option(
+        "--plot FILE",
+        "Draw quality against latency, rejection and deferral: a .png, .svg or .pdf.",
+        NEW_FILE,
+    ),
+)
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@_compared_options
+@_extent_options
+@format_options
+@terminal_options
+def cascade(
+    load: LoadSettings,
+    compared: _Compared,
+    extent: _Extent,
+    form: OutputForm,
+    terminal: Terminal,
+) -> None:
+    """Compare cascades with plain and exact decoding: quality, latency, rejection."""
+    from specrun.bench.cascade.best import best_points
+    from specrun.bench.cascade.comparison import CascadeResults, measure_cascades
+    from specrun.bench.drafters.padding import padded_target
+    from specrun.bench.report import best_table, cascades_table
+
+    target = named_target(load)
+    check_plot(extent.plot)
+    measured = CascadeResults([])
+
+    def show(done: int, total: int, what: str) -> None:
+        terminal.passing(f"{done} of {total} answers: {what} ...")
+
+    def measure(say: Callable[[str], None]) -> list[CascadePoint]:
+        nonlocal measured
+        with ExitStack() as stack:
+            settings = _settings(target, load, compared, extent)
+            path = stack.enter_context(padded_target(target, extent.pad_to, progress=say))
+            measured = measure_cascades(settings(path), progress=show)
+        return measured.points
+
+    points = measure_and_print("cascade", measure, cascades_table, form, terminal)
+    if form in ("table", "md") and points:
+        print_table(best_table(best_points(points, extent.quality)), form, terminal)
+    if extent.plot is not None and points:
+        from specrun.bench.plots import plot_cascades
+
+        plot_cascades(points, extent.plot, extent.quality)
+        terminal.note(f"drew {extent.plot}")
+    if measured.interrupted:
+        terminal.note("interrupted: what was measured in whole repetitions is above", "yellow")
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _settings(
+    target: Path, load: LoadSettings, compared: _Compared, extent: _Extent
+) -> Callable[[Path], CascadeBench]:
+    """Return what makes the comparison of what is timed; before that all options are checked."""
+    from specrun.bench.cascade.comparison import CascadeBench, with_alphas
+    from specrun.bench.cascade.examples import demo_examples, read_examples
+    from specrun.runtime.demo import demo_drafters
+
+    small = compared.model_draft or (demo_drafters()["draft"] if load.demo else None)
+    if small is None:
+        raise click.UsageError("a cascade needs a small model: name one with -md FILE")
+    if extent.texts is None and not load.demo:
+        raise click.UsageError("there is nothing to answer: give --texts FILE")
+    if extent.texts is None:
+        examples = demo_examples(extent.examples)
+    else:
+        examples = read_examples(extent.texts, extent.examples)
+    continues = not all(example.is_answer for example in examples)
+    rules = with_alphas(compared.accept or _RULES, _each(compared.alpha))
+    params = tuple(compared.params())
+    lengths = tuple(dict.fromkeys(n for several in compared.spec_draft_n_max for n in several))
+
+    def bench(timed: Path) -> CascadeBench:
+        return CascadeBench(
+            target=timed,
+            teacher=target,
+            small=small,
+            examples=examples,
+            rules=rules,
+            params=params,
+            lengths=lengths,
+            max_tokens=extent.predict,
+            repetitions=extent.repetitions,
+            as_chat=False if continues else None,
+            options=load.runtime_options(),
+        )
+
+    return bench
+
+
+def _each(several: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+    """Return the numbers of a repeated option, none twice."""
+    return tuple(dict.fromkeys(number for numbers in several for number in numbers))

@@ -1,0 +1,261 @@
+"""Pairs of laws, drafter's and target's, raw and as tokens are drawn: what cascades weigh.
+
+q and p are softmax of the untransformed rows of logits, S(q) and S(p) what sampling settings make
+of them: the laws that tokens come from. Deferral is decided by the raw laws and mixes the
+transformed ones (Narasimhan et al. 2024, appendix C.1): at temperature 0, or behind a narrow top-p,
+the transformed laws have nothing left to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.runtime.acceptance.exact import decide
+from specrun.runtime.acceptance.rule import Acceptance, walk
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.law import FloatArray, IdArray, Law
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.transform import Logits
+from specrun.runtime.tree import DraftTree
+
+Mask = npt.NDArray[np.bool_]
+
+
+_LOWEST = -87.0  # exp of it is the least normal float32: nothing that counts in a sum
+
+
+class RawLaw(Law):
+    """softmax(logits) of a row [n_vocab], untransformed; nothing is worked out before it is asked.
+
+    Thresholds on its probabilities are compared in logits, so that few rules need its exponentials.
+    """
+
+    __slots__ = ("_highest", "_log_mass", "_logits", "_probs")
+    _logits: Logits
+    _highest: float  # these are missing until they are needed
+    _log_mass: float
+    _probs: FloatArray
+
+    def __init__(self, logits: Logits) -> None:
+        object.__setattr__(self, "_logits", logits)
+
+    @property
+    def ids(self) -> IdArray | None:
+        """None: every token has its place."""
+        return None
+
+    @property
+    def probs(self) -> FloatArray:
+        """The probabilities of all tokens, [n_vocab]."""
+        try:
+            return self._probs
+        except AttributeError:
+            probs = np.exp(self._logits.astype(np.float64) - self.log_mass)
+            object.__setattr__(self, "_probs", probs)
+            return probs
+
+    @property
+    def log_mass(self) -> float:
+        """log sum exp(logits)."""
+        try:
+            return self._log_mass
+        except AttributeError:
+            self._sum_up()
+            return self._log_mass
+
+    @property
+    def highest(self) -> float:
+        """The highest logit."""
+        try:
+            return self._highest
+        except AttributeError:
+            highest = float(np.maximum.reduce(self._logits))
+            object.__setattr__(self, "_highest", highest)
+            return highest
+
+    @property
+    def entropy(self) -> float:
+        """The entropy, in nats."""
+        # H = log sum exp(x) - sum p x, with the highest at 0: no shift changes it.
+        weighted = self._sum_up()
+        return self._log_mass - self.highest - weighted * math.exp(self.highest - self._log_mass)
+
+    def _sum_up(self) -> float:
+        """Work out `highest` and `log_mass`; return sum x exp(x), with x = logits - highest."""
+        logits = self._logits
+        if LOOPS is not None and logits.dtype == np.float32:
+            highest, mass, weighted = LOOPS.log_mass(logits)
+        else:
+            highest = self.highest
+            # A token without mass has a logit of -inf, and 0 log 0 counts as 0.
+            shifted = np.maximum(logits - highest, _LOWEST)
+            powers = np.exp(shifted)
+            mass, weighted = float(powers.sum()), float((shifted * powers).sum())
+        object.__setattr__(self, "_highest", highest)
+        object.__setattr__(self, "_log_mass", highest + math.log(mass))
+        return weighted
+
+    def logits_of(self, ids: IdArray | None) -> FloatArray:
+        """Return the logits of these tokens, -inf for those that the row lacks; None: of all."""
+        if ids is None:
+            return self._logits.astype(np.float64)
+        if ids[-1] < len(self._logits):  # they ascend
+            return self._logits[ids].astype(np.float64)
+        inside = ids < len(self._logits)
+        # The inner 0 is only a valid index: its value is not used.
+        return np.where(inside, self._logits[np.where(inside, ids, 0)], -np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class LawPair:
+    """The drafter's law and the target's at one place: q, p, S(q) and S(p).
+
+    Where the drafter says nothing (its own context has ended), its laws are the target's.
+    """
+
+    raw_draft: Law
+    raw_target: Law
+    draft: Law
+    target: Law
+
+
+PairAt = Callable[[int], LawPair]
+"""The laws after a node (or ROOT); worked out only for nodes that a rule visits."""
+
+
+class PairRule(ABC):
+    """A rule that emits a stated law pi of drafter's and target's laws in place of the target's.
+
+    Speculative sampling with a target distribution of one's own (Narasimhan et al. 2024, algorithm
+    4): drafts face pi at every place, and the token after a whole draft comes from pi too, so that
+    what is emitted is exactly pi, however long drafts are. As pi depends on nothing that is drawn,
+    this holds for trees, whatever scheme their siblings were drawn by.
+    """
+
+    exact = False
+
+    name: str
+    """What `--accept` was given, with its parameters."""
+
+    reads_raw_draft: bool = True
+    """Whether it reads q itself: then every drafted place needs the drafter's whole row."""
+
+    reads_draft: bool = True
+    """Whether it reads more of the drafter than what was drawn, and from which law."""
+
+    chains_only: bool = False
+    """Whether what it states does not hold for siblings."""
+
+    fallback: float = 0.0
+    """Drafts end before a token where the drafter's own largest raw probability is below this."""
+
+    takes_points: bool = False
+    """Whether, at temperature 0, the drafted token may stand for S(q) where nobody knows q."""
+
+    @abstractmethod
+    def law(self, pair: LawPair) -> Law:
+        """Return pi, the law of the token at this place."""
+
+    def accept(
+        self, tree: DraftTree, pair_at: PairAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
+        """Walk down the tree, one token per node, as the exact rule does, with pi for its law."""
+        laws: list[tuple[Law, Law]] = []
+
+        def law_at(node: int) -> Law:
+            pair = pair_at(node)
+            law = self.law(pair)
+            laws.append((law, pair.target))
+            return law
+
+        accepted = walk(tree, law_at, noise, position, decide)
+        return Acceptance(accepted.path, accepted.next_token, accepted.rejected, tuple(laws))
+
+
+# -- what laws are compared by ---------------------------------------------------------------------
+
+
+def largest(law: Law) -> float:
+    """Return the largest probability of a law."""
+    if isinstance(law, RawLaw):
+        return math.exp(law.highest - law.log_mass)
+    return float(law.probs.max())
+
+
+def entropy(law: Law) -> float:
+    """Return the entropy of a law, in nats."""
+    return law.entropy if isinstance(law, RawLaw) else _entropy(law.probs)
+
+
+def _entropy(probs: FloatArray) -> float:
+    # 0 log 0 counts as 0, where numpy would make NaN of it.
+    probs = probs[probs > 0.0]
+    return -float(np.add.reduce(probs * np.log(probs)))
+
+
+def total_variation(law: Law, other: Law) -> float:
+    """Return TV(P, Q) = sum max(0, P - Q), from 0 to 1."""
+    if law is other:
+        return 0.0
+    # P's support is enough: elsewhere P - Q is not positive.
+    return float(law.left_over(other).sum())
+
+
+def at_least(law: Law, threshold: float, ids: IdArray | None) -> Mask:
+    """Return which of these tokens (None: all) have a probability of at least `threshold`."""
+    if isinstance(law, RawLaw):
+        if threshold <= 0.0:
+            return np.ones(len(law.logits_of(ids)), np.bool_)
+        return law.logits_of(ids) >= math.log(threshold) + law.log_mass
+    return _probabilities(law, ids) >= threshold
+
+
+def at_least_of_best(law: Law, share: float, ids: IdArray | None) -> Mask:
+    """Return which tokens (None: all) have at least `share` of the largest probability.
+
+    Of a row of logits no exponential is needed: l(v) >= max l + log(share).
+    """
+    if isinstance(law, RawLaw):
+        lowest = law.highest + math.log(share) if share > 0.0 else -math.inf
+        return law.logits_of(ids) >= lowest
+    return _probabilities(law, ids) >= share * largest(law)
+
+
+def among_best(law: Law, count: int, ids: IdArray | None) -> Mask:
+    """Return which tokens (None: all) are among the `count` likeliest, with all equal to the last.
+
+    Of a row of logits no exponential is needed.
+    """
+    every = law.logits_of(None) if isinstance(law, RawLaw) else law.probs
+    if count >= len(every):
+        return np.ones(len(every) if ids is None else len(ids), np.bool_)
+    lowest = np.partition(every, -count)[-count]
+    these = law.logits_of(ids) if isinstance(law, RawLaw) else _probabilities(law, ids)
+    mask: Mask = these >= lowest
+    return mask
+
+
+def _probabilities(law: Law, ids: IdArray | None) -> FloatArray:
+    return law.aligned_to(law if ids is None else Law(np.zeros(len(ids)), ids))
+
+
+def joint_support(law: Law, other: Law) -> IdArray | None:
+    """Return the ids of all tokens of either law, rising; None where both have all of them."""
+    if law.ids is None and other.ids is None and len(law.probs) == len(other.probs):
+        return None
+    first, second = (
+        np.arange(len(law.probs)) if law.ids is None else law.ids for law in (law, other)
+    )
+    ids = np.concatenate((first, second))
+    ids.sort()
+    # What np.union1d does, without what it asks first: laws are short.
+    is_first = np.empty(len(ids), np.bool_)
+    is_first[0] = True
+    np.not_equal(ids[1:], ids[:-1], out=is_first[1:])
+    return ids[is_first]

@@ -1,0 +1,16 @@
+/* Sums of exponentials of a row. */
+
+#ifndef LOG_MASS_H
+#define LOG_MASS_H
+
+#include <stddef.h>
+
+/* With x = row[i] - highest: the sum of exp(x), and that of x exp(x). */
+typedef struct {
+    float highest;
+    double mass, weighted;
+} LogMass;
+
+LogMass log_mass_of(const float *row, ptrdiff_t size);
+
+#endif
