@@ -129,6 +129,7 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.type_k = CACHE_TYPES[options.cache_type_k]
         params.type_v = CACHE_TYPES[options.cache_type_v]
+        params.offload_kqv = options.offload_kv
         options.rope.apply(params)
         # Sequences share prefixes: a tree is many sequences over one prefix.
         params.kv_unified = True

@@ -6,11 +6,12 @@ import ctypes
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from specrun.bindings.library import llama, native_function
+from specrun.bindings.workers import is_reachable, worker_of
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
 _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
@@ -18,7 +19,10 @@ _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One ggml device; memory in bytes. `hardware` is its address on the bus, "" if unknown."""
+    """One ggml device; memory in bytes. `hardware` is its address on the bus, "" if unknown.
+
+    `worker` is the HOST:PORT of a device elsewhere, whose memory is 0 where it does not answer.
+    """
 
     name: str
     description: str
@@ -27,6 +31,8 @@ class Device:
     memory_total: int
     backend: str = ""
     hardware: str = ""
+    worker: str | None = None
+    handle: int = field(default=0, repr=False, compare=False)
 
 
 class _Properties(ctypes.Structure):
@@ -45,24 +51,39 @@ class _Properties(ctypes.Structure):
 
 def devices() -> list[Device]:
     """Return every device, in ggml's order."""
+    llama()
     pointer = ctypes.c_void_p
     count = native_function("ggml_backend_dev_count", ctypes.c_size_t)()
     get = native_function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
-    describe = native_function("ggml_backend_dev_get_props", None, pointer, pointer)
-    backend_of = native_function("ggml_backend_dev_backend_reg", pointer, pointer)
-    name_of = native_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)
-    found = []
-    for handle in map(get, range(count)):
-        values = _Properties()
+    return [_describe(get(number)) for number in range(count)]
+
+
+def _describe(handle: int) -> Device:
+    pointer = ctypes.c_void_p
+    worker = worker_of(handle)
+    values = _Properties()
+    # To ask a worker that is gone for its memory would end the process.
+    if worker is None or is_reachable(worker):
+        describe = native_function("ggml_backend_dev_get_props", None, pointer, pointer)
         describe(handle, ctypes.byref(values))
-        texts = (values.name, values.description, name_of(backend_of(handle)), values.device_id)
-        name, description, backend, hardware = (
-            (text or b"").decode("utf-8", "replace") for text in texts
-        )
-        kind: DeviceKind = _KINDS[values.type] if 0 <= values.type < len(_KINDS) else "accel"
-        memory = values.memory_free, values.memory_total
-        found.append(Device(name, description, kind, *memory, backend, hardware))
-    return found
+    backend = native_function("ggml_backend_dev_backend_reg", pointer, pointer)(handle)
+    texts = (
+        *(
+            native_function(f"ggml_backend_dev_{what}", ctypes.c_char_p, pointer)(handle)
+            for what in ("name", "description")
+        ),
+        native_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)(backend),
+        values.device_id,
+    )
+    name, description, backend_name, hardware = (
+        (text or b"").decode("utf-8", "replace") for text in texts
+    )
+    number = native_function("ggml_backend_dev_type", ctypes.c_int, pointer)(handle)
+    kind: DeviceKind = _KINDS[number] if 0 <= number < len(_KINDS) else "accel"
+    memory = values.memory_free, values.memory_total
+    return Device(
+        name, description, kind, *memory, backend_name, hardware, worker=worker, handle=handle
+    )
 
 
 def offload_devices(found: Sequence[Device]) -> list[Device]:
@@ -82,14 +103,6 @@ def offload_devices(found: Sequence[Device]) -> list[Device]:
     return servers + (gpus or shared)
 
 
-def layers_offloaded(n_gpu_layers: int) -> int:
-    """Return how many layers (-1: all) llama.cpp offloads of those asked for.
-
-    It ignores the wish where there is no GPU, so nobody else may take it for a GPU's presence.
-    """
-    return n_gpu_layers if n_gpu_layers != 0 and offload_devices(devices()) else 0
-
-
 def supports_gpu_offload() -> bool:
     """Return whether llama.cpp was built with a GPU backend that finds a device."""
     return bool(llama().llama_supports_gpu_offload())
@@ -106,7 +119,11 @@ def describe_machine() -> dict[str, object]:
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 1,
-        "devices": [device.description for device in devices() if device.kind != "cpu"],
+        "devices": [
+            device.description
+            for device in devices()
+            if device.kind != "cpu" and device.worker is None
+        ],
     }
 
 

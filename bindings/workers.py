@@ -19,14 +19,14 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import OptionError, WorkerLostError
-from specrun.bindings.library import llama, native_function
+from specrun.bindings.library import free_checks, llama, native_function
 from specrun.bindings.threads import note_work
 
 MAX_WORKERS = 16  # GGML_RPC_MAX_SERVERS
@@ -41,6 +41,7 @@ _GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 _OPEN_FILES = Path("/dev/fd")
 
 _added: dict[str, list[int]] = {}  # worker -> its devices; ggml never forgets them
+_seen: set[tuple[str, int]] = set()  # connections that were alive: worker, number of the socket
 _keep_alive: list[object] = []
 
 
@@ -71,8 +72,9 @@ def rpc_function(name: str, result: Any, *arguments: Any) -> Any:  # noqa: ANN40
     registry = native_function("ggml_backend_reg_by_name", pointer, ctypes.c_char_p)(b"RPC")
     address: int | None = None
     if registry:
-        find = native_function("ggml_backend_reg_get_proc_address", pointer, pointer, pointer)
-        address = find(registry, ctypes.cast(name.encode(), pointer))
+        types = pointer, pointer, ctypes.c_char_p
+        find = native_function("ggml_backend_reg_get_proc_address", *types)
+        address = find(registry, name.encode())
     if not address:
         problem = "this build of llama.cpp cannot use other machines (GGML_RPC is off)"
         raise OptionError(f"{problem}: `make chat` builds one that can")
@@ -110,23 +112,25 @@ def is_reachable(worker: str) -> bool:
 
     A new one stays in the worker's queue until its client has left: without one that is at once.
     """
-    endpoint = Endpoint.parse(worker)
-    connections = list(_connections(endpoint))
-    try:
-        if connections:
-            return not any(_has_ended(connection) for connection in connections)
-    finally:
-        for connection in connections:
-            connection.close()
-    with suppress(OSError), _connect(endpoint):
+    ended = _ended_connections(worker)
+    if ended:
+        return not any(ended)
+    with suppress(OSError), _connect(Endpoint.parse(worker)):
         return True
     return False
 
 
+def is_lost(worker: str) -> bool:
+    """Whether something of this process lies on a worker that cannot be reached any more."""
+    if _OPEN_FILES.is_dir():
+        return any(_ended_connections(worker))
+    return not is_reachable(worker)
+
+
 def require_workers(workers: Iterable[str]) -> None:
-    """Raise WorkerLostError for the first of these workers that cannot be reached any more."""
+    """Raise WorkerLostError for the first of these workers that is lost."""
     for worker in workers:
-        if not is_reachable(worker):
+        if is_lost(worker):
             problem = f"the worker {worker}, which holds a part of the model, is gone"
             raise WorkerLostError(f"{problem}: start it again, and then specrun")
 
@@ -148,6 +152,9 @@ def _add(endpoint: Endpoint) -> None:
     native_function("ggml_backend_register", None, pointer)(registry)
     count = native_function("ggml_backend_reg_dev_count", ctypes.c_size_t, pointer)(registry)
     get = native_function("ggml_backend_reg_dev_get", pointer, pointer, ctypes.c_size_t)
+    if not _added:
+        # ggml would ask a worker that is gone to free what lies there, and end the process.
+        free_checks.append(lambda: not any(map(is_lost, _added)))
     _added[str(endpoint)] = [get(registry, number) for number in range(count)]
     note_work()  # the connection has a thread of its own
 
@@ -201,27 +208,38 @@ def _received(connection: socket.socket, n_bytes: int) -> bytes:
 # -- watching --------------------------------------------------------------------------------------
 
 
-def _connections(endpoint: Endpoint) -> Iterator[socket.socket]:
-    """Yield copies of this process's connections to a worker, which ggml has made."""
+def _ended_connections(worker: str) -> list[bool]:
+    """Return for each connection of this process to a worker, made by ggml, whether it has ended.
+
+    Empty where nothing lies on the worker, and on systems that do not show a process its files.
+    """
+    endpoint, ended = Endpoint.parse(worker), []
     try:
         peer = (socket.gethostbyname(endpoint.host), endpoint.port)
         names = os.listdir(_OPEN_FILES)
-    except OSError:  # Windows, or a system that shows no open files: a new connection tells
-        return
+    except OSError:
+        return []
     for name in names:
         with suppress(OSError, ValueError):
-            number = int(name)
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            status = os.fstat(int(name))
+            if not stat.S_ISSOCK(status.st_mode):
                 continue
-            connection = socket.socket(fileno=os.dup(number))
-            try:
-                is_it = connection.family == socket.AF_INET and connection.getpeername() == peer
-            except OSError:  # not connected, or its other side has reset it
-                is_it = False
-            if is_it:
-                yield connection
-            else:
-                connection.close()
+            # A reset connection has no other side any more: it is known by its own number.
+            known = (worker, status.st_ino)
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if _is_connected_to(connection, peer):
+                    _seen.add(known)
+                    ended.append(_has_ended(connection))
+                elif known in _seen:
+                    ended.append(True)
+    return ended
+
+
+def _is_connected_to(connection: socket.socket, peer: tuple[str, int]) -> bool:
+    try:
+        return connection.family == socket.AF_INET and connection.getpeername() == peer
+    except OSError:
+        return False
 
 
 def _has_ended(connection: socket.socket) -> bool:

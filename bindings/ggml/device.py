@@ -1,4 +1,4 @@
-"""ggml backends for small graphs: a GPU with the CPU behind it, or the CPU alone."""
+"""ggml backends for small graphs: a device with the CPU behind it, or the CPU alone."""
 
 from __future__ import annotations
 
@@ -9,31 +9,28 @@ from specrun.bindings.ggml.functions import call
 from specrun.bindings.library import NativeHandle
 from specrun.bindings.threads import available_cores, check_fork
 
-# enum ggml_backend_dev_type.
-_CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2
+_CPU = 0  # enum ggml_backend_dev_type
 
 
 class ComputeDevice:
     """Owns ggml backends. Graphs and weights on it keep them until they are closed themselves.
 
-    With `gpu`, the first GPU computes what it can and the CPU the rest, as in llama.cpp; raises
-    SpecrunError where there is none. `n_threads` 0 means as many as cores.
+    `device`, a native handle, computes what it can and the CPU the rest, as in llama.cpp; 0 is the
+    CPU alone. Raises SpecrunError where a device cannot be started.
     """
 
-    def __init__(self, *, gpu: bool = False, n_threads: int = 0) -> None:
+    def __init__(self, device: int = 0, *, n_threads: int = 0) -> None:
         check_fork()
         self.native_seconds = 0.0
         """The time that its graphs have taken so far."""
         self._backends: list[NativeHandle] = []
-        find = call("ggml_backend_dev_by_type")
-        if gpu:
-            device = find(_GPU) or find(_INTEGRATED_GPU)
-            if not device:
-                problem = "there is no GPU that ggml can compute on"
-                raise SpecrunError(f"{problem}: run `specrun doctor` to see the devices")
+        cpu_device: int = call("ggml_backend_dev_by_type")(_CPU)
+        self.devices = (device, cpu_device) if device else (cpu_device,)
+        """The native handles of the devices, the preferred one first."""
+        if device:
             self._backends.append(_started(device))
         try:
-            cpu = _started(find(_CPU))
+            cpu = _started(cpu_device)
         except BaseException:
             self.close()
             raise

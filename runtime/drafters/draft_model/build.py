@@ -153,8 +153,8 @@ def _with_draft_model(
 
 def open_draft_model(path: Path, env: DraftEnvironment) -> Model:
     """Load a draft model for the target; raises `PairError` or `UnsupportedModelError`."""
-    layers = resolve_gpu_layers(env.n_gpu_layers, path)
-    model = Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap)
+    layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
+    model = Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap, drafts=True)
     try:
         check_pair(env.target, model)
     except BaseException:
