@@ -70,9 +70,8 @@ class Context:
             n_rollback=self._n_rollback,
         )
         self.native_seconds = 0.0
-        # A GPU may still be at work when llama_decode returns; processors are done.
-        # A GPU's work is only enqueued by the call that evaluates.
-        self.waits_for_device = bool(self._native.llama_supports_gpu_offload())
+        # A device's work is only enqueued by the call that evaluates; processors are done by then.
+        self.waits_for_device = bool(model.placed.offload)
         self._n_vocab = model.vocabulary.size
         self._has_hidden_states = self.options.hidden_states
         try:

@@ -33,6 +33,7 @@ class Device:
     hardware: str = ""
     worker: str | None = None
     handle: int = field(default=0, repr=False, compare=False)
+    """ggml's pointer: it says nothing outside of this process."""
 
 
 class _Properties(ctypes.Structure):
@@ -104,8 +105,11 @@ def offload_devices(found: Sequence[Device]) -> list[Device]:
 
 
 def supports_gpu_offload() -> bool:
-    """Return whether llama.cpp was built with a GPU backend that finds a device."""
-    return bool(llama().llama_supports_gpu_offload())
+    """Return whether this machine has a device that layers can be offloaded to.
+
+    llama.cpp's function of this name says so of every build with the RPC backend.
+    """
+    return bool(offload_devices([device for device in devices() if device.worker is None]))
 
 
 def system_info() -> str:

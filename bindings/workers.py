@@ -18,7 +18,6 @@ import select
 import socket
 import stat
 import struct
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -274,7 +273,6 @@ def _explain_aborts() -> None:
         subject = f"the worker {lost[0]} is gone" if lost else "a worker answered with nonsense"
         advice = "start it again, and then specrun"
         os.write(2, f"Error: {subject}, in the middle of an evaluation: {advice}\n".encode())
-        sys.stdout.flush()
         os._exit(WorkerLostError.exit_code)
 
     callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(explain)
