@@ -25,6 +25,7 @@ from specrun.bindings.workers import Endpoint, add_workers
 SplitMode = Literal["none", "layer", "row", "tensor"]
 _SPLIT_MODES: tuple[SplitMode, ...] = get_args(SplitMode)
 _NONE = "none"
+_MAX_DEVICES = 14  # with the CPU and what speeds it up: GGML_SCHED_MAX_BACKENDS, 16
 _MAX_REGEX = 1000
 
 
@@ -216,6 +217,9 @@ def find_device(name: str, known: Sequence[Device]) -> Device:
 
 def _check_split(placement: Placement, chosen: Sequence[Device]) -> None:
     mode, n_devices = placement.split_mode, len(chosen)
+    if n_devices > _MAX_DEVICES:
+        problem = f"{n_devices} devices are too many: llama.cpp computes with {_MAX_DEVICES}"
+        raise OptionError(f"{problem} at once, so name those to use")
     if placement.tensor_split and len(placement.tensor_split) != n_devices:
         given = ",".join(f"{share:g}" for share in placement.tensor_split)
         names = ", ".join(device.name for device in chosen) or "none"

@@ -28,7 +28,6 @@ from specrun.bindings.errors import OptionError, WorkerLostError
 from specrun.bindings.library import free_checks, llama, native_function
 from specrun.bindings.threads import note_work
 
-MAX_WORKERS = 16  # GGML_RPC_MAX_SERVERS
 PROTOCOL = (7, 0)
 """The version of ggml-rpc's protocol, major and minor, in the llama.cpp that is pinned."""
 
@@ -140,8 +139,6 @@ def require_workers(workers: Iterable[str]) -> None:
 def _add(endpoint: Endpoint) -> None:
     llama()
     add = rpc_function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
-    if len(_added) == MAX_WORKERS:
-        raise OptionError(f"{endpoint} is one worker too many: llama.cpp knows {MAX_WORKERS}")
     _greet(endpoint)
     _explain_aborts()
     registry = add(str(endpoint).encode())
