@@ -164,8 +164,12 @@ def _connect(endpoint: Endpoint) -> socket.socket:
 def _greet(endpoint: Endpoint) -> None:
     """Say hello as ggml will, with a limit of time; raises OptionError for a wrong answer."""
     start = f"`specrun worker --port {endpoint.port}` starts one"
+    busy = "either it is not there, or it serves another client: one at a time"
+    silent = f"the worker {endpoint} does not answer within {_SECONDS:.0f} s: {busy}"
     try:
         connection = _connect(endpoint)
+    except TimeoutError:  # nobody is there, or the queue is full
+        raise OptionError(silent) from None
     except OSError as error:
         reason = error.strerror or str(error) or "no answer"
         raise OptionError(f"no worker answers at {endpoint} ({reason}): {start}") from None
@@ -175,9 +179,7 @@ def _greet(endpoint: Endpoint) -> None:
             connection.sendall(size + bytes(_CAPABILITIES))
             answer = _received(connection, 8 + 4 + _CAPABILITIES)
         except TimeoutError:
-            advice = "it serves one client at a time; end the other, or start a second worker"
-            problem = f"the worker {endpoint} does not answer within {_SECONDS:.0f} s"
-            raise OptionError(f"{problem}: {advice}") from None
+            raise OptionError(silent) from None
         except OSError:
             answer = b""
     known = len(answer) == 8 + 4 + _CAPABILITIES
@@ -185,8 +187,8 @@ def _greet(endpoint: Endpoint) -> None:
         raise OptionError(f"what listens at {endpoint} is no worker of llama.cpp: {start}")
     major, minor, patch = answer[8:11]
     if major != PROTOCOL[0] or minor > PROTOCOL[1]:
-        versions = f"{major}.{minor}.{patch}, this llama.cpp {PROTOCOL[0]}.{PROTOCOL[1]}"
-        problem = f"the worker {endpoint} speaks version {versions} of the protocol"
+        other, own = f"{major}.{minor}.{patch}", f"{PROTOCOL[0]}.{PROTOCOL[1]}"
+        problem = f"the worker {endpoint} speaks version {other} of the protocol, specrun {own}"
         raise OptionError(f"{problem}: use the same version of specrun on both sides")
 
 

@@ -195,7 +195,7 @@ def test_folders_of_the_runtime_import_in_no_circle():
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 26}) == []
     assert len(of("runtime")) <= 137
-    assert too_much(SOURCES, most_files=410, most_lines=58_500) == []
+    assert too_much(SOURCES, most_files=415, most_lines=59_500) == []
 
 
 @settled

@@ -207,7 +207,7 @@ def describe_settings(
 
 def _where(context: ContextOptions, placement: Placement) -> dict[str, object]:
     """Return what was said about devices, nothing where that is nothing."""
-    unusual = {} if context.offload_kv else {"keys and values": "not offloaded"}
+    unusual: dict[str, object] = {} if context.offload_kv else {"keys and values": "not offloaded"}
     if placement == Placement():
         return unusual
     # As JSON gives it back.

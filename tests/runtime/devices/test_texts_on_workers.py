@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from support.every_drafter import DRAFTERS, named, write_all
-from support.tiny_models import F32
+from support.tiny_models import CHAT, F32
 
 from specrun.bindings.devices import devices
+from specrun.bindings.workers import add_workers
+from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 
 PROMPT = list(b"to be, or not to be, that is the question. to be")
@@ -95,7 +97,6 @@ def test_another_seed_gives_another_text(plain: dict[tuple[str, float], list[int
         {"n_gpu_layers": 1},
         {"n_gpu_layers": 2, "offload_kv": False},
         {"offload_kv": False},
-        {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "flash_attention": "on"},
         {"override_tensors": [("ffn_", "CPU")]},
         {"devices_draft": ["none"]},
         {"split_mode": "none"},
@@ -115,10 +116,22 @@ def test_another_seed_gives_another_text(plain: dict[tuple[str, float], list[int
 def test_wherever_a_part_lies(
     files: dict[str, Path], worker: str, drafter: str, options: dict[str, Any]
 ) -> None:
-    what = ("cache_type_k", "cache_type_v", "flash_attention")
-    shared = {key: value for key, value in options.items() if key in what}
+    shared = {key: value for key, value in options.items() if key == "flash_attention"}
     wanted = text(files, "shallow", "none", devices=["none"], **shared)
     assert text(files, "shallow", drafter, rpc=[worker], **options) == wanted
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft(FILE:wide, tree=2x2)", "prompt-lookup"])
+def test_quantized_keys_and_values(
+    files: dict[str, Path], tmp_path: Path, worker: str, drafter: str
+) -> None:
+    """Heads of 32 numbers, so that a block of q8_0 is within one."""
+    path = tmp_path / "wide.gguf"
+    write_random_llama(path, RandomLlama(**{**CHAT, "width": 128}))
+    wide = {**files, "wide": path}
+    cache = {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "flash_attention": "on"}
+    wanted = text(wide, "wide", "none", devices=["none"], **cache)
+    assert text(wide, "wide", drafter, rpc=[worker], **cache) == wanted
 
 
 @pytest.mark.parametrize(
@@ -144,8 +157,6 @@ def test_target_and_drafter_on_different_devices(
     plain: dict[tuple[str, float], list[int]],
     workers: tuple[str, str],
 ) -> None:
-    from specrun.bindings.workers import add_workers
-
     handles = add_workers(workers)
     names = {device.handle: device.name for device in devices()}
     first, second = (names[handle] for handle in handles)
