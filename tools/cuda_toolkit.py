@@ -87,7 +87,7 @@ def toolkit_arguments(nvcc: Path, work: Path) -> list[str]:
         f"-DCUDAToolkit_ROOT={folder}",
         f"-DCMAKE_LIBRARY_PATH={links}",
         f"-DCMAKE_CUDA_STANDARD_INCLUDE_DIRECTORIES={';'.join(map(str, includes))}",
-        f"-DCMAKE_SHARED_LINKER_FLAGS={beside} -L{links}",
+        f"-DCMAKE_SHARED_LINKER_FLAGS={beside} -L{links} -L{folder / 'lib'}",
         # So that nothing of the driver is needed to link.
         "-DGGML_CUDA_NO_VMM=ON",
     ]
