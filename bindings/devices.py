@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from specrun.bindings.library import llama, native_function
-from specrun.bindings.workers import is_reachable, worker_of
+from specrun.bindings.workers import add_workers, worker_of
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
 _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
@@ -21,7 +21,7 @@ _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
 class Device:
     """One ggml device; memory in bytes. `hardware` is its address on the bus, "" if unknown.
 
-    `worker` is the HOST:PORT of a device elsewhere, whose memory is 0 where it does not answer.
+    `worker` is the HOST:PORT of a device elsewhere.
     """
 
     name: str
@@ -50,23 +50,27 @@ class _Properties(ctypes.Structure):
     )
 
 
-def devices() -> list[Device]:
-    """Return every device, in ggml's order."""
+def devices(workers: Sequence[str] = ()) -> list[Device]:
+    """Return every device of this machine and of these workers, in ggml's order.
+
+    Others that ggml knows are not asked for anything: one that is gone would end the process, one
+    that serves somebody else would not answer. Raises as `add_workers`.
+    """
     llama()
+    asked = set(add_workers(workers))
     pointer = ctypes.c_void_p
     count = native_function("ggml_backend_dev_count", ctypes.c_size_t)()
     get = native_function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
-    return [_describe(get(number)) for number in range(count)]
+    handles = [get(number) for number in range(count)]
+    return [_describe(item) for item in handles if item in asked or worker_of(item) is None]
 
 
 def _describe(handle: int) -> Device:
     pointer = ctypes.c_void_p
     worker = worker_of(handle)
     values = _Properties()
-    # To ask a worker that is gone for its memory would end the process.
-    if worker is None or is_reachable(worker):
-        describe = native_function("ggml_backend_dev_get_props", None, pointer, pointer)
-        describe(handle, ctypes.byref(values))
+    describe = native_function("ggml_backend_dev_get_props", None, pointer, pointer)
+    describe(handle, ctypes.byref(values))
     backend = native_function("ggml_backend_dev_backend_reg", pointer, pointer)(handle)
     texts = (
         *(
@@ -109,7 +113,7 @@ def supports_gpu_offload() -> bool:
 
     llama.cpp's function of this name says so of every build with the RPC backend.
     """
-    return bool(offload_devices([device for device in devices() if device.worker is None]))
+    return bool(offload_devices(devices()))
 
 
 def system_info() -> str:
@@ -123,11 +127,7 @@ def describe_machine() -> dict[str, object]:
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 1,
-        "devices": [
-            device.description
-            for device in devices()
-            if device.kind != "cpu" and device.worker is None
-        ],
+        "devices": [device.description for device in devices() if device.kind != "cpu"],
     }
 
 

@@ -20,7 +20,7 @@ from specrun.bindings.devices import Device, devices, offload_devices
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import GGUFHeader
 from specrun.bindings.library import llama, native_function
-from specrun.bindings.workers import Endpoint, add_workers
+from specrun.bindings.workers import Endpoint
 
 SplitMode = Literal["none", "layer", "row", "tensor"]
 _SPLIT_MODES: tuple[SplitMode, ...] = get_args(SplitMode)
@@ -182,12 +182,9 @@ def resolve_placement(placement: Placement) -> Placed:
 
     Raises OptionError for names that no device has, with the nearest and the list.
     """
-    own = set(add_workers(placement.rpc))
-    known = devices()
+    known = devices(placement.rpc)
     if placement.devices is None:
-        # Workers that another model was opened with are no business of this one.
-        usual = [device for device in known if device.worker is None or device.handle in own]
-        chosen = offload_devices(usual)
+        chosen = offload_devices(known)
     elif placement.devices == (_NONE,):
         chosen = []
     else:

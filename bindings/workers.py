@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import OptionError, WorkerLostError
-from specrun.bindings.library import free_checks, llama, native_function
+from specrun.bindings.library import free_checks, native_function
 from specrun.bindings.threads import note_work
 
 PROTOCOL = (7, 0)
@@ -86,17 +86,26 @@ def has_rpc() -> bool:
 
 
 def add_workers(workers: Sequence[str]) -> list[int]:
-    """Return ggml's handles of the devices of these workers, in order, connecting to new ones.
+    """Return ggml's handles of the devices of these workers, in order, which can then be used.
 
     Raises OptionError for what is no HOST:PORT, does not answer, serves somebody else, is no worker
-    or speaks another version of the protocol.
+    or speaks another version of the protocol; WorkerLostError for one on which something lies that
+    has gone away.
     """
     endpoints = [Endpoint.parse(text) for text in workers]
+    if endpoints:
+        rpc_function("ggml_backend_rpc_add_server", None)  # raises where there is none
     devices: list[int] = []
     for endpoint in dict.fromkeys(endpoints):
-        if str(endpoint) not in _added:
+        worker = str(endpoint)
+        if worker in _added:
+            require_workers([worker])
+        # Where ggml is going to connect, it would wait for ever, or end the process.
+        if worker not in _added or not _ended_connections(worker):
+            _greet(endpoint)
+        if worker not in _added:
             _add(endpoint)
-        devices += _added[str(endpoint)]
+        devices += _added[worker]
     return devices
 
 
@@ -137,9 +146,7 @@ def require_workers(workers: Iterable[str]) -> None:
 
 
 def _add(endpoint: Endpoint) -> None:
-    llama()
     add = rpc_function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
-    _greet(endpoint)
     _explain_aborts()
     registry = add(str(endpoint).encode())
     if not registry:
@@ -268,7 +275,7 @@ def _explain_aborts() -> None:
         if "RPC" not in text and "Failed to connect" not in text:
             os.write(2, f"{text}\n".encode())  # what ggml writes itself; then it ends the process
             return
-        lost = [worker for worker in _added if not is_reachable(worker)]
+        lost = [worker for worker in _added if is_lost(worker)]
         subject = f"the worker {lost[0]} is gone" if lost else "a worker answered with nonsense"
         advice = "start it again, and then specrun"
         os.write(2, f"Error: {subject}, in the middle of an evaluation: {advice}\n".encode())

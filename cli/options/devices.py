@@ -58,11 +58,9 @@ def placement_of(values: dict[str, Any]) -> Placement:
 
 def _list_devices(placement: Placement) -> None:
     from specrun.bindings.devices import devices
-    from specrun.bindings.workers import add_workers
 
-    add_workers(placement.rpc)
     click.echo("Available devices:")
-    for name, description, kind, free, memory in device_rows(devices()):
+    for name, description, kind, free, memory in device_rows(devices(placement.rpc)):
         click.echo(f"  {name}: {description} ({kind}, {memory}, {free} free)")
 
 

@@ -36,10 +36,10 @@ OURS, THEIRS = device("RPC0", worker="a:1"), device("RPC1", worker="b:1")
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with two GPUs, and two workers of which one is asked for."""
-    known = [CPU, FIRST, SECOND, OURS, THEIRS]
-    monkeypatch.setattr(module, "devices", lambda: known)
-    handles = {"a:1": OURS.handle, "b:1": THEIRS.handle}
-    monkeypatch.setattr(module, "add_workers", lambda asked: [handles[text] for text in asked])
+    theirs = {"a:1": OURS, "b:1": THEIRS}
+    monkeypatch.setattr(
+        module, "devices", lambda asked: [CPU, FIRST, SECOND, *(theirs[text] for text in asked)]
+    )
     monkeypatch.setattr(module, "_has_split_buffers", lambda item: item.backend == "CUDA")
     monkeypatch.setattr(module, "_buffer_type", lambda item: item.handle)
 
@@ -75,7 +75,9 @@ def test_which_devices_are_used(options: dict[str, Any], names: str) -> None:
         ({"split_mode": "none", "main_gpu": 2}, "main GPU is 2: the devices are 0 CUDA0, 1 CUDA1"),
         ({"split_mode": "row", "rpc": ["a:1"]}, "cuts matrices, and RPC0 cannot: use layer"),
         ({"split_mode": "tensor", "devices": ["none"]}, "there is no GPU that can"),
-        ({"override_tensors": [("ffn", "RPC0")]}, "RPC0, which is not in use: CPU, CUDA0, CUDA1"),
+        ({"override_tensors": [("f", "CUDA1")], "devices": ["CUDA0"]}, "not in use: CPU, CUDA0"),
+        ({"override_tensors": [("f", "RPC0")]}, "there is no device 'RPC0'"),
+        ({"devices": ["RPC0"]}, "there is no device 'RPC0'"),
         ({"override_tensors": [("ffn", "CUDA9")]}, "did you mean CUDA"),
     ],
 )

@@ -18,6 +18,7 @@ import pytest
 from support.workers import free_port, listening, running_worker
 
 from specrun.bindings import workers
+from specrun.bindings.devices import devices
 from specrun.bindings.errors import OptionError, WorkerLostError
 from specrun.bindings.model import Model
 from specrun.bindings.placement import Placement, placing
@@ -144,8 +145,26 @@ def test_a_worker_is_added_once_and_its_connection_watched(tiny_model: Path) -> 
         with pytest.raises(WorkerLostError, match=f"{worker}.* is gone: start it again"):
             require_workers([worker])
         assert not is_reachable(worker)
+        with pytest.raises(WorkerLostError):
+            add_workers([worker])
         model.close()  # ggml is not asked to free what is there no more
-    assert not is_reachable(worker)
+
+
+def test_a_worker_that_was_used_before_is_asked_again(tiny_model: Path) -> None:
+    """ggml remembers its devices, and would connect to whatever is there, or to nothing."""
+    with running_worker() as (worker, process):
+        with placing(Placement(rpc=(worker,))), Model(tiny_model, n_gpu_layers=-1):
+            pass
+        process.kill()
+        process.wait()
+        assert worker not in [device.worker for device in devices()]
+        with (
+            placing(Placement(rpc=(worker,))),
+            pytest.raises(OptionError, match="no worker answers"),
+        ):
+            Model(tiny_model, n_gpu_layers=-1)
+        with Model(tiny_model, n_gpu_layers=-1) as model:  # it is no business of others
+            assert model.n_gpu_layers == 0 or model.placed.workers == ()
 
 
 LOST = """

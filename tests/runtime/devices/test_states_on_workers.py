@@ -22,7 +22,6 @@ from specrun.bindings.devices import devices
 from specrun.bindings.ggml.target_tensors import device_for_heads
 from specrun.bindings.model import Model
 from specrun.bindings.placement import Placement, placing
-from specrun.bindings.workers import add_workers
 from specrun.runtime.drafters.eagle import EagleHead
 from specrun.runtime.drafters.hydra.hydra_head import HydraHead
 from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
@@ -182,8 +181,7 @@ def test_tensors_on_another_device_are_copied_with_a_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     here, there = models
-    add_workers(workers)
-    names = {device.worker: device.name for device in devices()}
+    names = {device.worker: device.name for device in devices(workers)}
     places, sees = np.arange(6, dtype=np.int32), np.tril(np.ones((6, 6), bool))
     chosen = Placement(rpc=workers, devices_draft=(names[workers[1]],))
     found = []

@@ -14,7 +14,6 @@ from support.every_drafter import DRAFTERS, named, write_all
 from support.tiny_models import CHAT, F32
 
 from specrun.bindings.devices import devices
-from specrun.bindings.workers import add_workers
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 
@@ -157,9 +156,8 @@ def test_target_and_drafter_on_different_devices(
     plain: dict[tuple[str, float], list[int]],
     workers: tuple[str, str],
 ) -> None:
-    handles = add_workers(workers)
-    names = {device.handle: device.name for device in devices()}
-    first, second = (names[handle] for handle in handles)
+    names = {device.worker: device.name for device in devices(workers)}
+    first, second = (names[worker] for worker in workers)
     for drafter in ("draft(FILE:twin, n=4)", "eagle(FILE:eagle, n=4)"):
         options = {"rpc": workers, "devices": [first], "devices_draft": [second]}
         assert text(files, "shallow", drafter, **options) == plain["shallow", 0.0]
