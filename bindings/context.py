@@ -25,6 +25,7 @@ from specrun.bindings.model import Model
 from specrun.bindings.nextn import show_nextn_states
 from specrun.bindings.rows import OutputBuffers, Rows
 from specrun.bindings.threads import available_cores, check_fork, note_work
+from specrun.bindings.workers import freed_while_there
 
 
 class Context:
@@ -163,7 +164,8 @@ class Context:
             raise OutOfMemoryError(f"{problem}. Lower the context size (-c)")
         # llama.cpp keeps the observer's callback, and pointers to samplers.
         kept = model, self._observer, self._samplers.chains
-        return NativeHandle(handle, self._native.llama_free, *kept)
+        free = freed_while_there(self._native.llama_free, self.model.placed.workers)
+        return NativeHandle(handle, free, *kept)
 
     @property
     def handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer

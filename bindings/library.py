@@ -23,8 +23,6 @@ logging.getLogger("specrun").addHandler(logging.NullHandler())
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
 _recent_errors: deque[str] = deque(maxlen=8)
-free_checks: list[Callable[[], bool]] = []
-"""Asked before anything native is freed: where one says no, nothing is."""
 _keep_alive: list[object] = []  # llama.cpp keeps the callback's pointer for the life of the process
 
 
@@ -51,7 +49,7 @@ class NativeHandle(int):
         return handle
 
     def __del__(self) -> None:
-        if self._free is not None and not is_forked() and all(check() for check in free_checks):
+        if self._free is not None and not is_forked():
             self._free(int(self))
 
 

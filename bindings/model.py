@@ -25,6 +25,7 @@ from specrun.bindings.placement import current_placement, resolve_placement
 from specrun.bindings.threads import check_fork
 from specrun.bindings.trial import require_tried
 from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.workers import freed_while_there
 
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
@@ -117,7 +118,8 @@ class Model:
         last_native_errors()
         handle = self._native.llama_model_load_from_file(os.fsencode(self.path), params)
         if handle:
-            return NativeHandle(handle, self._native.llama_model_free)
+            free = freed_while_there(self._native.llama_model_free, self.placed.workers)
+            return NativeHandle(handle, free)
         reason = last_native_errors() or "llama.cpp gave no reason"
         if "alloc" in reason or "out of memory" in reason.lower():
             advice = "Use a smaller quantization or fewer GPU layers (-ngl)"

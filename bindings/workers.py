@@ -18,14 +18,14 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import OptionError, WorkerLostError
-from specrun.bindings.library import free_checks, native_function
+from specrun.bindings.library import native_function
 from specrun.bindings.threads import note_work
 
 PROTOCOL = (7, 0)
@@ -134,6 +134,19 @@ def is_lost(worker: str) -> bool:
     return not is_reachable(worker)
 
 
+def freed_while_there(free: Callable[[int], None], workers: Sequence[str]) -> Callable[[int], None]:
+    """Return what frees a pointer unless one of the workers that it lies on is lost.
+
+    ggml would ask that worker to free its part, and end the process for want of an answer.
+    """
+
+    def free_there(pointer: int) -> None:
+        if not any(map(is_lost, workers)):
+            free(pointer)
+
+    return free_there if workers else free
+
+
 def require_workers(workers: Iterable[str]) -> None:
     """Raise WorkerLostError for the first of these workers that is lost."""
     for worker in workers:
@@ -155,9 +168,6 @@ def _add(endpoint: Endpoint) -> None:
     native_function("ggml_backend_register", None, pointer)(registry)
     count = native_function("ggml_backend_reg_dev_count", ctypes.c_size_t, pointer)(registry)
     get = native_function("ggml_backend_reg_dev_get", pointer, pointer, ctypes.c_size_t)
-    if not _added:
-        # ggml would ask a worker that is gone to free what lies there, and end the process.
-        free_checks.append(lambda: not any(map(is_lost, _added)))
     _added[str(endpoint)] = [get(registry, number) for number in range(count)]
     note_work()  # the connection has a thread of its own
 

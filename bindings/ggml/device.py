@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 from specrun.bindings.errors import ClosedError, SpecrunError
 from specrun.bindings.ggml.functions import call
 from specrun.bindings.library import NativeHandle
 from specrun.bindings.threads import available_cores, check_fork
+from specrun.bindings.workers import freed_while_there, worker_of
 
 _CPU = 0  # enum ggml_backend_dev_type
 
@@ -64,7 +66,13 @@ class ComputeDevice:
         if not scheduler:
             raise SpecrunError("ggml cannot make a scheduler for a graph")
         # Freed before the context, to whose tensors it refers.
-        return NativeHandle(scheduler, call("ggml_backend_sched_free"), context, *backends)
+        free = self.freeing("ggml_backend_sched_free")
+        return NativeHandle(scheduler, free, context, *backends)
+
+    def freeing(self, name: str) -> Callable[[int], None]:
+        """Return a function of ggml that frees what lies on this device, while it is there."""
+        worker = worker_of(self.devices[0])
+        return freed_while_there(call(name), () if worker is None else (worker,))
 
     def supports(self, operation: int, *, writes_weights: bool = False) -> bool:
         """Return whether a backend can compute a node (a native handle) where its sources lie.

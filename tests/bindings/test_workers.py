@@ -148,6 +148,11 @@ def test_a_worker_is_added_once_and_its_connection_watched(tiny_model: Path) -> 
         with pytest.raises(WorkerLostError):
             add_workers([worker])
         model.close()  # ggml is not asked to free what is there no more
+    # What lies elsewhere is freed all the same, and with it the connection.
+    with running_worker() as (other, _):
+        with placing(Placement(rpc=(other,))), Model(tiny_model, n_gpu_layers=-1):
+            assert workers._ended_connections(other) == [False]
+        assert workers._ended_connections(other) == []
 
 
 def test_a_worker_that_was_used_before_is_asked_again(tiny_model: Path) -> None:
