@@ -207,7 +207,7 @@ def find_device(name: str, known: Sequence[Device]) -> Device:
         if device.name.lower() == name.strip().lower():
             return device
     names = [device.name for device in known]
-    near = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.6)
     hint = f", did you mean {near[0]}?" if near else ":"
     raise OptionError(f"there is no device {name!r}{hint} the devices are {', '.join(names)}")
 

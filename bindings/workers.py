@@ -79,12 +79,6 @@ def rpc_function(name: str, result: Any, *arguments: Any) -> Any:  # noqa: ANN40
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
-def has_rpc() -> bool:
-    """Return whether llama.cpp was built with the RPC backend."""
-    find = native_function("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)
-    return bool(find(b"RPC"))
-
-
 def add_workers(workers: Sequence[str]) -> list[int]:
     """Return ggml's handles of the devices of these workers, in order, which can then be used.
 
