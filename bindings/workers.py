@@ -35,7 +35,6 @@ _SECONDS = 5.0  # to connect, and to be greeted
 _HELLO, _CAPABILITIES = 14, 24  # RPC_CMD_HELLO, RPC_CONN_CAPS_SIZE
 # Seconds of silence, seconds between the system's questions, and how many go unanswered.
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-_GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 _OPEN_FILES = Path("/dev/fd")
 
 _added: dict[str, list[int]] = {}  # worker -> its devices; ggml never forgets them
@@ -262,8 +261,9 @@ def _has_ended(connection: socket.socket) -> bool:
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    watch = select.poll()
-    watch.register(connection, _GONE)
+    watch = select.poll()  # Windows has none, and does not come here
+    gone = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+    watch.register(connection, gone)
     return bool(watch.poll(0))
 
 
