@@ -1,14 +1,17 @@
 # Two commands: `make chat` talks to the embedded pair, `make test` runs every test. What follows is given every time.
-#   CUDA=1      builds llama.cpp for NVIDIA GPUs (needs the CUDA toolkit)
+#   CUDA=1      builds llama.cpp for NVIDIA GPUs; without a CUDA toolkit the compiler comes from the package index (573 MB)
+#   CUDA_ARCH=86  the GPU's architecture, where no driver can be asked
+#   VULKAN=1    builds llama.cpp for GPUs with Vulkan (needs glslc and Vulkan's headers); Metal comes by itself on Apple silicon
 #   WHEEL=FILE  uses a prebuilt llama-cpp-python wheel instead of building one
 #   PYTHON=...  the Python (3.11 or newer) to make the environment with
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
-KIND := $(if $(WHEEL),wheel,$(if $(CUDA),cuda,cpu))
-FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel.py $(if $(CUDA),--cuda))
-INPUTS := pyproject.toml constraints.txt $(wildcard runtime/compiled/*.[ch]) tools/llama_wheel.py
+KIND := $(if $(WHEEL),wheel,$(if $(CUDA),cuda$(CUDA_ARCH),cpu)$(if $(VULKAN),-vulkan))
+FOR_GPUS := $(if $(CUDA),--cuda) $(if $(CUDA_ARCH),--cuda-arch "$(CUDA_ARCH)") $(if $(VULKAN),--vulkan)
+FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel.py $(FOR_GPUS))
+INPUTS := pyproject.toml constraints.txt $(wildcard runtime/compiled/*.[ch]) tools/llama_wheel.py tools/cuda_toolkit.py
 
 .PHONY: chat test test-real check env dev clean
 .DELETE_ON_ERROR:

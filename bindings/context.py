@@ -25,6 +25,7 @@ from specrun.bindings.model import Model
 from specrun.bindings.nextn import show_nextn_states
 from specrun.bindings.rows import OutputBuffers, Rows
 from specrun.bindings.threads import available_cores, check_fork, note_work
+from specrun.bindings.workers import freed_while_there
 
 
 class Context:
@@ -70,9 +71,8 @@ class Context:
             n_rollback=self._n_rollback,
         )
         self.native_seconds = 0.0
-        # A GPU may still be at work when llama_decode returns; processors are done.
-        # A GPU's work is only enqueued by the call that evaluates.
-        self.waits_for_device = bool(self._native.llama_supports_gpu_offload())
+        # A device's work is only enqueued by the call that evaluates; processors are done by then.
+        self.waits_for_device = bool(model.placed.offload)
         self._n_vocab = model.vocabulary.size
         self._has_hidden_states = self.options.hidden_states
         try:
@@ -129,6 +129,7 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.type_k = CACHE_TYPES[options.cache_type_k]
         params.type_v = CACHE_TYPES[options.cache_type_v]
+        params.offload_kqv = options.offload_kv
         options.rope.apply(params)
         # Sequences share prefixes: a tree is many sequences over one prefix.
         params.kv_unified = True
@@ -163,7 +164,8 @@ class Context:
             raise OutOfMemoryError(f"{problem}. Lower the context size (-c)")
         # llama.cpp keeps the observer's callback, and pointers to samplers.
         kept = model, self._observer, self._samplers.chains
-        return NativeHandle(handle, self._native.llama_free, *kept)
+        free = freed_while_there(self._native.llama_free, self.model.placed.workers)
+        return NativeHandle(handle, free, *kept)
 
     @property
     def handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer

@@ -32,8 +32,9 @@ class ContextOptions:
     head for it. `layer_inputs` are the layers whose inputs are available at every token, at no such
     price. `nextn_states` makes available what NextN blocks read, for every token and without the
     output head. `n_rollback` is how many of the last evaluation's tokens a recurrent state can take
-    back, where `Model.can_roll_back`; other models ignore it. `rope` stretches positions beyond the
-    trained context.
+    back, where `Model.can_roll_back`; other models ignore it. Without `offload_kv` keys and values
+    stay in this machine's memory, whatever computes. `rope` stretches positions beyond the trained
+    context.
     """
 
     n_ctx: int = 0
@@ -50,6 +51,7 @@ class ContextOptions:
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+    offload_kv: bool = True
     rope: RopeScaling = AS_TRAINED
 
     def __post_init__(self) -> None:

@@ -6,11 +6,12 @@ import ctypes
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from specrun.bindings.library import llama, native_function
+from specrun.bindings.workers import add_workers, worker_of
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
 _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
@@ -18,7 +19,10 @@ _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One ggml device; memory in bytes. `hardware` is its address on the bus, "" if unknown."""
+    """One ggml device; memory in bytes. `hardware` is its address on the bus, "" if unknown.
+
+    `worker` is the HOST:PORT of a device elsewhere.
+    """
 
     name: str
     description: str
@@ -27,6 +31,9 @@ class Device:
     memory_total: int
     backend: str = ""
     hardware: str = ""
+    worker: str | None = None
+    handle: int = field(default=0, repr=False, compare=False)
+    """ggml's pointer: it says nothing outside of this process."""
 
 
 class _Properties(ctypes.Structure):
@@ -43,26 +50,45 @@ class _Properties(ctypes.Structure):
     )
 
 
-def devices() -> list[Device]:
-    """Return every device, in ggml's order."""
+def devices(workers: Sequence[str] = ()) -> list[Device]:
+    """Return every device of this machine and of these workers, in ggml's order.
+
+    Others that ggml knows are not asked for anything: one that is gone would end the process, one
+    that serves somebody else would not answer. Raises as `add_workers`.
+    """
+    llama()
+    asked = set(add_workers(workers))
     pointer = ctypes.c_void_p
     count = native_function("ggml_backend_dev_count", ctypes.c_size_t)()
     get = native_function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
+    handles = [get(number) for number in range(count)]
+    return [_describe(item) for item in handles if item in asked or worker_of(item) is None]
+
+
+def _describe(handle: int) -> Device:
+    pointer = ctypes.c_void_p
+    worker = worker_of(handle)
+    values = _Properties()
     describe = native_function("ggml_backend_dev_get_props", None, pointer, pointer)
-    backend_of = native_function("ggml_backend_dev_backend_reg", pointer, pointer)
-    name_of = native_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)
-    found = []
-    for handle in map(get, range(count)):
-        values = _Properties()
-        describe(handle, ctypes.byref(values))
-        texts = (values.name, values.description, name_of(backend_of(handle)), values.device_id)
-        name, description, backend, hardware = (
-            (text or b"").decode("utf-8", "replace") for text in texts
-        )
-        kind: DeviceKind = _KINDS[values.type] if 0 <= values.type < len(_KINDS) else "accel"
-        memory = values.memory_free, values.memory_total
-        found.append(Device(name, description, kind, *memory, backend, hardware))
-    return found
+    describe(handle, ctypes.byref(values))
+    backend = native_function("ggml_backend_dev_backend_reg", pointer, pointer)(handle)
+    texts = (
+        *(
+            native_function(f"ggml_backend_dev_{what}", ctypes.c_char_p, pointer)(handle)
+            for what in ("name", "description")
+        ),
+        native_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)(backend),
+        values.device_id,
+    )
+    name, description, backend_name, hardware = (
+        (text or b"").decode("utf-8", "replace") for text in texts
+    )
+    number = native_function("ggml_backend_dev_type", ctypes.c_int, pointer)(handle)
+    kind: DeviceKind = _KINDS[number] if 0 <= number < len(_KINDS) else "accel"
+    memory = values.memory_free, values.memory_total
+    return Device(
+        name, description, kind, *memory, backend_name, hardware, worker=worker, handle=handle
+    )
 
 
 def offload_devices(found: Sequence[Device]) -> list[Device]:
@@ -82,17 +108,12 @@ def offload_devices(found: Sequence[Device]) -> list[Device]:
     return servers + (gpus or shared)
 
 
-def layers_offloaded(n_gpu_layers: int) -> int:
-    """Return how many layers (-1: all) llama.cpp offloads of those asked for.
-
-    It ignores the wish where there is no GPU, so nobody else may take it for a GPU's presence.
-    """
-    return n_gpu_layers if n_gpu_layers != 0 and offload_devices(devices()) else 0
-
-
 def supports_gpu_offload() -> bool:
-    """Return whether llama.cpp was built with a GPU backend that finds a device."""
-    return bool(llama().llama_supports_gpu_offload())
+    """Return whether this machine has a device that layers can be offloaded to.
+
+    llama.cpp's function of this name says so of every build with the RPC backend.
+    """
+    return bool(offload_devices(devices()))
 
 
 def system_info() -> str:

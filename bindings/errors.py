@@ -96,6 +96,10 @@ class DecodeFailedError(DecodeError):
     """The backend failed (llama_decode returned -3 or an unknown code)."""
 
 
+class WorkerLostError(SpecrunError):
+    """Another process or machine that holds a part of a model cannot be reached any more."""
+
+
 class MissingPackageError(SpecrunError):
     """`what` needs a package that is not installed; pyproject.toml's `extra` brings it."""
 

@@ -84,9 +84,19 @@ def llama() -> Any:  # noqa: ANN401 - the ctypes module is untyped by nature
     _keep_alive.append(callback)
     native.llama_log_set(callback, ctypes.c_void_p(0))
     native.llama_backend_init()
-    if native.llama_supports_gpu_offload():
+    if _has_gpu(native._lib):
         note_work()  # a GPU's driver is started by looking for the GPU
     return native
+
+
+def _has_gpu(library: Any) -> bool:  # noqa: ANN401 - a ctypes library
+    """Return whether a backend found a GPU; that llama.cpp could use one says nothing (RPC)."""
+    try:
+        find = library["ggml_backend_dev_by_type"]
+    except AttributeError:  # ggml's libraries are apart on Windows
+        return bool(library.llama_supports_gpu_offload())
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_int]
+    return any(find(kind) for kind in (1, 2))  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
 
 
 @functools.cache

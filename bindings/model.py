@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from specrun.bindings.devices import layers_offloaded
 from specrun.bindings.errors import (
     ClosedError,
     MalformedFileError,
@@ -22,9 +21,11 @@ from specrun.bindings.gguf import GGUFHeader, read_header
 from specrun.bindings.library import NativeHandle, last_native_errors, llama
 from specrun.bindings.model_checks import check_model
 from specrun.bindings.nextn import ROLLBACK_ARCHITECTURES, read_nextn
+from specrun.bindings.placement import current_placement, resolve_placement
 from specrun.bindings.threads import check_fork
 from specrun.bindings.trial import require_tried
 from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.workers import freed_while_there
 
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
@@ -45,8 +46,9 @@ class Model:
     none; `use_mmap` maps the file instead of reading it; `use_mlock` keeps it in RAM; `progress` is
     called with 0.0..1.0 and may return False to stop loading; `vocab_only` loads the vocabulary
     alone, for what needs no evaluation; `load_nextn` loads the NextN blocks too, if the file has
-    any. A file that was not seen before is tried in another process first (`trial`). Raises
-    `FileMissingError`, `MalformedFileError`, `ModelLoadError`, `OutOfMemoryError`.
+    any; `drafts` puts it where what drafts is to lie (`placing`). A file that was not seen before
+    is tried in another process first (`trial`). Raises `FileMissingError`, `MalformedFileError`,
+    `ModelLoadError`, `OutOfMemoryError`.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Model:
         progress: Callable[[float], bool] | None = None,
         vocab_only: bool = False,
         load_nextn: bool = False,
+        drafts: bool = False,
     ) -> None:
         self._handle: Any = None
         self._contexts: weakref.WeakSet[Reader] = weakref.WeakSet()
@@ -73,9 +76,12 @@ class Model:
         require_tried(self.path, self.header, vocab_only=vocab_only)
         self.has_loaded_nextn = load_nextn and self.nextn.count > 0
         self._native = llama()
+        placed = resolve_placement(current_placement(drafts=drafts))
+        placed.check_patterns(self.header)
+        self.n_gpu_layers = placed.layers_offloaded(n_gpu_layers)
+        """How many layers are on devices (-1: all)."""
+        self.placed = placed if self.n_gpu_layers else placed.without_layers()
         self._handle = self._load(n_gpu_layers, use_mmap, use_mlock, progress)
-        self.n_gpu_layers = layers_offloaded(n_gpu_layers)
-        """How many layers are on a GPU (-1: all): heads are computed where their target is."""
         # Read once: llama.cpp overwrites it when a context scales positions.
         self._n_ctx_train = int(self._native.llama_model_n_ctx_train(self._handle))
         vocabulary = self._native.llama_model_get_vocab(self._handle)
@@ -100,6 +106,7 @@ class Model:
     ) -> Any:  # noqa: ANN401 - a ctypes pointer
         params = self._native.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
+        self.placed.apply(params)
         params.vocab_only = self._vocab_only
         params.load_mtp = self.has_loaded_nextn
         params.load_mode = (_MMAP_LOCKED if use_mlock else _MMAP) if use_mmap else _COPY
@@ -111,7 +118,8 @@ class Model:
         last_native_errors()
         handle = self._native.llama_model_load_from_file(os.fsencode(self.path), params)
         if handle:
-            return NativeHandle(handle, self._native.llama_model_free)
+            free = freed_while_there(self._native.llama_model_free, self.placed.workers)
+            return NativeHandle(handle, free)
         reason = last_native_errors() or "llama.cpp gave no reason"
         if "alloc" in reason or "out of memory" in reason.lower():
             advice = "Use a smaller quantization or fewer GPU layers (-ngl)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from specrun.bindings.devices import devices, layers_offloaded, offload_devices
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
+from specrun.bindings.placement import current_placement, resolve_placement
 
 LayerCount = int | Literal["auto", "all"]
 # Of the free memory: the rest is for the KV cache, compute buffers and the display.
@@ -26,20 +26,21 @@ def parse_layer_count(text: str) -> LayerCount:
         raise OptionError(f"GPU layers is {text!r}: give a number, auto or all") from None
 
 
-def resolve_gpu_layers(wanted: LayerCount, path: Path) -> int:
-    """Return llama.cpp's n_gpu_layers (-1: all) for a file.
+def resolve_gpu_layers(wanted: LayerCount, path: Path, *, drafts: bool = False) -> int:
+    """Return llama.cpp's n_gpu_layers (-1: all) for a file, of a target or of what `drafts`.
 
-    "auto" gives every layer if the weights fit into three quarters of the free memory of the GPUs
-    that llama.cpp would use, otherwise the share that fits. 0 without a GPU, whatever was asked
-    for.
+    "auto" gives every layer if the weights fit into three quarters of the free memory of the
+    devices that are to be used (`placing`), otherwise the share that fits. 0 without a device,
+    whatever was asked for.
     """
+    placed = resolve_placement(current_placement(drafts=drafts))
     if wanted == "all":
         wanted = -1
     if wanted != "auto":
         if wanted < -1:
             raise OptionError(f"GPU layers is {wanted}: give -1 (all), 0 (none) or a count")
-        return layers_offloaded(wanted)
-    free = sum(device.memory_free for device in offload_devices(devices()))
+        return placed.layers_offloaded(wanted)
+    free = placed.memory_free
     if not free:
         return 0
     header = read_header(path)

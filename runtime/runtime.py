@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.model import Model
+from specrun.bindings.placement import Placement, placing
 from specrun.bindings.rope_scaling import RopeScaling
 from specrun.bindings.trial import remember_written, trusting_files
 from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.workers import require_workers
 from specrun.runtime.acceptance import PairRule, build_rule
 from specrun.runtime.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
@@ -43,19 +45,21 @@ class RuntimeOptions:
     `context` says how contexts are made, the target's and the draft model's; what drafting needs of
     them (rows, sequences, states) is added to it. Its `n_ctx` 0 takes the length the target was
     trained with; larger values than that are cut to it, unless `rope` stretches positions, which is
-    then asked of the draft model too. `n_gpu_layers` is a count, "all" or "auto" (as many as fit).
-    `seed` None or -1 picks one at random for every answer, which its result names. `accept` names
-    the acceptance rule: exact ones, or "typical(eps=0.09, delta=0.3)", which is not. `reference` is
-    a text file that prompt lookup reads too: short for `prompt-lookup(reference=FILE)` wherever the
-    drafter has a prompt lookup. `trust` opens files that were not seen before without trying them
-    in another process. `shape` "fixed", or a width in tokens, evaluates as many tokens whatever is
-    drafted, so that a text is the same to the bit with any drafter of point masses of that width.
-    `backend_sampling` "on", or "auto" where a GPU has the whole target, sends only the best logits
-    of each row to the host, in answers without log-probabilities that keep a top k; no GPU has yet
-    been tried.
+    then asked of the draft model too. `placement` says on which devices models lie, of this machine
+    and of others; without one, on every GPU of this machine. `n_gpu_layers` is a count, "all" or
+    "auto" (as many as fit). `seed` None or -1 picks one at random for every answer, which its
+    result names. `accept` names the acceptance rule: exact ones, or "typical(eps=0.09, delta=0.3)",
+    which is not. `reference` is a text file that prompt lookup reads too: short for `prompt-
+    lookup(reference=FILE)` wherever the drafter has a prompt lookup. `trust` opens files that were
+    not seen before without trying them in another process. `shape` "fixed", or a width in tokens,
+    evaluates as many tokens whatever is drafted, so that a text is the same to the bit with any
+    drafter of point masses of that width. `backend_sampling` "on", or "auto" where a GPU has the
+    whole target, sends only the best logits of each row to the host, in answers without log-
+    probabilities that keep a top k; no GPU has yet been tried.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
+    placement: Placement = field(default_factory=Placement)
     n_gpu_layers: LayerCount = "auto"
     n_gpu_layers_draft: LayerCount = "auto"
     use_mmap: bool = True
@@ -73,9 +77,9 @@ class Runtime:
     """A target, a drafter and their cache, ready to answer. Not for several threads at once.
 
     `drafter` is an expression of the drafter language (`"none"`, `"prompt-lookup"`,
-    `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions` and of its
-    `context`, such as `n_ctx=8192` or `flash_attention="on"`; an unknown one raises `OptionError`
-    naming the nearest. Close it, or use it as a context manager.
+    `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions`, of its
+    `context` and its `placement`, such as `n_ctx=8192` or `devices=["CUDA0"]`; an unknown one
+    raises `OptionError` naming the nearest. Close it, or use it as a context manager.
     """
 
     def __init__(
@@ -105,7 +109,8 @@ class Runtime:
         if options.reference is not None:
             drafter = with_reference(drafter, Path(options.reference))
         # Closes the last opened first, if anything fails.
-        with ExitStack() as opened, trusting_files() if options.trust else nullcontext():
+        trust = trusting_files() if options.trust else nullcontext()
+        with ExitStack() as opened, trust, placing(options.placement):
             self.model = Model(
                 target,
                 n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
@@ -156,6 +161,7 @@ class Runtime:
         """
         params = params or SamplingParams()
         tokens = self._tokens_of(prompt)
+        require_workers(self.options.placement.rpc)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         return self.session.stream(
             tokens, params, seed=seed, index=index, max_tokens=max_tokens, logprobs=logprobs
@@ -285,15 +291,17 @@ class Runtime:
 
 
 def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
-    """Return the options; those of a context may be given one by one beside `context`."""
+    """Return the options; those of context and placement may be given one by one beside them."""
     own = [field.name for field in dataclasses.fields(RuntimeOptions)]
     of_context = ContextOptions.chosen_names()
+    of_placement = [field.name for field in dataclasses.fields(Placement)]
     for name in values:
-        if name not in own and name not in of_context:
-            raise unknown_option(name, [*of_context, *own], "Runtime")
+        if name not in own and name not in of_context and name not in of_placement:
+            raise unknown_option(name, [*of_context, *of_placement, *own], "Runtime")
     for name, kind, example in (
         ("rope", RopeScaling, "RopeScaling('yarn', scale=2)"),
         ("context", ContextOptions, "ContextOptions(n_ctx=8192)"),
+        ("placement", Placement, "Placement(devices=['CUDA0'])"),
     ):
         if name in values and not isinstance(values[name], kind):
             advice = f"give a {kind.__name__}, such as {example}"
@@ -301,4 +309,9 @@ def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
     options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
     random_if_unset(options.seed)  # raises for what is no seed, before a model is opened
     chosen = {name: value for name, value in values.items() if name in of_context}
-    return dataclasses.replace(options, context=dataclasses.replace(options.context, **chosen))
+    placed = {name: value for name, value in values.items() if name in of_placement}
+    return dataclasses.replace(
+        options,
+        context=dataclasses.replace(options.context, **chosen),
+        placement=dataclasses.replace(options.placement, **placed),
+    )

@@ -195,7 +195,7 @@ def test_folders_of_the_runtime_import_in_no_circle():
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 27}) == []
     assert len(of("runtime")) <= 148
-    assert too_much(SOURCES, most_files=430, most_lines=63_500) == []
+    assert too_much(SOURCES, most_files=445, most_lines=66_500) == []
 
 
 @settled

@@ -15,15 +15,19 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import cuda_toolkit
+
 AMX_OFF = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
-# Only libllama and libggml are used: the multimodal library would add minutes to the build.
-CMAKE_ARGS = ["-DLLAVA_BUILD=OFF", "-DGGML_NATIVE=ON"]
+# Only libllama and libggml are used: the multimodal library would add minutes to the build. RPC is
+# the backend that puts layers on other machines; it adds seconds.
+CMAKE_ARGS = ["-DLLAVA_BUILD=OFF", "-DGGML_NATIVE=ON", "-DGGML_RPC=ON"]
 
 
 def say(message: str) -> None:
@@ -80,21 +84,23 @@ def cache_directory(key: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or default) / "specrun" / "wheels" / key
 
 
-def build(version: str, flags: list[str], cmake_args: list[str], into: Path) -> Path:
+def build(
+    version: str, flags: list[str], cmake_args: list[str], into: Path, nvcc: Path | None
+) -> Path:
     """Build the wheel aside and move it into place, so that an interrupted build leaves nothing."""
     into.parent.mkdir(parents=True, exist_ok=True)
-    env = dict(os.environ)
-    for name in ("CFLAGS", "CXXFLAGS"):
-        env[name] = " ".join([env.get(name, ""), *flags]).strip()
-    env["CMAKE_ARGS"] = " ".join([env.get("CMAKE_ARGS", ""), *cmake_args]).strip()
-    env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 2))
-    say(
-        f"building llama-cpp-python {version} from source, once for this machine (about 6 "
-        "minutes on 2 cores)"
-    )
-    say(f"  CMAKE_ARGS: {env['CMAKE_ARGS']}")
-    say(f"  CFLAGS:     {env['CFLAGS'] or '(none)'}")
     with tempfile.TemporaryDirectory(prefix="build-", dir=into.parent) as work:
+        if nvcc is not None:
+            cmake_args = [*cmake_args, *cuda_toolkit.toolkit_arguments(nvcc, Path(work))]
+        env = dict(os.environ)
+        for name in ("CFLAGS", "CXXFLAGS"):
+            env[name] = " ".join([env.get(name, ""), *flags]).strip()
+        env["CMAKE_ARGS"] = f"{env.get('CMAKE_ARGS', '')} {shlex.join(cmake_args)}".strip()
+        env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 2))
+        duration = cuda_toolkit.DURATION if nvcc else "about 6 minutes on 2 cores"
+        say(f"building llama-cpp-python {version} from source, once for this machine ({duration})")
+        say(f"  CMAKE_ARGS: {env['CMAKE_ARGS']}")
+        say(f"  CFLAGS:     {env['CFLAGS'] or '(none)'}")
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir"]
         command += ["--no-binary", "llama-cpp-python", "-w", work, f"llama-cpp-python=={version}"]
         if subprocess.run(command, env=env, stdout=sys.stderr, check=False).returncode != 0:
@@ -107,6 +113,25 @@ def build(version: str, flags: list[str], cmake_args: list[str], into: Path) -> 
         return Path(os.replace(wheel, into / wheel.name) or into / wheel.name)
 
 
+def gpu_arguments(cuda: bool, vulkan: bool, cuda_arch: str | None) -> list[str]:
+    """Return cmake's arguments for the GPUs that were asked for, and say what is missing."""
+    chosen = []
+    if cuda:
+        chosen += ["-DGGML_CUDA=ON"]
+        chosen += [f"-DCMAKE_CUDA_ARCHITECTURES={cuda_toolkit.architecture(cuda_arch)}"]
+    if vulkan:
+        if not shutil.which("glslc"):
+            sys.exit(
+                "Vulkan's shader compiler glslc was not found: install it and Vulkan's headers "
+                "(Debian: apt install glslc libvulkan-dev; elsewhere the Vulkan SDK)"
+            )
+        chosen += ["-DGGML_VULKAN=ON"]
+    if platform.system() == "Darwin":
+        # llama.cpp's own default where there is such a GPU; said so that it is part of the key.
+        chosen += [f"-DGGML_METAL={'ON' if platform.machine() == 'arm64' else 'OFF'}"]
+    return chosen
+
+
 def main() -> None:
     """Find or build the wheel and print its path."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -114,23 +139,36 @@ def main() -> None:
         "--constraints", type=Path, default=Path(__file__).parent.parent / "constraints.txt"
     )
     parser.add_argument(
-        "--cuda", action="store_true", help="build for NVIDIA GPUs (needs the CUDA toolkit)"
+        "--cuda",
+        action="store_true",
+        help="build for NVIDIA GPUs; without a CUDA toolkit the compiler comes from the index",
+    )
+    parser.add_argument(
+        "--cuda-arch", help="the GPU's architecture, such as 86; default: as the driver says"
+    )
+    parser.add_argument(
+        "--vulkan", action="store_true", help="build for GPUs with Vulkan (needs glslc)"
     )
     options = parser.parse_args()
 
     version = pinned_version(options.constraints)
     flags = accepted_flags(compiler())
-    cmake_args = CMAKE_ARGS + (["-DGGML_CUDA=ON"] if options.cuda else [])
+    gpus = gpu_arguments(options.cuda, options.vulkan, options.cuda_arch)
+    nvcc = cuda_toolkit.provide(say) if options.cuda else None
+    cmake_args = CMAKE_ARGS + gpus
     own = [os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "CMAKE_ARGS")]
     identity = "\n".join(
         [version, platform.system(), platform.machine(), processor(), *flags, *cmake_args, *own]
+        + ([] if nvcc is None else [str(nvcc)])
     )
     key = f"llama-cpp-python-{version}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     directory = cache_directory(key)
     wheels = sorted(directory.glob("*.whl"))
     if wheels:
         say(f"llama-cpp-python {version}: using the wheel built earlier ({directory})")
-    print(wheels[0] if wheels else build(version, flags, cmake_args, directory))
+        print(wheels[0])
+    else:
+        print(build(version, flags, cmake_args, directory, nvcc))
 
 
 if __name__ == "__main__":

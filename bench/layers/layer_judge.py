@@ -31,7 +31,7 @@ from specrun.runtime.costs import (
 )
 from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.law import Law
-from specrun.runtime.offload import LayerCount, resolve_gpu_layers
+from specrun.runtime.offload import resolve_gpu_layers
 from specrun.runtime.pairing import check_draftable
 from specrun.runtime.session import Session
 from specrun.runtime.trees import RANKED_TOKENS, TreeSampling, ranking_params
@@ -118,7 +118,7 @@ class CutJudge:
         ranking = ranking_params(params, RANKED_TOKENS)
         pairs: list[LawPair] = []
         with (
-            _open(path, self._options, self._options.n_gpu_layers_draft) as model,
+            _open(path, self._options, drafts=True) as model,
             Context(model, _wide(self._options.context, model)) as context,
         ):
             for text, laws in self._texts:
@@ -152,7 +152,7 @@ def prepare_judge(
     progress: Progress,
 ) -> CutJudge:
     """Let the target write, and measure it; it is closed again, so that a cut has the memory."""
-    with _open(options.target, options, options.n_gpu_layers) as model:
+    with _open(options.target, options) as model:
         check_draftable(model)
         size = _wide(options.context, model)
         prompts = _checked(prompts_of(model), options.n_tokens, size.n_ctx)
@@ -172,8 +172,10 @@ def prepare_judge(
     return CutJudge(options, layered, folder, judged, curve)
 
 
-def _open(path: Path, options: LayerSearchOptions, layers: LayerCount) -> Model:
-    return Model(path, n_gpu_layers=resolve_gpu_layers(layers, path), use_mmap=options.use_mmap)
+def _open(path: Path, options: LayerSearchOptions, *, drafts: bool = False) -> Model:
+    wanted = options.n_gpu_layers_draft if drafts else options.n_gpu_layers
+    layers = resolve_gpu_layers(wanted, path, drafts=drafts)
+    return Model(path, n_gpu_layers=layers, use_mmap=options.use_mmap, drafts=drafts)
 
 
 def _wide(options: ContextOptions, model: Model) -> ContextOptions:

@@ -1,39 +1,38 @@
-"""ggml backends for small graphs: a GPU with the CPU behind it, or the CPU alone."""
+"""ggml backends for small graphs: a device with the CPU behind it, or the CPU alone."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 from specrun.bindings.errors import ClosedError, SpecrunError
 from specrun.bindings.ggml.functions import call
 from specrun.bindings.library import NativeHandle
 from specrun.bindings.threads import available_cores, check_fork
+from specrun.bindings.workers import freed_while_there, worker_of
 
-# enum ggml_backend_dev_type.
-_CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2
+_CPU = 0  # enum ggml_backend_dev_type
 
 
 class ComputeDevice:
     """Owns ggml backends. Graphs and weights on it keep them until they are closed themselves.
 
-    With `gpu`, the first GPU computes what it can and the CPU the rest, as in llama.cpp; raises
-    SpecrunError where there is none. `n_threads` 0 means as many as cores.
+    `device`, a native handle, computes what it can and the CPU the rest, as in llama.cpp; 0 is the
+    CPU alone. Raises SpecrunError where a device cannot be started.
     """
 
-    def __init__(self, *, gpu: bool = False, n_threads: int = 0) -> None:
+    def __init__(self, device: int = 0, *, n_threads: int = 0) -> None:
         check_fork()
         self.native_seconds = 0.0
         """The time that its graphs have taken so far."""
         self._backends: list[NativeHandle] = []
-        find = call("ggml_backend_dev_by_type")
-        if gpu:
-            device = find(_GPU) or find(_INTEGRATED_GPU)
-            if not device:
-                problem = "there is no GPU that ggml can compute on"
-                raise SpecrunError(f"{problem}: run `specrun doctor` to see the devices")
+        cpu_device: int = call("ggml_backend_dev_by_type")(_CPU)
+        self.devices = (device, cpu_device) if device else (cpu_device,)
+        """The native handles of the devices, the preferred one first."""
+        if device:
             self._backends.append(_started(device))
         try:
-            cpu = _started(find(_CPU))
+            cpu = _started(cpu_device)
         except BaseException:
             self.close()
             raise
@@ -67,7 +66,13 @@ class ComputeDevice:
         if not scheduler:
             raise SpecrunError("ggml cannot make a scheduler for a graph")
         # Freed before the context, to whose tensors it refers.
-        return NativeHandle(scheduler, call("ggml_backend_sched_free"), context, *backends)
+        free = self.freeing("ggml_backend_sched_free")
+        return NativeHandle(scheduler, free, context, *backends)
+
+    def freeing(self, name: str) -> Callable[[int], None]:
+        """Return a function of ggml that frees what lies on this device, while it is there."""
+        worker = worker_of(self.devices[0])
+        return freed_while_there(call(name), () if worker is None else (worker,))
 
     def supports(self, operation: int, *, writes_weights: bool = False) -> bool:
         """Return whether a backend can compute a node (a native handle) where its sources lie.

@@ -79,6 +79,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ggml_backend_buffer_get_type": (_POINTER, _POINTER),
     "ggml_backend_buffer_is_host": (_BOOL, _POINTER),
     "ggml_backend_buffer_set_usage": (None, _POINTER, _INT),
+    "ggml_backend_buft_get_device": (_POINTER, _POINTER),
     "ggml_backend_buft_name": (ctypes.c_char_p, _POINTER),
     "ggml_backend_dev_by_type": (_POINTER, _INT),
     "ggml_backend_dev_init": (_POINTER, _POINTER, ctypes.c_char_p),

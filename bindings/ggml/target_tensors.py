@@ -1,23 +1,27 @@
 """The target's own embedding and output matrices, for heads that read or predict its tokens.
 
 They are shared where ggml can reach them: the tensor itself is named in the head's graph, wherever
-llama.cpp put it and however it repacked it. Where llama.cpp's build hides them, or keeps them in a
-form that the operation cannot read (rows of a repacked matrix), they are loaded from the target's
-GGUF once more.
+llama.cpp put it and however it repacked it. Where llama.cpp's build hides them, keeps them on a
+device that the head is not computed on, or in a form that the operation cannot read (rows of a
+repacked matrix), they are loaded from the target's GGUF once more.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import F32, I32
+from specrun.bindings.ggml.functions import F32, I32, call, fields
 from specrun.bindings.ggml.graph import GraphBuilder
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.library import exported_function
 from specrun.bindings.model import Model
+from specrun.bindings.placement import current_placement, resolve_placement
+
+logger = logging.getLogger("specrun.heads")
 
 # const ggml_tensor * llama_model::get_tensor(const char *) const: not part of the C interface.
 # Compilers on Unix export it all the same; Visual C++ (Q: a public method, E: by a pointer of 64
@@ -61,12 +65,17 @@ class TargetTensors:
             self.shared[name] = True
             return tensor
         self.shared[name] = False
+        n_bytes = sum(known.n_bytes for known in self._model.header.tensors if known.name == name)
+        logger.info("%s cannot be shared: %.0f MB are loaded again for a head", name, n_bytes / 1e6)
         store = load_tensors(self._model.path, self._device, [name])
         self._loaded.append(store)
         return Tensor(store[name])
 
     def _usable(self, tensor: Tensor, *, rows: bool) -> bool:
         """Whether the operation it is for can be computed where the tensor lies."""
+        place = _device_of(tensor)
+        if place and place not in self._device.devices:
+            return False
         builder = GraphBuilder(self._device, max_operations=1)
         try:
             if rows:
@@ -78,6 +87,35 @@ class TargetTensors:
         finally:
             builder.close()
         return True
+
+
+def device_for_heads(model: Model) -> int:
+    """Return the native handle of the device that a target's heads are computed on, 0: the CPU.
+
+    That is where its output matrix lies, unless devices were chosen for what drafts (`placing`).
+    """
+    placement = current_placement()
+    if placement.devices_draft is not None:
+        chosen = resolve_placement(placement.for_drafts).offload
+        return chosen[0].handle if chosen else 0
+    if not model.n_gpu_layers:
+        return 0
+    tensor = _tensor_of(model, _OUTPUT) or _tensor_of(model, _EMBEDDING)
+    if tensor is not None and tensor.handle:
+        return _device_of(tensor)
+    # This build shows no tensors. The output matrix is offloaded last, behind all layers.
+    everything = model.n_gpu_layers < 0 or model.n_gpu_layers > model.n_layer
+    return model.placed.offload[-1].handle if everything else 0
+
+
+def _device_of(tensor: Tensor) -> int:
+    """Return the native handle of the device in whose memory a tensor lies, 0: in the CPU's."""
+    buffer = fields(tensor.handle).buffer
+    if not buffer or call("ggml_backend_buffer_is_host")(buffer):
+        return 0
+    kind = call("ggml_backend_buffer_get_type")(buffer)
+    device: int | None = call("ggml_backend_buft_get_device")(kind)
+    return device or 0
 
 
 def _tensor_of(model: Model, name: str) -> Tensor | None:

@@ -49,7 +49,7 @@ class TensorStore:
             self.close()
             problem = f"there is no room for {total:,.0f} MB of tensors on the compute device"
             raise OutOfMemoryError(problem)
-        free = call("ggml_backend_buffer_free")
+        free = device.freeing("ggml_backend_buffer_free")
         self._buffer = NativeHandle(buffer, free, self._context, *device.backends)
         # The scheduler then computes an operation where its weights lie, instead of copying them.
         call("ggml_backend_buffer_set_usage")(self._buffer, _WEIGHTS)

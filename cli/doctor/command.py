@@ -36,13 +36,12 @@ def specrun_version() -> str:
 
 def version_lines() -> list[str]:
     """Return versions and backends; loads llama.cpp, as only the library knows its commit."""
-    from specrun.bindings.devices import devices
+    from specrun.bindings.backends import built_backends
     from specrun.bindings.library import engine_versions
 
     lines = [f"specrun {specrun_version()}"]
     lines += [f"{name} {one_line(version)}" for name, version in engine_versions().items()]
-    backends = ", ".join(dict.fromkeys(one_line(device.name) for device in devices()))
-    return [*lines, f"backends {backends or 'none'}"]
+    return [*lines, f"backends {', '.join(sorted(built_backends()))}"]
 
 
 KERNEL_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
@@ -72,6 +71,7 @@ class Diagnosis:
 
     versions: dict[str, str]
     machine: dict[str, str]
+    backends: dict[str, str]
     devices: list[dict[str, Any]]
     checks: list[Check]
 
@@ -100,7 +100,8 @@ def diagnose() -> Diagnosis:
         machine["threads"] = f"{engine['threads']}, waiting by {engine['waiting']}"
         machine["CPU features"] = _features(engine["features"])
         machine["GPU offload"] = "yes" if engine["gpu_offload"] else "no"
-    return Diagnosis(versions, machine, engine.get("devices", []), checks)
+    found = engine.get("backends", {}), engine.get("devices", [])
+    return Diagnosis(versions, machine, *found, checks)
 
 
 def _kernel_checks() -> list[Check]:
@@ -218,6 +219,8 @@ def doctor(terminal: Terminal, as_json: bool) -> None:
 def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
     print_facts(terminal, "versions", diagnosis.versions)
     print_facts(terminal, "machine", diagnosis.machine)
+    if diagnosis.backends:
+        print_facts(terminal, "backends", diagnosis.backends)
     devices = [
         (
             *(device[field] for field in ("name", "description", "kind")),

@@ -14,9 +14,12 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import SpecrunError
+
+if TYPE_CHECKING:
+    from specrun.bindings.devices import Device
 
 # More than a block of prompt tokens: matrix products and single rows use different kernels.
 _PROMPT_TOKENS = 48
@@ -39,6 +42,7 @@ def _answer(question: str, subject: str = "") -> dict[str, Any]:
 
 
 def _engine() -> dict[str, Any]:
+    from specrun.bindings.backends import built_backends, describe_backends
     from specrun.bindings.devices import devices, supports_gpu_offload, system_info
     from specrun.bindings.library import engine_versions, has_function
     from specrun.bindings.threads import describe_waiting, find_processors
@@ -46,15 +50,21 @@ def _engine() -> dict[str, Any]:
     processors = find_processors()
     # LLVM's OpenMP answers to GNU's names, too.
     has_libgomp = has_function("GOMP_parallel") and not has_function("__kmpc_fork_call")
+    found = devices()
     return {
         "versions": engine_versions(),
-        "devices": [dataclasses.asdict(device) for device in devices()],
+        "devices": [_shown(device) for device in found],
+        "backends": describe_backends(built_backends(), found),
         "features": system_info(),
         "processors": str(processors),
         "threads": processors.n_threads,
         "waiting": describe_waiting(has_libgomp=has_libgomp),
         "gpu_offload": supports_gpu_offload(),
     }
+
+
+def _shown(device: Device) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(device).items() if key != "handle"}
 
 
 def _kernels(file_type: str) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.placement import Placement
 from specrun.bindings.trial import trusting_files
+from specrun.cli.options.devices import DEVICE_OPTIONS, placement_of
 from specrun.cli.options.group import (
     DRAFTING,
     EVALUATION,
@@ -56,6 +58,7 @@ class LoadSettings:
     model: Path | None
     demo: bool
     context: ContextOptions
+    placement: Placement
     gpu_layers: LayerCount
     gpu_layers_draft: LayerCount
     mmap: bool
@@ -66,6 +69,7 @@ class LoadSettings:
         """Return the options of `Runtime` that say how models are loaded and evaluated."""
         return {
             "context": self.context,
+            "placement": self.placement,
             "n_gpu_layers": self.gpu_layers,
             "n_gpu_layers_draft": self.gpu_layers_draft,
             "use_mmap": self.mmap,
@@ -105,8 +109,9 @@ def _removed(name: str, advice: str) -> Decorator:
 
 def _load_settings(**values: Any) -> LoadSettings:  # noqa: ANN401 - as click passes them
     lost = outvoted(["model"], by=["demo"]) | outvoted(["demo"], by=["model"])
-    context = _context_options(values)
-    return LoadSettings(**{**values, **{name: _UNSET[name] for name in lost}}, context=context)
+    context, placement = _context_options(values), placement_of(values)
+    kept = {**values, **{name: _UNSET[name] for name in lost}}
+    return LoadSettings(**kept, context=context, placement=placement)
 
 
 def _context_options(values: dict[str, Any]) -> ContextOptions:
@@ -121,6 +126,7 @@ def _context_options(values: dict[str, Any]) -> ContextOptions:
         flash_attention=values.pop("flash_attn"),
         cache_type_k=values.pop("cache_type_k"),
         cache_type_v=values.pop("cache_type_v"),
+        offload_kv=values.pop("kv_offload"),
         rope=rope_scaling(values),
     )
 
@@ -229,6 +235,7 @@ load_options = option_group(
             ("d", "-draft", "draft model", _DEFAULTS.n_gpu_layers_draft),
         )
     ),
+    *DEVICE_OPTIONS,
     EVALUATION.option(
         "--mmap/--no-mmap",
         "Map model files into memory instead of reading them.",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from specrun.runtime.offload import LayerCount
 
 _LOGIT_BIAS = re.compile(r"(\d+)([+-])(inf|\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _Parameter: TypeAlias = click.Parameter | None
 _Context: TypeAlias = click.Context | None
 
@@ -76,6 +78,20 @@ class ShapeType(click.ParamType["Shape"]):
             return int(value)
         except ValueError:
             self.fail(f"{value!r}: give free, fixed or a width in tokens", param, ctx)
+
+
+class SizeType(click.ParamType[int]):
+    """An amount of memory in bytes: 8G, 512M, 1.5G; binary units, as `bytes_text` shows them."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> int:  # noqa: ANN401
+        """Return the bytes."""
+        match = _SIZE.fullmatch(str(value).strip())
+        n_bytes = int(float(match[1]) * 2 ** _SIZE_UNITS[match[2].upper()]) if match else 0
+        if not 0 < n_bytes < 2**60:
+            self.fail(f"{value!r} is no amount of memory: give such as 8G or 512M", param, ctx)
+        return n_bytes
 
 
 class LogitBiasType(click.ParamType[tuple[int, float]]):

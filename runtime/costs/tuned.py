@@ -7,6 +7,7 @@ warning that says which.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.devices import describe_machine
 from specrun.bindings.errors import FileMissingError
+from specrun.bindings.placement import Placement, current_placement
 from specrun.bindings.threads import available_cores
 from specrun.runtime.costs.tune_result import TunedSetting, TuneOptions, TuneResult
 from specrun.runtime.language import quoted
@@ -199,7 +201,17 @@ def describe_settings(
         "value cache": context.cache_type_v,
         "GPU layers": n_gpu_layers,
         "GPU layers of the draft model": n_gpu_layers_draft,
+        **_where(context, current_placement()),
     }
+
+
+def _where(context: ContextOptions, placement: Placement) -> dict[str, object]:
+    """Return what was said about devices, nothing where that is nothing."""
+    unusual: dict[str, object] = {} if context.offload_kv else {"keys and values": "not offloaded"}
+    if placement == Placement():
+        return unusual
+    # As JSON gives it back.
+    return {**unusual, "devices": json.loads(json.dumps(dataclasses.asdict(placement)))}
 
 
 def _mismatch(

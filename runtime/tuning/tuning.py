@@ -80,8 +80,9 @@ def tune(
         check_draftable(target)
         bench = _Bench(options, target, progress)
         prompts = bench.checked(prompts_of(target))
-        layers = resolve_gpu_layers(options.n_gpu_layers_draft, options.draft)
-        with Model(options.draft, n_gpu_layers=layers, use_mmap=options.use_mmap) as draft:
+        layers = resolve_gpu_layers(options.n_gpu_layers_draft, options.draft, drafts=True)
+        use_mmap = options.use_mmap
+        with Model(options.draft, n_gpu_layers=layers, use_mmap=use_mmap, drafts=True) as draft:
             check_pair(target, draft)
             curves = bench.measure_costs(draft)
             bench.pad_by(curves[0])

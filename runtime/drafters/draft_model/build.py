@@ -198,8 +198,8 @@ def open_draft_model(path: Path, env: DraftEnvironment) -> Model:
 
 
 def _load_draft_model(path: Path, env: DraftEnvironment) -> Model:
-    layers = resolve_gpu_layers(env.n_gpu_layers, path)
-    return Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap)
+    layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
+    return Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap, drafts=True)
 
 
 def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:

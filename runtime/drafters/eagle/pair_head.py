@@ -26,7 +26,7 @@ from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32, I32
 from specrun.bindings.ggml.graph import GraphBuilder
 from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.target_tensors import TargetTensors
+from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
@@ -143,7 +143,7 @@ class PairHead(ABC):
         self.n_params = file.header.n_parameters
         self.ranks = min(ranks, sizes.vocab_size)
         self.whole_rows = whole_rows
-        self.device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
+        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
         self._prefix = prefix
         self._target = TargetTensors(target, self.device)
         self._stores: list[TensorStore] = []

@@ -22,7 +22,7 @@ from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32
 from specrun.bindings.ggml.graph import GraphBuilder
 from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.target_tensors import TargetTensors
+from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
@@ -60,7 +60,7 @@ class MedusaHead:
         self.evaluated_params = self.n_params + shared * self._width * self._vocab_size
         self._graph: Graph | None = None
         self._ranks: tuple[int, ...] = ()
-        self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
+        self._device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
         self._target = TargetTensors(target, self._device)
         self._weights: TensorStore | None = None
         try:

@@ -183,8 +183,8 @@ def _n_tokens(expression: Expression, model: Model, n: int | None, most: int) ->
 
 def _open(path: Path, env: DraftEnvironment) -> Model:
     """Open a file of NextN blocks; raises `PairError` if they were not made for such a target."""
-    layers = resolve_gpu_layers(env.n_gpu_layers, path)
-    model = Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap, load_nextn=True)
+    layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
+    model = Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap, load_nextn=True, drafts=True)
     try:
         check_nextn(model)
         check_blocks(env.target, model)

@@ -1,0 +1,123 @@
+"""The tools that build llama.cpp: what they ask cmake for, and what they say is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
+
+
+@pytest.fixture
+def wheel(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/llama_wheel.py, imported as the script it is: its neighbours are found beside it."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.delitem(sys.modules, "cuda_toolkit", raising=False)
+    spec = importlib.util.spec_from_file_location("llama_wheel", TOOLS / "llama_wheel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def driver(answer: str | None) -> object:
+    """A `subprocess.run` that answers for nvidia-smi; None: there is none."""
+
+    def run(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        assert command[0] == "nvidia-smi"
+        if answer is None:
+            raise FileNotFoundError(command[0])
+        return subprocess.CompletedProcess(command, 0, answer, "")
+
+    return run
+
+
+def test_every_build_can_use_other_machines(wheel: ModuleType) -> None:
+    assert "-DGGML_RPC=ON" in wheel.CMAKE_ARGS
+
+
+def test_only_the_first_gpus_architecture_is_compiled(
+    wheel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", driver("8.6\n12.0\n"))
+    chosen = wheel.gpu_arguments(True, False, None)
+    assert chosen[:2] == ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=86"]
+    assert "-DCMAKE_CUDA_ARCHITECTURES=120" in wheel.gpu_arguments(True, False, "120")
+
+
+@pytest.mark.parametrize("answer", [None, ""])
+def test_without_a_driver_the_architecture_must_be_named(
+    wheel: ModuleType, monkeypatch: pytest.MonkeyPatch, answer: str | None
+) -> None:
+    monkeypatch.setattr(subprocess, "run", driver(answer))
+    with pytest.raises(SystemExit, match=r"no NVIDIA driver answers here .*CUDA_ARCH=86"):
+        wheel.gpu_arguments(True, False, None)
+
+
+@pytest.mark.parametrize("wanted", ["sm_86", "8.6", "ampere", "86;89"])
+def test_what_is_no_architecture(wheel: ModuleType, wanted: str) -> None:
+    with pytest.raises(SystemExit, match=r"CUDA_ARCH is .*: give a number"):
+        wheel.gpu_arguments(True, False, wanted)
+
+
+def test_vulkan_without_its_compiler(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheel.shutil, "which", lambda _name: None)
+    with pytest.raises(SystemExit, match="glslc was not found: install it"):
+        wheel.gpu_arguments(False, True, None)
+    monkeypatch.setattr(wheel.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert "-DGGML_VULKAN=ON" in wheel.gpu_arguments(False, True, None)
+
+
+def test_an_installed_toolkit_is_taken_as_it_is(
+    wheel: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    said: list[str] = []
+    assert wheel.cuda_toolkit.provide(said.append) == nvcc
+    assert said == [f"CUDA toolkit: {nvcc}"]
+    found = wheel.cuda_toolkit.toolkit_arguments(nvcc, tmp_path)
+    assert found == [f"-DCMAKE_CUDA_COMPILER={nvcc}"]
+
+
+def test_libraries_of_wheels_get_the_names_that_linkers_look_for(
+    wheel: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, work = tmp_path / "cu13", tmp_path / "work"
+    (folder / "lib").mkdir(parents=True)
+    work.mkdir()
+    for name in ("libcublas.so.13", "libcudart.so.13", "libcudart_static.a"):
+        (folder / "lib" / name).touch()
+    monkeypatch.setattr(wheel.cuda_toolkit, "_packaged", lambda: folder)
+    arguments = wheel.cuda_toolkit.toolkit_arguments(folder / "bin" / "nvcc", work)
+    links = {link.name: link.resolve().name for link in (work / "lib").iterdir()}
+    assert links == {"libcublas.so": "libcublas.so.13", "libcudart.so": "libcudart.so.13"}
+    assert f"-DCUDAToolkit_ROOT={folder}" in arguments
+    # Where llama_cpp's libraries will find them: beside llama_cpp, in the same environment.
+    assert any("-rpath,'$ORIGIN/../../nvidia/cu13/lib'" in argument for argument in arguments)
+    assert "-DGGML_CUDA_NO_VMM=ON" in arguments
+
+
+def test_a_toolkit_that_must_be_fetched_says_its_size_first(
+    wheel: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel.cuda_toolkit, "_installed_nvcc", lambda: None)
+    monkeypatch.setattr(wheel.cuda_toolkit, "_packaged", lambda: tmp_path)
+    said: list[str] = []
+
+    def refuse(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        assert "573 MB" in said[0]
+        assert "nvidia-cuda-nvcc==13.5.37" in command
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    with pytest.raises(SystemExit, match="could not be installed"):
+        wheel.cuda_toolkit.provide(said.append)
