@@ -110,6 +110,8 @@ class DraftModelDrafter(ModelDrafter):
         """Return the most likely tokens in turn: without `p_min` they need no laws."""
         params, state, length = request.params, self._state, self._length
         tokens: list[int] = []
+        if length is None and count > 1 and not (params.has_penalties or params.logit_bias):
+            tokens = self._chain_at_once(request, count)
         while len(tokens) < count and not (tokens and tokens[-1] in request.end_tokens):
             if length is not None and not length.goes_on():
                 break
@@ -126,6 +128,13 @@ class DraftModelDrafter(ModelDrafter):
             tokens.append(token)
         self._drafted, self._most = tokens, len(tokens)
         return DraftTree.chain(tokens)
+
+    def _chain_at_once(self, request: DraftRequest, count: int) -> list[int]:
+        """Return the chain by compiled code; its first token alone where there is none."""
+        state, ends = self._state, request.end_tokens
+        first = greedy_token(state.feed(request.tokens[len(state.cached) :]), request.params)
+        further = None if first in ends else state.feed_likeliest(first, count - 1, ends)
+        return [first] if further is None else [first, *further]
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the cache of what the prompt shares with the last one."""
