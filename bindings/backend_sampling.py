@@ -24,7 +24,7 @@ class BackendSamplers:
 
     `in_force` is the k that rows are cut to, None for whole rows: again where an evaluation differs
     from the first with them in tokens, sequence ids or rows. llama.cpp keeps pointers to the
-    samplers: `chains` are to be freed after the context.
+    samplers: `chains` are to be freed after the context. `is_half_done` after an interrupt.
     """
 
     def __init__(self, n_sequences: int) -> None:
@@ -32,7 +32,7 @@ class BackendSamplers:
         self.in_force: int | None = None
         self._n_sequences = n_sequences
         self._layout: tuple[bytes, ...] | None = None  # of the first evaluation with them
-        self._is_half_done = False
+        self.is_half_done = False
         self._set = native_function(
             "llama_set_sampler", ctypes.c_bool, _pointer, ctypes.c_int32, _pointer
         )
@@ -47,7 +47,7 @@ class BackendSamplers:
         self._layout = None
         if k is None and self.in_force is None:
             return True
-        self._is_half_done = True
+        self.is_half_done = True
         # A chain serves one sequence, once: llama.cpp asserts that it is not attached again.
         chains = [] if k is None else [_top_k(k) for _ in range(self._n_sequences)]
         self.chains += chains  # those that go are freed when none of them is attached any more
@@ -59,7 +59,7 @@ class BackendSamplers:
             self._detach(context)
         self.chains[:] = chains
         self.in_force = k
-        self._is_half_done = False
+        self.is_half_done = False
         return True
 
     def before_evaluation(self, context: NativeHandle, batch: Batch) -> None:
@@ -75,11 +75,11 @@ class BackendSamplers:
 
     def _repair(self, context: NativeHandle) -> None:
         """Give whole rows again, if an interrupt came while samplers were attached."""
-        if self._is_half_done:
+        if self.is_half_done:
             self._detach(context)
             self.in_force = None
             self.chains.clear()
-            self._is_half_done = False
+            self.is_half_done = False
 
     def _detach(self, context: NativeHandle) -> None:
         for sequence in range(self._n_sequences):

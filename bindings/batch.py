@@ -103,7 +103,9 @@ class Batch:
         self.token_bounds = (0, 0)
         self.id_bounds = (0, 0)
         self.first_position = 0
-        self._struct = self._make_struct()
+        # The native `llama_batch`, describing the first `n_tokens` entries.
+        self.struct: Any = self._make_struct()
+        self.address, self.n_bytes = ctypes.addressof(self.struct), ctypes.sizeof(self.struct)
 
     def _make_struct(self) -> Any:  # noqa: ANN401 - a ctypes structure
         struct = llama().llama_batch()
@@ -113,12 +115,6 @@ class Batch:
         for name, view in views.items():
             setattr(struct, name, ctypes.cast(view.ctypes.data, fields[name]))
         return struct
-
-    @property
-    def struct(self) -> Any:  # noqa: ANN401 - a ctypes structure
-        """The native `llama_batch`, describing the first `n_tokens` entries."""
-        self._struct.n_tokens = self.n_tokens
-        return self._struct
 
     def fill(
         self,
@@ -174,8 +170,13 @@ class Batch:
         self.ids[:n_ids] = shape.ids
         self.outputs[:n] = shape.outputs
         np.add(shape.offsets, self._ids_start, out=self._pointers[:n])
-        self.n_tokens, self.n_outputs, self.id_bounds = n, shape.n_outputs, shape.id_bounds
+        self._set_size(n, shape.n_outputs)
+        self.id_bounds = shape.id_bounds
         self._filled = shape
+
+    def _set_size(self, n_tokens: int, n_outputs: int) -> None:
+        self.struct.n_tokens = self.n_tokens = n_tokens
+        self.n_outputs = n_outputs
 
     def _fill_rest(
         self, n: int, id_counts: Ints | None, ids: Ints, outputs: Sequence[int] | FlagArray
@@ -187,8 +188,7 @@ class Batch:
         else:
             self._fill_ids(n, id_counts, ids)
         self.outputs[:n] = outputs
-        self.n_tokens = n
-        self.n_outputs = int(np.count_nonzero(self.outputs[:n]))
+        self._set_size(n, int(np.count_nonzero(self.outputs[:n])))
 
     def _fill_single_ids(self, n: int, ids: Ints) -> None:
         self.id_counts[:n] = 1
@@ -231,7 +231,7 @@ class Batch:
         self.outputs[0] = 1
         self.ids[0] = sequence
         self._pointers[0] = self._ids_address
-        self.n_tokens = self.n_outputs = 1
+        self._set_size(1, 1)
         self.id_bounds = (sequence, sequence)
         self._filled = sequence
 

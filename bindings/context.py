@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,18 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.input_observer import InputObserver
 from specrun.bindings.layer_inputs import check_layer_inputs
-from specrun.bindings.library import NativeHandle, last_native_errors, llama
+from specrun.bindings.library import NativeHandle, last_native_errors, llama, step_functions
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import show_nextn_states
 from specrun.bindings.rows import OutputBuffers, Rows
 from specrun.bindings.threads import available_cores, check_fork, note_work
 from specrun.bindings.workers import freed_while_there
+
+StepLoop = Callable[[tuple[int, ...]], tuple[int, float, list[int]]]
+"""Compiled code that evaluates a batch again and again. It takes the addresses of llama_decode,
+llama_synchronize (0: not to be called) and llama_get_logits, of a context and of a batch; it
+returns llama.cpp's last code, the seconds in its evaluation, and tokens."""
 
 
 class Context:
@@ -212,7 +218,9 @@ class Context:
         Raises a `DecodeError` named after llama.cpp's return code; the batch's positions have then
         been dropped again from every sequence it named, so that a good batch may follow.
         """
-        handle = self.handle
+        handle = self._handle  # read once: another thread may close it
+        if handle is None:
+            return self.handle  # type: ignore[no-any-return]  # raises
         low, high = batch.token_bounds
         # Batches of one shape differ in tokens and positions only.
         known = batch.checked_by is self and batch.first_position >= 0
@@ -222,17 +230,19 @@ class Context:
         if self._has_threads_to_note:
             note_work()
             self._has_threads_to_note = False
-        self._buffers.renew()
         native, memory, struct = self._native, self.memory, batch.struct
-        self._samplers.before_evaluation(handle, batch)
-        self._buffers.n_candidates = self._samplers.in_force
+        buffers, samplers = self._buffers, self._samplers
+        buffers.generation += 1  # all rows are stale
+        if samplers.in_force is not None or samplers.is_half_done:
+            samplers.before_evaluation(handle, batch)
+        buffers.n_candidates = samplers.in_force
         if memory.n_rollback:
             memory.note_evaluation(1)  # until it succeeds there is nothing to take back
-        started = time.perf_counter()
+        started = perf_counter()
         code = native.llama_decode(handle, struct)
         if self.waits_for_device:  # the time belongs to the evaluation all the same
             native.llama_synchronize(handle)
-        self.native_seconds += time.perf_counter() - started
+        self.native_seconds += perf_counter() - started
         if code != 0:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
@@ -240,7 +250,35 @@ class Context:
             memory.note_evaluation(batch.n_tokens)
         n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
         # With hidden states llama.cpp gives a row for every token, asked for or not.
-        return Rows(self._buffers, batch, n_states, every_token=self._has_hidden_states)
+        return Rows(buffers, batch, n_states, every_token=self._has_hidden_states)
+
+    def repeat(self, batch: Batch, loop: StepLoop) -> tuple[list[int], Rows] | None:
+        """Let compiled code evaluate a batch of one token again and again, each time another token.
+
+        Returns its tokens and the rows of the last evaluation. None, and nothing is done, where
+        every evaluation has to pass by here: with samplers or a recurrent state. Raises as `decode`
+        does, for the evaluation that failed; those before it stay in the memory.
+        """
+        handle, native, samplers = self.handle, self._native, self._samplers
+        is_plain = samplers.in_force is None and not samplers.is_half_done
+        # A stand-in for the library evaluates itself.
+        if not is_plain or self.memory.n_rollback or native is not llama():
+            return None
+        if batch.checked_by is not self:
+            self._check_batch(batch)
+        check_fork()
+        if self._has_threads_to_note:
+            note_work()
+            self._has_threads_to_note = False
+        self._buffers.generation += 1
+        self._buffers.n_candidates = None
+        functions = step_functions(synchronizes=self.waits_for_device)
+        code, seconds, tokens = loop((*functions, int(handle), batch.address))
+        self.native_seconds += seconds
+        if code != 0:
+            self._drop_failed(batch)
+            raise decode_error(code, batch.n_tokens)
+        return tokens, Rows(self._buffers, batch, 1, every_token=self._has_hidden_states)
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse what llama.cpp would answer with an assertion, which ends the process."""

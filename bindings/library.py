@@ -182,6 +182,16 @@ def cpp_names(name: str, result: str, *arguments: str) -> tuple[str, str, str]:
     return name, f"_Z{len(name)}{name}{plain}", visual
 
 
+@functools.cache
+def step_functions(*, synchronizes: bool) -> tuple[int, int, int]:
+    """Return the addresses of the functions that evaluate, wait (0: not asked for), give logits."""
+    pointer = ctypes.c_void_p
+    names = "llama_decode", "llama_synchronize", "llama_get_logits"
+    functions = [ctypes.cast(native_function(name, pointer), pointer).value for name in names]
+    decode, synchronize, logits = [address or 0 for address in functions]
+    return decode, synchronize if synchronizes else 0, logits
+
+
 def last_native_errors() -> str:
     """Return llama.cpp's recent error lines as one sentence, and forget them."""
     text = "; ".join(dict.fromkeys(_recent_errors))

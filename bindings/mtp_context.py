@@ -26,8 +26,8 @@ class StateBatch(Batch):
     def __init__(self, capacity: int, width: int) -> None:
         super().__init__(capacity, 1)
         self.states: npt.NDArray[np.float32] = np.zeros((capacity, width), np.float32)
-        kind = dict(self._struct._fields_)["embd"]
-        self._struct.embd = ctypes.cast(self.states.ctypes.data, kind)
+        kind = dict(self.struct._fields_)["embd"]
+        self.struct.embd = ctypes.cast(self.states.ctypes.data, kind)
 
 
 class MtpContext(Context):

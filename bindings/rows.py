@@ -47,8 +47,9 @@ class OutputBuffers:
         # By function, or layer: arrays by their address, and those of the last evaluation.
         self._views: dict[str | int, tuple[int, FloatRows]] = {}
         self._fresh: dict[str | int, tuple[int, FloatRows]] = {}
-        self._fresh_candidates: tuple[IdRows, FloatRows] | None = None
-        self._logits: tuple[int, int, list[FloatRows]] = (-1, 0, [])
+        self._fresh_candidates: tuple[int, tuple[IdRows, FloatRows]] | None = None
+        # The generation of the rows of logits that were read last, their address, and views.
+        self.whole_rows: tuple[int, int, list[FloatRows]] = (-1, 0, [])
         pointer = ctypes.c_void_p
         self._addresses = {
             name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
@@ -66,14 +67,14 @@ class OutputBuffers:
 
     def logits(self, count: int) -> list[FloatRows]:
         """Return the first `count` rows of logits, or more, each a view [n_vocab]."""
-        generation, (known, address, rows) = self.generation, self._logits
+        generation, (known, address, rows) = self.generation, self.whole_rows
         if known == generation and len(rows) >= count:
             return rows
         # The buffer only moves when it grows, so views are made once and are good for all rounds.
         if self._addresses[_LOGITS](self._open()) != address or len(rows) < count:
             rows = list(self._view(_LOGITS, count, self._n_vocab))
             address = self._views[_LOGITS][0]
-        self._logits = generation, address, rows
+        self.whole_rows = generation, address, rows
         return rows
 
     def candidates(self, count: int, k: int) -> tuple[IdRows, FloatRows] | None:
@@ -82,14 +83,14 @@ class OutputBuffers:
         Devices without top-k give whole rows: `uncut` has them.
         """
         fresh = self._fresh_candidates
-        if fresh is None:
+        if fresh is None or fresh[0] != self.generation:
             handle = self._open()
             if any(self._count(handle, row) != k for row in (-count, -1)):
                 return None
             # They lie as far apart as whole rows do.
             tokens, logits = (self._sampled(handle, name, count)[:, :k] for name in _CANDIDATES)
-            fresh = self._fresh_candidates = tokens.view(np.int32), logits
-        return fresh
+            fresh = self._fresh_candidates = self.generation, (tokens.view(np.int32), logits)
+        return fresh[1]
 
     def uncut(self, count: int) -> FloatRows:
         """Return the rows that samplers left whole, [count, n_vocab]."""
@@ -120,13 +121,12 @@ class OutputBuffers:
     def renew(self) -> None:
         """Make all rows stale: the next evaluation begins."""
         self.generation += 1
-        self._fresh_candidates = None
 
     def close(self) -> None:
         """Make all rows stale, for good."""
         self._handle = None
         self.renew()
-        self._views, self._fresh, self._logits = {}, {}, (-1, 0, [])
+        self._views, self._fresh, self.whole_rows = {}, {}, (-1, 0, [])
 
     def require_fresh(self, generation: int) -> None:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
@@ -188,27 +188,36 @@ class Rows:
     """
 
     __slots__ = (
-        *("_buffers", "_generation", "_indices", "_n_candidates"),
+        *("_are_plain", "_buffers", "_generation", "_indices", "_n_candidates"),
         *("_n_states", "_n_tokens", "_native_count", "count"),
     )
 
     def __init__(
         self, buffers: OutputBuffers, batch: Batch, n_states: int, *, every_token: bool
     ) -> None:
+        count, n_tokens = batch.n_outputs, batch.n_tokens
         self._buffers = buffers
         self._generation = buffers.generation
         self._n_candidates = buffers.n_candidates
-        self.count = batch.n_outputs
+        self.count = self._native_count = count
         self._n_states = n_states
-        self._native_count = self.count
-        self._n_tokens = batch.n_tokens
+        self._n_tokens = n_tokens
         self._indices: npt.NDArray[np.intp] | None = None
-        if every_token and self.count < batch.n_tokens:
-            self._native_count = batch.n_tokens
-            self._indices = np.flatnonzero(batch.outputs[: batch.n_tokens])
+        # Whether row i lies at place i, whole.
+        self._are_plain = self._n_candidates is None
+        if every_token and count < n_tokens:
+            self._are_plain = False
+            self._native_count = n_tokens
+            self._indices = np.flatnonzero(batch.outputs[:n_tokens])
 
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
+        buffers = self._buffers
+        generation, _, known = buffers.whole_rows
+        # Of an evaluation whose rows were asked for before, as nearly all are.
+        is_known = generation == self._generation == buffers.generation
+        if is_known and self._are_plain and 0 <= row < self.count <= len(known):
+            return known[row]
         index = self._index_of(row)
         if self._n_candidates is not None:
             if self.candidates(row) is not None:

@@ -57,8 +57,6 @@ class Law:
         if self.ids is None:
             # A drafter's vocabulary may be shorter: tokens beyond it have no mass.
             return float(self.probs[token]) if token < len(self.probs) else 0.0
-        if len(self.ids) == 1:  # greedy decoding asks nothing else
-            return 1.0 if self.ids[0] == token else 0.0
         place = _place_of(token, self.ids)
         return float(self.probs[place]) if place >= 0 else 0.0
 
@@ -188,10 +186,32 @@ class LawWithout(Law):
         return self._origin[0].ids
 
 
-@functools.lru_cache(maxsize=4096)
-def _point(token: int) -> Law:
-    # Greedy rounds make several of these for every token, mostly of the same tokens.
-    return Law(_CERTAIN, np.array([token], np.intp))
+class _PointLaw(Law):
+    """The law that is sure of a token: greedy rounds ask these for little else than the token."""
+
+    __slots__ = ("_token",)
+    _token: int
+
+    def __init__(self, token: int) -> None:
+        super().__init__(_CERTAIN, np.array([token], np.intp))
+        object.__setattr__(self, "_token", token)
+
+    def probability(self, token: int) -> float:
+        """Return 1.0 for the token."""
+        return 1.0 if token == self._token else 0.0
+
+    def token_at(self, uniform: float) -> int:
+        """Return the token."""
+        return self._token
+
+    @property
+    def most_likely(self) -> tuple[int, float]:
+        """The token, and 1.0."""
+        return self._token, 1.0
+
+
+# Greedy rounds make several of these for every token, mostly of the same tokens.
+_point = functools.lru_cache(maxsize=4096)(_PointLaw)
 
 
 class RankedLaw(Law):

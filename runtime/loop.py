@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance import Acceptance, LawAt, LawPair, PairAt, PairRule, RawLaw, Rule
+from specrun.runtime.acceptance import (
+    Acceptance,
+    LawAt,
+    LawPair,
+    PairAt,
+    PairRule,
+    RawLaw,
+    Rule,
+)
+from specrun.runtime.acceptance.certain import CertainLaws
 from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest, Keep, RoundOutcome
@@ -90,7 +99,7 @@ class Round:
 
     def row_before(self, index: int) -> int:
         """Return the row whose law decided the round's `index`-th token."""
-        return self.node_before(index) + 1
+        return self.path[index - 1] + 1 if index else ROOT + 1
 
 
 def decode_rounds(
@@ -186,8 +195,11 @@ def target_laws(
     """Return what gives the target's law after a node, by the settings of sampling."""
     if isinstance(rows, CutRows):
         return lambda node: rows.law(node + 1, params)
+    if params.is_greedy and not (params.has_penalties or params.logit_bias):
+        return CertainLaws(rows.logits, params)
     if not params.has_penalties:
-        return lambda node: transformed_law(rows.logits(node + 1), params)
+        logits = rows.logits
+        return lambda node: transformed_law(logits(node + 1), params)
     return lambda node: _law_after(tokens, tree, node, rows.logits(node + 1), params)
 
 
@@ -229,7 +241,8 @@ def _cut_at_end(
     tree: DraftTree, accepted: Acceptance, end_tokens: frozenset[int]
 ) -> tuple[tuple[int, ...], int | None]:
     """Return path and next token, cut at the first end token, after which nothing is generated."""
-    for index, node in enumerate(accepted.path):
-        if tree.tokens[node] in end_tokens:
-            return accepted.path[: index + 1], None
-    return accepted.path, accepted.next_token
+    path, tokens = accepted.path, tree.tokens
+    for index, node in enumerate(path):
+        if tokens[node] in end_tokens:
+            return path[: index + 1], None
+    return path, accepted.next_token

@@ -83,8 +83,7 @@ class SeededNoise:
     def seek(self, position: int) -> None:
         """Turn to the draws of `position`."""
         self._position = position
-        self._accepts = 0
-        self._choices = 0
+        self._accepts = self._choices = 0
         self._word = None
 
     def accept(self, probability: float) -> bool:
@@ -105,11 +104,12 @@ class SeededNoise:
         such difference; here the choice changes with about the probability by which the laws
         differ, and a token that truncation drops or adds changes nobody else's time.
         """
-        if len(law.probs) == 1:
+        size = len(law.probs)
+        if size == 1:
             return law.token_at(0.0)
         self._choices += 1
         key = self._hash(2 * self._choices)
-        if LOOPS is not None and len(law.probs) <= SHORT:
+        if LOOPS is not None and size <= SHORT:
             return LOOPS.race(law.probs, law.ids, key)
         uniforms = _uniforms(law, key)
         if len(uniforms) <= SHORT:

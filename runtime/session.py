@@ -251,13 +251,15 @@ class Session:
         Raises `BusyError` where it would begin while another one is under way.
         """
         step: _Step | None = None
+        problems: list[BaseException] | None = None
         try:
             step = self._step
+            if step is not None:
+                problems = step.problems
             if step is None or self._answering() is not making:
                 self._admit(making)
             next(making)
         finally:
-            problems = [] if step is None else step.problems
             step = None  # frees what close() has left to it
             if problems:
                 raise problems.pop()
@@ -304,10 +306,11 @@ class GenerationStream(Iterator[TokenEvent]):
         return self
 
     def __next__(self) -> TokenEvent:
-        answer, session = self._answer, self._answer.session
+        answer = self._answer
+        session = answer.session
         answer.clock.come_back()
         # The consumer had control and may have closed the runtime: a step says so.
-        while session.closed or (event := answer.next_event()) is None:
+        while session._step is None or (event := answer.next_event()) is None:
             session.step(self._making)
         return event
 
@@ -488,21 +491,23 @@ class _Answer:
         if spoken is None or self._assembler.stopped_by is not None:
             return None
         this_round, number, pieces, base = spoken
-        index = len(self._said) - base
+        said = self._said
+        index = len(said) - base
         if index == len(pieces):
             return None
         text = self._assembler.push(pieces[index])
         if this_round.is_last and index == len(pieces) - 1:
             text += self._held_back()
-        token, path = this_round.tokens[index], this_round.path
-        # Read when somebody asks: a softmax for every token would be most of the overhead.
-        logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
-        origin: Origin = "drafted" if index < len(path) else "target"
-        kept = self._logprobs and this_round.rows is not NOT_EVALUATED
-        event = TokenEvent(text, token, origin, number, logits if kept else None)
-        if kept:
+        token = this_round.tokens[index]
+        origin: Origin = "drafted" if index < len(this_round.path) else "target"
+        if self._logprobs and this_round.rows is not NOT_EVALUATED:
+            # Read when somebody asks: a softmax for every token would be most of the overhead.
+            logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
+            event = TokenEvent(text, token, origin, number, logits)
             self._keeper.add(event)
-        self._said.append(((token,), text))
+        else:
+            event = TokenEvent(text, token, origin, number, None)
+        said.append(((token,), text))
         self.clock.hand_out()
         return event
 

@@ -35,6 +35,8 @@ class TextAssembler:
         text, n_read = codecs.utf_8_decode(data, "replace", final)
         if self._stop:
             text, held, stopped_by = self._cut(text, held, stopped_by)
+        elif not unfinished and n_read == len(data):
+            return text  # nothing was held back and nothing is, as nearly always
         self._state = (data[n_read:], held, stopped_by)
         return text
 

@@ -46,10 +46,14 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
 
 def greedy_token(logits: Logits, params: SamplingParams, window: Sequence[int] = ()) -> int:
     """Return the token of which the law at temperature 0 is sure, without making the law."""
-    row, logits = logits, _adjusted(logits, params, window)
+    row = logits
+    if window or params.logit_bias:
+        logits = _adjusted(logits, params, window)
     # Of equals the lowest id; a NaN, at which argmax stops, is seen below.
     token = int(logits.argmax())
-    _require_finite(float(logits[token]), row, params)
+    highest = logits.item(token)
+    if not math.isfinite(highest):
+        _require_finite(highest, row, params)
     return token
 
 

@@ -39,9 +39,10 @@ class Draw(NamedTuple):
     law: Law | None = None
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: that costs a call for every field, in every round. Trees share what they are made of.
+@dataclass(slots=True)
 class DraftTree:
-    """Nodes are what the target evaluates; draws are what acceptance tests.
+    """Nodes are what the target evaluates; draws are what acceptance tests. Nothing changes one.
 
     `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the
     root). `draws[parent]` lists the draws made at a parent in the order they were made: equal
@@ -101,12 +102,17 @@ class DraftTree:
     def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
         """Return a chain of tokens, drawn from `laws` in turn or, without them, point masses."""
         n = len(tokens)
-        points = DraftTree.of_points(tokens, tuple(range(-1, n - 1)))
+        points = DraftTree.of_points(tokens, _chain_parents(n))
         if not laws:
             return points
         # Node i hangs below i - 1, and ROOT is -1.
         draws = {i - 1: (Draw(i, laws[i]),) for i in range(n)}
         return DraftTree(points.tokens, points.parents, points.depths, points.is_candidate, draws)
+
+
+@functools.lru_cache(maxsize=256)
+def _chain_parents(n: int) -> tuple[int, ...]:
+    return tuple(range(ROOT, n - 1))
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,9 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.context import Context
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context, StepLoop
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.library import llama
+from specrun.bindings.rows import Rows
+
+_Repeat = Callable[[Context, Batch, StepLoop], tuple[list[int], Rows] | None]
 
 _FLOAT = 4  # bytes of a logit, a state's number, a token id
 
@@ -139,6 +143,7 @@ def simulated_device() -> Iterator[SimulatedDevice]:
         (native, "llama_decode", device.decode),
         (native, "llama_synchronize", device.synchronize),
         (Graph, "peek", _noted(Graph.peek, device)),
+        (Context, "repeat", _counted(Context.repeat, device)),
     ]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     try:
@@ -148,6 +153,19 @@ def simulated_device() -> Iterator[SimulatedDevice]:
     finally:
         for original in originals:
             setattr(*original)
+
+
+def _counted(repeat: _Repeat, device: SimulatedDevice) -> _Repeat:
+    """Return what evaluates a drafter's batch again and again, and counts the bytes of its rows."""
+
+    def repeating(context: Context, batch: Batch, loop: StepLoop) -> tuple[list[int], Rows] | None:
+        done = repeat(context, batch, loop)
+        if done is not None and device.wait_s is not None:
+            n_rows = len(done[0])
+            device.counts.drafter_bytes += _FLOAT * n_rows * context.model.vocabulary.size
+        return done
+
+    return repeating
 
 
 def _noted(

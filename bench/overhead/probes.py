@@ -22,6 +22,7 @@ from specrun.runtime.acceptance import (
     PairRule,
     Rule,
 )
+from specrun.runtime.acceptance.certain import CertainLaws
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
@@ -37,8 +38,9 @@ class RoundTimes:
     """Seconds of one round: the parts outside native evaluation, and native evaluation itself.
 
     `draft` is propose and observe, `batch` filling and reading the target's evaluation, `law`
-    turning logits into laws, `acceptance` the rest of the rule, `commit` keeping the accepted path,
-    `text` all that lies between: the loop, text, events, statistics.
+    turning logits into laws one by one, `acceptance` the rest of the rule (at temperature 0 with
+    its laws), `commit` keeping the accepted path, `text` all that lies between: the loop, text,
+    events, statistics.
     """
 
     draft: float
@@ -227,8 +229,10 @@ class TimedRule:
             self._watch.add("law", time.perf_counter() - started)
             return law
 
+        # Laws that a rule follows at once are not asked for one by one.
+        laws = law_at if isinstance(law_at, CertainLaws) else timed_law
         started = time.perf_counter()
-        accepted = self._inner.accept(tree, timed_law, noise, position)
+        accepted = self._inner.accept(tree, laws, noise, position)
         self._watch.add("rule", time.perf_counter() - started)
         return accepted
 

@@ -29,6 +29,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance.certain import CertainLaws
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.rule import Acceptance, LawAt
 from specrun.runtime.law import FloatArray, Law
@@ -54,8 +55,11 @@ class BlockRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
+        followed = law_at.followed(tree) if isinstance(law_at, CertainLaws) else None
+        if followed is not None:
+            return followed
         chain = _leading_chain(tree)
-        if all(draw.law is None for draw in chain):
+        if all(map(_is_point, chain)):
             return self._token_wise.accept(tree, law_at, noise, position)
         levels, share = _levels(tree, chain, law_at)
         # All tests are keyed with the round's first position, which no later round visits. With
@@ -123,12 +127,17 @@ class _Level:
 def _leading_chain(tree: DraftTree) -> list[Draw]:
     """Return the draws from the root down to the first node that has none or several."""
     chain: list[Draw] = []
-    draws = tree.draws.get(ROOT, ())
+    below = tree.draws.get
+    draws = below(ROOT, ())
     # Draws are counted, not nodes: equal draws share a node, but each has to be tested.
     while len(draws) == 1:
         chain.append(draws[0])
-        draws = tree.draws.get(draws[0].node, ())
+        draws = below(draws[0].node, ())
     return chain
+
+
+def _is_point(draw: Draw) -> bool:
+    return draw.law is None
 
 
 def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Level], float]:

@@ -14,6 +14,7 @@ greedy trees, n-grams and Medusa or EAGLE-2 drafts. Greedy decoding is P a point
 from __future__ import annotations
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance.certain import CertainLaws
 from specrun.runtime.acceptance.rule import (
     Acceptance,
     LawAt,
@@ -39,7 +40,8 @@ class ExactRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Walk down from the root, deciding one token per node (see the module's formula)."""
-        return walk(tree, law_at, noise, position, decide)
+        followed = law_at.followed(tree) if isinstance(law_at, CertainLaws) else None
+        return followed or walk(tree, law_at, noise, position, decide)
 
 
 def decide(
@@ -52,8 +54,10 @@ def decide(
 
     `law` is the target's at the node, `draws` its drafted children in the order they were drawn.
     """
-    remaining = law
     n_tested = count_to_test(draws)
+    if not n_tested:
+        return settle_point_masses(tree, draws, law, noise)
+    remaining = law
     for draw in draws[:n_tested]:
         token = tree.tokens[draw.node]
         target_prob = remaining.probability(token)

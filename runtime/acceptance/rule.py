@@ -17,7 +17,7 @@ LawAt = Callable[[int], Law]
 """The target's transformed law after a node (or ROOT); computed only for nodes a rule visits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acceptance:
     """The accepted nodes from the root down, and the target's own token after them.
 
@@ -27,6 +27,7 @@ class Acceptance:
     the path and the next.
     """
 
+    # Not frozen: that costs a call for every field, in every round.
     path: tuple[int, ...]
     next_token: int
     rejected: bool
@@ -65,10 +66,10 @@ def walk(
     `law_at(node)` is the target's law after a node; the first new token stands at `position`.
     """
     path: list[int] = []
-    node = ROOT
+    node, all_draws = ROOT, tree.draws
     while True:
         noise.seek(position + len(path))
-        draws = tree.draws.get(node, ())
+        draws = all_draws.get(node, ())
         child, token = decide(tree, draws, law_at(node), noise)
         if child is None:
             return Acceptance(tuple(path), token, rejected=bool(draws))
@@ -99,7 +100,8 @@ def settle_point_masses(
     deterministic drafters repeat plain decoding's text at every temperature.
     """
     token = noise.choose(law)
+    tokens = tree.tokens
     for draw in draws:
-        if tree.tokens[draw.node] == token:
+        if tokens[draw.node] == token:
             return draw.node, token
     return None, token

@@ -1,4 +1,4 @@
-"""Inner loops of laws in C (loops.c), where there was a compiler when specrun was installed.
+"""Inner loops in C (loops.c, chain.c), where there was a compiler when specrun was installed.
 
 Whoever uses a loop has the same in Python beside it: both give the same bits, and a law of a few
 dozen tokens is not worth a numpy call for every step. Only `log_mass` rounds otherwise than numpy's
@@ -8,6 +8,7 @@ exponentials: it decides thresholds of rules that are not exact, and no draw.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import numpy as np
@@ -21,7 +22,10 @@ MOST_RANKED = 256
 
 
 class Loops(Protocol):
-    """The functions of loops.c, over contiguous arrays; their docstrings say what they do."""
+    """The functions in C, over contiguous arrays; their docstrings say what they do."""
+
+    BATCH_BYTES: int
+    """Bytes of llama.cpp's batch, as `greedy_chain` knows it."""
 
     def truncate(
         self,
@@ -65,6 +69,25 @@ class Loops(Protocol):
 
     def place_of(self, token: int, ids: Ids) -> int:
         """Return the place of a token, -1 if it is not there."""
+
+    def walk_highest(
+        self,
+        logits: Callable[[int], npt.NDArray[np.float32]],
+        tokens: tuple[int, ...],
+        draws: Callable[[int], tuple[tuple[int, object], ...] | None],
+    ) -> tuple[tuple[int, ...], int, bool] | None:
+        """Walk down a tree of point masses as the highest entries of its rows say."""
+
+    def greedy_chain(
+        self,
+        addresses: tuple[int, ...],
+        token: int,
+        position: int,
+        count: int,
+        n_known: int,
+        ends: frozenset[int],
+    ) -> tuple[int, float, list[int]]:
+        """Evaluate a token, then the most likely one after it, and so on: up to `count`."""
 
 
 def _load() -> Loops | None:

@@ -1,7 +1,8 @@
-/* The highest entries of a row of logits, found in two passes that compare vectors.
+/* The highest entries of a row of logits, found in passes that compare vectors.
 
-   The row is cut into lanes: the k-th highest lane maximum is a bound that every one of the k highest
-   entries reaches, and few others. Only those are ranked, one by one. */
+   For several, the row is cut into lanes: the k-th highest lane maximum is a bound that every one of
+   the k highest entries reaches, and few others. Only those are ranked, one by one. For the highest
+   alone, the row is cut into stretches, of which the first that holds it is looked through. */
 
 #include "highest.h"
 #include "widths.h"
@@ -10,6 +11,7 @@
 
 #define LANES 1024
 #define FEW_LANES 256   /* serve a fourth of them */
+#define STRETCH 4096    /* entries of which the highest is found at once */
 #define BLOCK 64        /* entries that are compared before any of them is looked at, */
 #define FEW 16          /* and those among which it then lies */
 #define STEPS 12        /* halvings of the interval in which a bound is looked for */
@@ -115,4 +117,51 @@ void rank_row(Ranking *ranking, const float *row, ptrdiff_t size)
             if (!(row[id] < bound))
                 rank(ranking, row[id], id);
     }
+}
+
+/* Return the highest entry; NaN if there is one. */
+FOR_EACH_WIDTH
+static float highest_of(const float *row, ptrdiff_t size)
+{
+    float maxima[BLOCK], highest = -INFINITY;
+    int strange[BLOCK] = {0}, any = 0;
+    ptrdiff_t start = 0;
+    for (int j = 0; j < BLOCK; j++)
+        maxima[j] = -INFINITY;
+    for (; start + BLOCK <= size; start += BLOCK)
+        for (int j = 0; j < BLOCK; j++) {
+            maxima[j] = row[start + j] > maxima[j] ? row[start + j] : maxima[j];
+            strange[j] |= row[start + j] != row[start + j];
+        }
+    for (int j = 0; j < BLOCK; j++) {
+        highest = maxima[j] > highest ? maxima[j] : highest;
+        any |= strange[j];
+    }
+    for (; start < size; start++) {
+        highest = row[start] > highest ? row[start] : highest;
+        any |= row[start] != row[start];
+    }
+    return any ? NAN : highest;
+}
+
+ptrdiff_t place_of_highest(const float *row, ptrdiff_t size)
+{
+    float highest = -INFINITY;
+    ptrdiff_t found = 0;
+    for (ptrdiff_t start = 0; start < size; start += STRETCH) {
+        float here = highest_of(row + start, size - start < STRETCH ? size - start : STRETCH);
+        if (here != here)
+            return -1;
+        if (here > highest) {
+            highest = here;
+            found = start;
+        }
+    }
+    if (!isfinite(highest))
+        return -1;
+    /* Nothing in the stretch is above it: what is not below it is equal. */
+    found = next_few(row, found, size, highest);
+    while (row[found] != highest)
+        found++;
+    return found;
 }

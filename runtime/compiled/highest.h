@@ -18,4 +18,7 @@ typedef struct {
 /* Rank the `most` highest entries of a row that has no fewer. */
 void rank_row(Ranking *ranking, const float *row, ptrdiff_t size);
 
+/* Return the place of the highest entry, the first of equals; -1 if it is not finite, or for a NaN. */
+ptrdiff_t place_of_highest(const float *row, ptrdiff_t size);
+
 #endif

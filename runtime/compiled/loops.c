@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "arrays.h"
+#include "chain.h"
 #include "highest.h"
 #include "log_mass.h"
 
@@ -387,6 +388,92 @@ static PyObject *log_mass(PyObject *self, PyObject *row)
     return NULL;
 }
 
+/* -- the walk at temperature 0 ------------------------------------------------------------------- */
+
+/* Return the place of the highest entry of the row that a function gives; -1: none, -2: an error. */
+static Py_ssize_t highest_of_row(PyObject *logits, Py_ssize_t number)
+{
+    Py_buffer view;
+    PyObject *name = PyLong_FromSsize_t(number);
+    PyObject *row = name == NULL ? NULL : PyObject_CallOneArg(logits, name);
+    Py_XDECREF(name);
+    if (row == NULL)
+        return -2;
+    Py_ssize_t place = -1;
+    if (open_array(row, &view, 'f', 0) == 0) {
+        place = place_of_highest(view.buf, length_of(&view));
+        PyBuffer_Release(&view);
+    } else {
+        PyErr_Clear(); /* numbers of another kind are for Python */
+    }
+    Py_DECREF(row);
+    return place;
+}
+
+/* Return the child that was drafted as this token; -1: none was, -2: an error, -3: not only points. */
+static Py_ssize_t child_named(PyObject *drawn, PyObject *tokens, Py_ssize_t token)
+{
+    Py_ssize_t found = -1;
+    for (Py_ssize_t i = 0; drawn != Py_None && i < PyTuple_GET_SIZE(drawn); i++) {
+        PyObject *draw = PyTuple_GET_ITEM(drawn, i);
+        if (!PyTuple_Check(draw) || PyTuple_GET_SIZE(draw) != 2
+            || PyTuple_GET_ITEM(draw, 1) != Py_None)
+            return -3;
+        Py_ssize_t node = PyLong_AsSsize_t(PyTuple_GET_ITEM(draw, 0));
+        if (node < 0 || node >= PyTuple_GET_SIZE(tokens))
+            return PyErr_Occurred() ? -2 : -3;
+        if (found < 0 && PyLong_AsSsize_t(PyTuple_GET_ITEM(tokens, node)) == token)
+            found = node;
+    }
+    return PyErr_Occurred() ? -2 : found;
+}
+
+PyDoc_STRVAR(walk_highest_doc,
+"walk_highest(logits, tokens, draws): walk down a tree of point masses as rows' highest say.\n\n"
+"`logits(0)` is the root's row, `logits(i + 1)` that of node i; `draws(node)` are a node's draws,\n"
+"or None. Returns the path, the token after it, and whether there were draws to refuse; None if\n"
+"there is another kind of draw, or a row whose highest is not finite, or not of 32 bits.");
+
+static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    if (check_count(n_args, 3))
+        return NULL;
+    if (!PyTuple_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "the tokens of a tree are a tuple");
+        return NULL;
+    }
+    PyObject *path = PyList_New(0), *drawn = NULL, *name = NULL, *result = NULL;
+    for (Py_ssize_t node = -1; path != NULL;) {
+        Py_ssize_t token = highest_of_row(args[0], node + 1);
+        Py_XSETREF(name, PyLong_FromSsize_t(node));
+        if (token == -2 || name == NULL)
+            break;
+        Py_XSETREF(drawn, PyObject_CallOneArg(args[2], name));
+        if (drawn == NULL)
+            break;
+        int is_known = token >= 0 && (drawn == Py_None || PyTuple_Check(drawn));
+        node = is_known ? child_named(drawn, args[1], token) : -3;
+        if (node == -1) {
+            int refused = drawn != Py_None && PyTuple_GET_SIZE(drawn) > 0;
+            PyObject *kept = PyList_AsTuple(path);
+            if (kept != NULL)
+                result = Py_BuildValue("NnO", kept, token, refused ? Py_True : Py_False);
+            break;
+        }
+        if (node == -3)
+            result = Py_NewRef(Py_None);
+        if (node < 0)
+            break;
+        Py_XSETREF(name, PyLong_FromSsize_t(node));
+        if (name == NULL || PyList_Append(path, name))
+            break;
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(drawn);
+    Py_XDECREF(path);
+    return result;
+}
+
 /* -- the module -------------------------------------------------------------------------------- */
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
@@ -394,6 +481,7 @@ static PyObject *log_mass(PyObject *self, PyObject *row)
 static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
     FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
+    FUNCTION(greedy_chain), FUNCTION(walk_highest),
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},
     {"log_mass", log_mass, METH_O, log_mass_doc}, {NULL}};
 
@@ -402,5 +490,8 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__loops(void)
 {
-    return PyModule_Create(&module);
+    PyObject *made = PyModule_Create(&module);
+    if (made != NULL && PyModule_AddIntConstant(made, "BATCH_BYTES", (long)batch_bytes()))
+        Py_CLEAR(made);
+    return made;
 }

@@ -84,11 +84,12 @@ def most_worthwhile(
     T(1 + beside + n). None are drafted unless they gain `least_gain` over drafting none.
     """
     # The root is evaluated in any case, and its token is the 1 that every round yields.
-    best, rate, tokens = 0, least_gain / curve.seconds(1 + beside), 1.0
+    seconds, first = curve.seconds, 1 + beside
+    best, rate, tokens = 0, least_gain / seconds(first), 1.0
     # All counts are tried, not up to the first loss: a cost curve has steps where kernels change.
     for count, guess in enumerate(guesses, 1):
         tokens += guess.probability
-        achieved = tokens / curve.seconds(1 + beside + count)
+        achieved = tokens / seconds(first + count)
         if achieved > rate:
             best, rate = count, achieved
     return best, rate

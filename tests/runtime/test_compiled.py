@@ -9,10 +9,13 @@ import pytest
 
 from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.runtime import SamplingParams, law, noise, transform
+from specrun.runtime.acceptance import Acceptance, BlockRule, ExactRule, certain, decide, walk
+from specrun.runtime.acceptance.certain import CertainLaws
 from specrun.runtime.compiled import LOOPS, MOST_RANKED
 from specrun.runtime.law import Law
 from specrun.runtime.noise import SeededNoise
-from specrun.runtime.transform import transformed_law
+from specrun.runtime.transform import greedy_token, transformed_law
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 MODULES = (law, noise, transform)
 SIZES = [1, 2, 15, 16, 40, 41, 300, 511, 512, 513, 2047, 2048, 5000]
@@ -227,3 +230,83 @@ def test_no_row_has_no_sum() -> None:
         LOOPS.log_mass(np.empty(0, np.float32))
     with pytest.raises(TypeError, match="an array of kind 'd' where one of 'f' is needed"):
         LOOPS.log_mass(np.empty(3))
+
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def random_tree_of_points(generator: np.random.Generator, rows: list[np.ndarray]) -> DraftTree:
+    """A tree whose children often are what the rows say, some of them drafted twice or hidden."""
+    builder = TreeBuilder()
+    for _ in range(len(rows) - 1):
+        parents = [ROOT, *(place for place in range(len(builder)) if builder._is_candidate[place])]
+        parent = int(generator.choice(parents))
+        likely = int(rows[parent + 1].argmax())
+        token = likely if generator.random() < 0.6 else int(generator.integers(len(rows[0])))
+        if generator.random() < 0.1:
+            builder.add_hidden(parent, token)
+        else:
+            builder.add(parent, token)
+    return builder.build()
+
+
+def python_walk(tree: DraftTree, rows: list[np.ndarray], *, last_of_equals: bool) -> Acceptance:
+    """The walk of rules, a law at a time; as a control, of equal logits the last one stands."""
+
+    def law_at(node: int) -> Law:
+        row = rows[node + 1]
+        last = len(row) - 1 - int(row[::-1].argmax())
+        return Law.point(last if last_of_equals else greedy_token(row, GREEDY))
+
+    return walk(tree, law_at, SeededNoise(0), 5, decide)
+
+
+@needs_loops
+def test_the_walk_at_temperature_0_is_that_of_laws_one_by_one():
+    depths, differing = set(), 0
+    for seed in range(1500):
+        generator = np.random.default_rng(seed)
+        size = int(generator.choice([1, 2, 63, 64, 65, 300, 4096, 5000, 8300]))
+        rows = [generator.standard_normal(size) for _ in range(int(generator.integers(1, 9)))]
+        if seed % 2:  # ties, also of zeros of both signs
+            rows = [np.round(row) * generator.choice([0.0, -1.0, 1.0]) for row in rows]
+        rows = [row.astype(np.float32) for row in rows]
+        if size > 1 and seed % 5 == 0:
+            rows[0][generator.integers(size - 1)] = -math.inf
+        tree = random_tree_of_points(generator, rows)
+        kept = CertainLaws(rows.__getitem__, GREEDY).followed(tree)
+        assert kept == python_walk(tree, rows, last_of_equals=False), seed
+        depths.add(len(kept.path))
+        differing += kept != python_walk(tree, rows, last_of_equals=True)
+    assert depths >= {0, 1, 2, 3}
+    assert differing > 100  # where ties fall the other way, this test sees it
+
+
+@needs_loops
+@pytest.mark.parametrize("rule", [ExactRule(), BlockRule()])
+def test_rules_follow_the_walk_and_do_without(rule, monkeypatch):
+    rows = [np.eye(9, dtype=np.float32)[token] for token in (4, 7, 2)]
+    tree, noise = DraftTree.chain([4, 7]), SeededNoise(0)
+    laws = CertainLaws(rows.__getitem__, GREEDY)
+    followed = rule.accept(tree, laws, noise, 3)
+    monkeypatch.setattr(certain, "LOOPS", None)
+    assert laws.followed(tree) is None
+    assert followed == rule.accept(tree, laws, noise, 3) == Acceptance((0, 1), 2, False)
+
+
+@needs_loops
+def test_what_the_walk_cannot_follow_is_left_to_the_rules():
+    row = np.arange(5, dtype=np.float32)
+    for broken in (math.nan, math.inf):
+        rows = [row, row.copy()]
+        rows[1][2] = broken
+        laws = CertainLaws(rows.__getitem__, GREEDY)
+        assert laws.followed(DraftTree.chain([4])) is None
+        with pytest.raises(DecodeFailedError, match="logits of"):
+            ExactRule().accept(DraftTree.chain([4]), laws, SeededNoise(0), 0)
+        assert laws.followed(DraftTree.chain([3])) == Acceptance((), 4, True)
+    certain_laws = CertainLaws([row, row].__getitem__, GREEDY)
+    assert certain_laws.followed(DraftTree.chain([4], [Law(np.full(5, 0.2))])) is None
+    other_kind = CertainLaws([row.astype(np.float64)].__getitem__, GREEDY)
+    assert other_kind.followed(DraftTree()) is None
+    assert other_kind(ROOT).most_likely == (4, 1.0)

@@ -157,6 +157,9 @@ class DraftModelDrafter(ModelDrafter):
         params, state = request.params, self._state
         length = self._length if surely is None else surely
         tokens: list[int] = []
+        plain = length is None and rows is None and not (params.has_penalties or params.logit_bias)
+        if plain and count > 1:
+            tokens = self._chain_at_once(request, count)
         while len(tokens) < count and not (tokens and tokens[-1] in request.end_tokens):
             if length is not None and not length.goes_on():
                 break
@@ -178,6 +181,13 @@ class DraftModelDrafter(ModelDrafter):
         self._drafted, self._most = tokens, len(tokens)
         tree = DraftTree.chain(tokens)
         return tree if rows is None else rows.of(tree)
+
+    def _chain_at_once(self, request: DraftRequest, count: int) -> list[int]:
+        """Return the chain by compiled code; its first token alone where there is none."""
+        state, ends = self._state, request.end_tokens
+        first = greedy_token(state.feed(request.tokens[len(state.cached) :]), request.params)
+        further = None if first in ends else state.feed_likeliest(first, count - 1, ends)
+        return [first] if further is None else [first, *further]
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the cache of what the prompt shares with the last one."""

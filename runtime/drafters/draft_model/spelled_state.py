@@ -70,6 +70,10 @@ class SpelledModelState(DraftModelState):
         """Evaluate a token after the cached ones; return its logits [target vocab]."""
         return self.feed((token,))
 
+    def feed_likeliest(self, token: int, most: int, ends: frozenset[int]) -> list[int] | None:
+        """Return None: compiled code reads the drafter's own ids."""
+        return None
+
 
 class SpelledTreeState(SpelledModelState, DraftTreeState):
     """The same, and below the last committed token the nodes of a growing tree."""

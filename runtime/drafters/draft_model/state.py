@@ -17,11 +17,15 @@ from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.bindings.rows import Rows
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafter import Drafter
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.transform import Logits
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.transform import Logits, greedy_token
 from specrun.runtime.tree import ROOT
 from specrun.runtime.trees import check_p_min
+
+_LIKELIEST = SamplingParams(temperature=0.0)
 
 
 class DraftModelState:
@@ -88,6 +92,32 @@ class DraftModelState:
         self.cached.append(token)
         self._changing = False
         return self.shared(rows.logits(0))
+
+    def feed_likeliest(self, token: int, most: int, ends: frozenset[int]) -> list[int] | None:
+        """Evaluate a token after the cached ones, then the most likely one after it, and so on.
+
+        Returns the most likely token after each of up to `most` that were evaluated, fewer where
+        one is among `ends`: the tokens that `feed_one` and `greedy_token` give in turn. None where
+        compiled code cannot. Raises `DecodeFailedError` for a broken row.
+        """
+        loops, cached, batch, known = LOOPS, self.cached, self.batch, self._shared_size
+        if loops is None or batch.n_bytes != loops.BATCH_BYTES or token >= self._own_size:
+            return None
+        start = len(cached)
+        batch.fill_one(token, start, self.main)
+        self._changing = True
+        done = self.context.repeat(
+            batch, lambda addresses: loops.greedy_chain(addresses, token, start, most, known, ends)
+        )
+        if done is None:
+            self._changing = False
+            return None
+        tokens, rows = done
+        cached += [token, *tokens[:-1]]
+        self._changing = False
+        if tokens[-1] < 0:
+            greedy_token(self.shared(rows.logits(0)), _LIKELIEST)  # says what is wrong
+        return tokens
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop what an interrupted evaluation may have left."""

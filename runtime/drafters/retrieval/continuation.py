@@ -103,6 +103,8 @@ def _likely(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits
 ) -> list[Guess]:
     """Return the best nodes of the continuations' trie, the most probable first."""
+    if len(continuations) == 1:  # the usual case by far
+        return _likely_chain(continuations, trust, limits)
 
     def below(
         node: tuple[int, Sequence[Continuation]],
@@ -126,9 +128,30 @@ def _likely(
     )
 
 
+def _likely_chain(
+    alone: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits
+) -> list[Guess]:
+    """Return the likely nodes of a single continuation, whose trie is a chain."""
+    tokens, ends, match = alone[0].tokens, limits.end_tokens, alone[0].match
+    taken: list[Guess] = []
+    probability, share = 1.0, 0.0
+    for depth in range(min(limits.nodes, limits.depth, len(tokens))):
+        # Matches beyond the longest are trusted alike.
+        if not depth or match + depth <= LONGEST_MATCH:
+            share = trust.expected(_standing(alone, depth))
+        probability *= share
+        if probability < _LEAST_PROBABILITY:
+            break
+        token = tokens[depth]
+        taken.append(Guess(probability, depth - 1, token))
+        if token in ends:
+            break
+    return taken
+
+
 def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:
     """Return the tokens that come next, the most votes first, with the continuations of each."""
-    if len(alive) == 1:  # the usual case by far
+    if len(alive) == 1:  # where tries thin out
         return [(alive[0].tokens[depth], alive)]
     groups: dict[int, list[Continuation]] = {}
     for continuation in alive:

@@ -13,8 +13,8 @@ Everything depends on counts alone, so that the same text gives the same drafts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from specrun.runtime.drafters.likely_trees import RecentOdds
 
@@ -38,8 +38,7 @@ class Evidence(IntEnum):
     """The place that the text had left for an edit; its match begins anew behind that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """What is known of a place in a draft: the evidence, and the length of the best match there."""
 
     evidence: Evidence

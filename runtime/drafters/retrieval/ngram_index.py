@@ -52,7 +52,15 @@ class NgramIndex:
         while sizes[-1] < max_ngram:
             sizes.append(min(2 * sizes[-1], max_ngram))
         self.sizes = tuple(sizes)
-        self._indexed = _Indexed(len(sizes))
+        self._held: _Indexed | None = None
+
+    @property
+    def _indexed(self) -> _Indexed:
+        # Made when it is asked for: every change leaves nothing behind while it is under way.
+        held = self._held
+        if held is None:
+            held = self._held = _Indexed(len(self.sizes))
+        return held
 
     @property
     def tokens(self) -> list[int]:
@@ -61,21 +69,19 @@ class NgramIndex:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._indexed = _Indexed(len(self.sizes))
+        self._held = None
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
-        indexed = self._indexed
-        self.clear()
+        indexed, self._held = self._indexed, None
         self._extend(indexed, tokens)
-        self._indexed = indexed
+        self._held = indexed
 
     def rewind(self, length: int) -> None:
         """Take back the tokens from position `length` on."""
-        indexed = self._indexed
-        self.clear()
+        indexed, self._held = self._indexed, None
         self._rewind(indexed, length)
-        self._indexed = indexed
+        self._held = indexed
 
     def matches(self, count: int, visited: int = _VISITED) -> list[tuple[int, int]]:
         """Return up to `count` earlier places most like the text's end: (next position, match).
