@@ -18,6 +18,7 @@ from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.devices import devices
 from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import SequentialCascade, build_rule
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.runtime import Runtime
@@ -56,6 +57,10 @@ class DrafterBench:
         for name in ("max_tokens", "repetitions"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} is {getattr(self, name)}: give at least 1")
+        for name in self.rules:
+            if isinstance(build_rule(name), SequentialCascade):
+                problem = "verifies nothing, so that it may have no rounds to compare"
+                raise OptionError(f"{name} {problem}: specrun bench cascade measures it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ def test_rules_are_compared_on_the_same_drafts(drafters: list[str]) -> None:
     ]
     assert "draft(twin.gguf, n=3), token" in good(bench(*drafters, *arguments, "--accept", "token"))
     assert bench(*drafters, "-p", "one", "--accept", "tokn").exit_code == 2
+    refused = bench(*drafters, "-p", "one", "--accept", "token-cascade")
+    assert (refused.exit_code, "bench cascade measures it" in refused.stderr) == (2, True)
 
 
 def test_planned_drafters_are_those_that_tune_found(
