@@ -110,11 +110,12 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
             "n-alpha of chains (acceptance where the n drafts before were accepted), n = 0, 1, ...:"
             + "".join(map(_alphas, chains))
         )
-    lossy = dict.fromkeys(result.rule for result in results if not result.exact)
+    lossy = [result for result in results if not result.exact]
     if lossy:
+        rules = ", ".join(dict.fromkeys(result.rule for result in lossy))
         notes.append(
-            f"not exact: {', '.join(lossy)}. Its text does not have the target's distribution, so "
-            "its speed is that of other text."
+            f"not exact: {rules}. Its text does not have the target's distribution, so "
+            "its speed is that of other text." + "".join(map(_departure, lossy))
         )
     published = literature_note(result.drafter for result in results)
     if published:
@@ -133,6 +134,15 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
             "where two tokens are almost equally likely, the other one may win."
         )
     return [*notes, *(f"Advice: {result.advice}." for result in results if result.advice)]
+
+
+def _departure(result: DrafterResult) -> str:
+    """Return how far a rule that is not exact led from the target's law, as a line of a note."""
+    if result.total_variation is None or result.changed_share is None:
+        return ""
+    where = f"\n- {result.label} at temperature {result.temperature:g}"
+    changed = f"{result.changed_share:.1%} of tokens changed"
+    return f"{where}: TV {result.total_variation:.3f} from the target's law, {changed}"
 
 
 def _alphas(chain: DrafterResult) -> str:

@@ -112,6 +112,17 @@ class Answers:
             for stats in self._stats()
         )
 
+    def departures(self) -> tuple[float, float] | None:
+        """Return mean total variation and share of changed tokens; None under an exact rule."""
+        sums = [0.0, 0.0]
+        for result in self._results:
+            stats, n = result.stats, len(result.token_ids)
+            if stats.total_variation is None or stats.changed_share is None:
+                return None
+            sums[0] += n * stats.total_variation
+            sums[1] += n * stats.changed_share
+        return sums[0] / self.tokens, sums[1] / self.tokens
+
     def _stats(self) -> Iterator[SpecStats]:
         return (result.stats for result in self._results)
 

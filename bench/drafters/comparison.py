@@ -18,6 +18,7 @@ from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.devices import devices
 from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import SequentialCascade, build_rule
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.runtime import Runtime
@@ -56,6 +57,10 @@ class DrafterBench:
         for name in ("max_tokens", "repetitions"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} is {getattr(self, name)}: give at least 1")
+        for name in self.rules:
+            if isinstance(build_rule(name), SequentialCascade):
+                problem = "verifies nothing, so that it may have no rounds to compare"
+                raise OptionError(f"{name} {problem}: specrun bench cascade measures it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,8 @@ class DrafterResult:
     is a whole round, `overhead_us_per_round` its part outside native evaluation, in microseconds.
     `prompt_tokens` is the mean length of a prompt. `exact` is whether the rule keeps the target's
     distribution. `acceptance_given_prefix[n]` is the acceptance at depth n + 1 of the
-    `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha.
+    `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha. Under rules that
+    are not exact `total_variation` and `changed_share` are those of `SpecStats`.
     """
 
     target: TargetFacts
@@ -117,6 +123,8 @@ class DrafterResult:
     is_chain: bool = False
     acceptance_given_prefix: tuple[float, ...] = ()
     tested_by_position: tuple[int, ...] = ()
+    total_variation: float | None = None
+    changed_share: float | None = None
 
     @property
     def label(self) -> str:
@@ -213,6 +221,7 @@ def _result(
     together = Answers.together(own)
     given_prefix, tested = together.acceptance_given_prefix()
     drafter, rule = arm.runtime.session.drafter, arm.runtime.session.rule
+    distance, changed = together.departures() or (None, None)
     return DrafterResult(
         target=facts,
         drafter=arm.label,
@@ -237,6 +246,8 @@ def _result(
         is_chain=drafter.max_nodes > 0 and drafter.max_leaves == 1,
         acceptance_given_prefix=given_prefix,
         tested_by_position=tested,
+        total_variation=distance,
+        changed_share=changed,
     )
 
 

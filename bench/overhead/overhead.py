@@ -71,8 +71,6 @@ SETTINGS = (
     Setting("prompt lookup, greedy", "prompt-lookup", _GREEDY),
     Setting("chain of 5, greedy", "draft(FILE, n=5)", _GREEDY),
     Setting("chain of 5, temp 0.8", "draft(FILE, n=5)", _SAMPLED),
-    Setting("chain of 5, V3", "draft(FILE, n=5)", _SAMPLED, CHAIN, "cascade-token-v3"),
-    Setting("chain of 5, OPT", "draft(FILE, n=5)", _SAMPLED, {}, "cascade-opt"),
     Setting("tree of 16, temp 0.8", "draft(FILE, tree=4x3)", _SAMPLED, TREE),
     Setting("medusa tree of 16, greedy", "medusa(MEDUSA, tree=4x3)", _GREEDY, TREE),
     Setting("hydra++ chain of 5, greedy", "hydra(HYDRA, n=5)", _GREEDY),
@@ -80,6 +78,8 @@ SETTINGS = (
     Setting("eagle chain of 5, greedy", "eagle(EAGLE, n=5)", _GREEDY),
     Setting("eagle dynamic tree of 16, greedy", _DYNAMIC, _GREEDY, EAGLE_TREE),
     Setting("eagle tree of 16, temp 0.8", _WITHOUT, _SAMPLED, EAGLE_TREE),
+    Setting("chain of 5, V3", "draft(FILE, n=5)", _SAMPLED, {}, "cascade-token-v3"),
+    Setting("chain of 5, OPT", "draft(FILE, n=5)", _SAMPLED, {}, "cascade-opt"),
 )
 """What is measured, in this order."""
 

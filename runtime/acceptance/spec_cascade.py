@@ -161,12 +161,13 @@ def interleaved(pair: LawPair, accepts: Callable[[IdArray | None], Mask]) -> Law
         return target
     # pi has mass wherever S(q) or S(p) has: the support of one of them would lose some.
     ids = joint_support(draft, target)
+    # Both parts together have all the mass: nothing is to be scaled.
     if ids is None:
-        return Law.normalised(kept + (1.0 - mass) * target.probs)
-    weights = np.zeros(len(ids))
-    weights[_places(draft, ids)] = kept
-    weights[_places(target, ids)] += (1.0 - mass) * target.probs
-    return Law.normalised(weights, ids)
+        return Law(kept + (1.0 - mass) * target.probs)
+    probs = np.zeros(len(ids))
+    probs[_places(draft, ids)] = kept
+    probs[_places(target, ids)] += (1.0 - mass) * target.probs
+    return Law(probs, ids)
 
 
 def _places(law: Law, ids: IdArray) -> IdArray | slice:

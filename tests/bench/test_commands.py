@@ -94,6 +94,8 @@ def test_rules_are_compared_on_the_same_drafts(drafters: list[str]) -> None:
     ]
     assert "draft(twin.gguf, n=3), token" in good(bench(*drafters, *arguments, "--accept", "token"))
     assert bench(*drafters, "-p", "one", "--accept", "tokn").exit_code == 2
+    refused = bench(*drafters, "-p", "one", "--accept", "token-cascade")
+    assert (refused.exit_code, "bench cascade measures it" in refused.stderr) == (2, True)
 
 
 def test_planned_drafters_are_those_that_tune_found(
@@ -155,7 +157,7 @@ def test_overhead_as_json_and_markdown() -> None:
         *("chain of 5, greedy", "chain of 5, temp 0.8", "tree of 16, temp 0.8"),
         *("medusa tree of 16, greedy", "hydra++ chain of 5, greedy", "hydra++ tree of 16, greedy"),
         *("eagle chain of 5, greedy", "eagle dynamic tree of 16, greedy"),
-        "eagle tree of 16, temp 0.8",
+        *("eagle tree of 16, temp 0.8", "chain of 5, V3", "chain of 5, OPT"),
     ]
     assert found[5]["drafted_per_round"] > 4
     parts = {"draft", "batch", "law", "acceptance", "commit", "text"}

@@ -12,6 +12,7 @@ import itertools
 import numpy as np
 import pytest
 from support.enumeration import PROMPT, TOLERANCE
+from support.interrupts import Interrupted, sampled_points
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 from support.tiny_models import F32, fresh_logits
 
@@ -295,6 +296,31 @@ def test_the_next_prompt_shares_what_both_models_have_read(tiny_model, tiny_flat
     assert second.token_ids == fresh.token_ids
     assert second.usage.cached_tokens >= len(TEXT)
     assert fresh.usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("accept", ["token-cascade(alpha=0.7)", "sequence-cascade(alpha=0.97)"])
+def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(
+    tiny_model, tiny_flat_twin, accept, whole_sweep
+):
+    def fresh() -> Runtime:
+        return Runtime(tiny_model, drafted_by(tiny_flat_twin), accept=accept, **F32)
+
+    with fresh() as runtime:
+        wanted = runtime.generate(TEXT, SAMPLED, max_tokens=8).token_ids
+    other = [*TEXT[:20], *TEXT]
+    with fresh() as runtime:
+        runtime.generate(other, SAMPLED, max_tokens=8)
+        with Interrupted() as counted:
+            runtime.generate(TEXT, SAMPLED, max_tokens=8)
+    hits = 0
+    with fresh() as runtime:
+        for at in sampled_points(counted.lines, 60, whole=whole_sweep):
+            runtime.generate(other, SAMPLED, max_tokens=8)
+            with Interrupted(at) as interrupted:
+                runtime.generate(TEXT, SAMPLED, max_tokens=8)
+            hits += interrupted.happened
+            assert runtime.generate(TEXT, SAMPLED, max_tokens=8).token_ids == wanted
+    assert hits > 50
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows
 from support.tiny_models import F32
 
 from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
@@ -286,6 +287,10 @@ def test_what_draws_nothing_is_timed_unless_it_is_not_to_be(
 ) -> None:
     for by_clock in (True, False):
         environment = DraftEnvironment(model, ContextOptions(n_ctx=64), by_clock=by_clock)
+        if expression.startswith("auto") and not by_clock:
+            with pytest.raises(OptionError, match="chooses by measured time"):
+                build_drafter(expression, environment)
+            continue
         with closing(build_drafter(expression, environment)) as weights:
             with closing(weights.start()) as drafter:
                 assert drafter.name == expression
