@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from specrun.bench.prove.setting import Check, ForkingDrafter, Setting, judged
 from specrun.bench.soak.faults import Fault, take_answer
+from specrun.runtime.acceptance import PairRule
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.drafters.build import build_drafter
@@ -128,6 +129,8 @@ def check_texts(setting: Setting) -> Check:
     partings: list[float] = []
     times, control = 0, 0
     tried: dict[float, None] = {}
+    # At temperature 0 all other rules give plain decoding's text, whatever the drafter.
+    states_its_own = isinstance(setting.rule, PairRule)
     drafting = _point_masses(setting)
     plain = setting.session(NoDrafter())
     try:
@@ -139,7 +142,9 @@ def check_texts(setting: Setting) -> Check:
                 tried[temperature] = None
                 params, seed = sampled(temperature), setting.seed + number
                 wanted = answer(plain, prompt, params, seed)
-                sessions = [*drafting, *([(setting.runtime.session, None)] * (temperature == 0.0))]
+                sessions = list(drafting)
+                if temperature == 0.0 and not states_its_own:
+                    sessions.append((setting.runtime.session, None))
                 for session, forking in sessions:
                     if forking is not None:
                         forking.text = [*prompt, *wanted]
@@ -160,7 +165,8 @@ def check_texts(setting: Setting) -> Check:
         "same text",
         judged(not (partings if setting.width else wrong), control > 0),
         f"texts of {_LENGTH} tokens, drafted by random trees and prompt lookup at temperatures "
-        f"{', '.join(f'{value:g}' for value in tried)}, and by the drafter at 0",
+        f"{', '.join(f'{value:g}' for value in tried)}"
+        + (", under the exact rule" if states_its_own else ", and by the drafter at 0"),
         times,
         figure if math.isfinite(figure) else None,
         near,
@@ -175,13 +181,19 @@ def check_texts(setting: Setting) -> Check:
 
 
 def check_faults(setting: Setting) -> Check:
-    """Let evaluations fail and interrupts come; the next answer has to be plain decoding's."""
+    """Let evaluations fail and interrupts come; the next answer has to be plain decoding's.
+
+    Under a rule that states a law of its own it has to be that of the session when it was fresh.
+    """
     source, deadline = setting.source("faults"), setting.deadline(0.15)
     params, prompts = sampled(0.0), setting.prompts()
     near = setting.near
     times, cut, partings, session = 0, 0, [], setting.runtime.session
     with setting.session(NoDrafter()) as plain:
         wanted: dict[int, list[int]] = {}
+        for number in range(len(prompts) if isinstance(setting.rule, PairRule) else 0):
+            session.forget()
+            wanted[number] = answer(session, prompts[number], params, 0, _FAULTY_LENGTH)
         while times < _MOST_FAULTS and (times < _LEAST_FAULTS or time.monotonic() < deadline):
             hit = source.randrange(len(prompts))
             # The same again takes all of the cache that the fault has left.

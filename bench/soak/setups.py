@@ -56,9 +56,11 @@ _PAIRS = (
     "auto({draft}, {other})",
 )
 _EXACT_RULES = ("exact", "exact", "token", "kseq")
-_LOSSY_RULES = (
-    "typical",
-    *(f"cascade-{rule}(alpha=0.3)" for rule in ("chow", "diff", "opt", "token")),
+# They weigh laws, which a draft model tells where it drafts alone.
+_PAIR_RULES = (
+    *(f"cascade-{rule}(alpha=0.3)" for rule in ("chow", "diff", "opt", "opt-log")),
+    *(f"cascade-token-v{number}(alpha=0.5)" for number in (1, 2, 3)),
+    *("lossy(alpha=0.5, beta=solve)", "top-beta"),
 )
 # What these draft next depends on earlier answers, or on how those were timed.
 _REMEMBERING = frozenset(
@@ -132,7 +134,11 @@ def random_setup(source: random.Random) -> Setup:
     atoms = set(_atoms(parse_expression(drafter)))
     # `auto` is told what it chose: what is left is what its members remember.
     remembers = bool((atoms - {"auto"}) & _REMEMBERING)
-    rules = _EXACT_RULES if remembers else (*_EXACT_RULES, *_LOSSY_RULES)
+    rules = list(_EXACT_RULES)
+    if not remembers and "auto" not in atoms:  # which no rule takes that is not exact
+        rules.append("typical")
+    if drafter.startswith("draft("):
+        rules += source.sample(_PAIR_RULES, 4)
     return Setup(drafter, source.choice(rules), remembers and bool(atoms & _DRAWING))
 
 

@@ -75,10 +75,11 @@ class TreeRows:
 
     def of(self, tree: DraftTree) -> DraftTree:
         """Return the tree with its rows."""
-        self._tree = DraftTree(
+        # Not the tree that is returned: it would keep itself, and its rows, alive.
+        self._tree = tree
+        return DraftTree(
             tree.tokens, tree.parents, tree.depths, tree.is_candidate, tree.draws, self
         )
-        return self._tree
 
     def logits(self, node: int) -> Logits | None:
         """Return the row after a node; a leaf's is evaluated now."""
