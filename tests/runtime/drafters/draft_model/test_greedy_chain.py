@@ -43,6 +43,11 @@ def context(model: Model) -> Iterator[Context]:
         yield opened
 
 
+def drafter_of(context: Context, known: int, n: int) -> DraftModelDrafter:
+    cache = state.DraftModelState(context, target_vocab_size=known)
+    return DraftModelDrafter(cache, num_draft_tokens=n)
+
+
 def request(tokens: list[int], ends: frozenset[int] = frozenset()) -> DraftRequest:
     return DraftRequest(tokens, GREEDY, SeededNoise(0), 100, 100, ends)
 
@@ -64,7 +69,7 @@ def step_by_step(context: Context, tokens: list[int], n: int, known: int) -> lis
 def test_chains_are_those_of_single_steps(context, known):
     drafted = {n: step_by_step(context, PROMPT, n, known) for n in (1, 2, 7)}
     for n, wanted in drafted.items():
-        drafter = DraftModelDrafter(context, target_vocab_size=known, num_draft_tokens=n)
+        drafter = drafter_of(context, known, n)
         tree = drafter.propose(request(PROMPT))
         assert tree == DraftTree.chain(wanted)
         # All but the last token of the draft are cached, and the memory holds no more.
@@ -82,7 +87,7 @@ def test_compiled_code_is_asked_and_python_says_the_same(context, monkeypatch):
     trees = []
     for loops in (LOOPS, None):
         monkeypatch.setattr(state, "LOOPS", loops)
-        drafter = DraftModelDrafter(context, target_vocab_size=VOCAB, num_draft_tokens=6)
+        drafter = drafter_of(context, VOCAB, 6)
         trees.append((drafter.propose(request(PROMPT)), drafter._state.cached, len(asked)))
         context.memory.clear()
     compiled, python = trees
@@ -93,14 +98,14 @@ def test_compiled_code_is_asked_and_python_says_the_same(context, monkeypatch):
 def test_a_chain_ends_behind_an_end_token(context):
     wanted = step_by_step(context, PROMPT, 7, VOCAB)
     for end in set(wanted):
-        drafter = DraftModelDrafter(context, target_vocab_size=VOCAB, num_draft_tokens=7)
+        drafter = drafter_of(context, VOCAB, 7)
         tree = drafter.propose(request(PROMPT, frozenset({end, VOCAB + 1})))
         assert list(tree.tokens) == wanted[: wanted.index(end) + 1]
         context.memory.clear()
 
 
 def test_time_in_evaluations_is_counted(context):
-    drafter = DraftModelDrafter(context, target_vocab_size=VOCAB, num_draft_tokens=6)
+    drafter = drafter_of(context, VOCAB, 6)
     seconds: list[float] = []
     repeat = Context.repeat
 
@@ -117,7 +122,7 @@ def test_time_in_evaluations_is_counted(context):
 
 
 def test_a_failed_evaluation_leaves_a_state_that_drafts_as_a_new_one(context):
-    own = DraftModelDrafter(context, target_vocab_size=VOCAB, num_draft_tokens=4)
+    own = drafter_of(context, VOCAB, 4)
     wanted = own.propose(request(PROMPT))
     kept = own._state
     # More than there are cells: llama.cpp finds no slot in the midst of the chain.
@@ -129,7 +134,7 @@ def test_a_failed_evaluation_leaves_a_state_that_drafts_as_a_new_one(context):
 
 
 def test_a_row_that_is_no_law_is_refused(model, context, monkeypatch):
-    drafter = DraftModelDrafter(context, target_vocab_size=VOCAB, num_draft_tokens=4)
+    drafter = drafter_of(context, VOCAB, 4)
     drafter.propose(request(PROMPT))
 
     def broken(addresses: tuple[int, ...], *rest: object) -> tuple[int, float, list[int]]:
@@ -161,6 +166,6 @@ def test_what_stands_in_for_the_library_sees_every_evaluation(context):
             return self.native.llama_decode(*args)
 
     context._native = counting = Counting(context._native)
-    drafter = DraftModelDrafter(context, target_vocab_size=VOCAB, num_draft_tokens=6)
+    drafter = drafter_of(context, VOCAB, 6)
     drafter.propose(request(PROMPT))
     assert counting.calls == 6
