@@ -49,9 +49,8 @@ class Speaker(Protocol):
     def rewind(self, length: int) -> None:
         """Forget the tokens from position `length` on."""
 
-    @property
-    def room(self) -> int:
-        """How many tokens it can read."""
+    def has_room(self, tokens: list[int]) -> bool:
+        """Whether it can read these tokens, of which it may have cached a beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ class _Answer:
 
     def _small_row(self, tokens: list[int]) -> Logits | None:
         """Return the small model's row after a text; None: its context has no room for that."""
-        return self._small.row_after(tokens) if len(tokens) <= self._small.room else None
+        return self._small.row_after(tokens) if self._small.has_room(tokens) else None
 
     def _draw(self, row: Logits, noise: NoiseSource, tokens: list[int]) -> int:
         """Draw the token that follows these from a model's row after them."""

@@ -46,6 +46,9 @@ class TableSpeaker:
         with np.errstate(divide="ignore"):
             return np.log(self._table(tokens))
 
+    def has_room(self, tokens: list[int]) -> bool:
+        return len(tokens) <= self.room
+
     def rewind(self, length: int) -> None:
         self.rewound.append(length)
 

@@ -15,7 +15,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
-from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDrafter
+from specrun.runtime.drafters.draft_model.state import ContextDrafter, DraftModelState
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import greedy_token
@@ -27,7 +27,7 @@ _GUARD = "\n"  # a tokenizer may add a space before a text: it goes to this
 _CONTEXT = 4  # tokens before the draft that its tokens are made with
 
 
-class RetokenisedDrafter(ModelDrafter):
+class RetokenisedDrafter(ContextDrafter):
     """Drafts `num_draft_tokens` of the drafter's own tokens in a row, as tokens of the target."""
 
     def __init__(
@@ -44,7 +44,7 @@ class RetokenisedDrafter(ModelDrafter):
             )
         own = context.model.vocabulary
         self._state = DraftModelState(context, target_vocab_size=own.size)
-        super().__init__(self._state, p_min=0.0, name=name)
+        super().__init__(self._state, name=name)
         self.max_nodes = num_draft_tokens
         self._target, self._own = target, own
         self._reader = TextReader(target, own)

@@ -265,12 +265,11 @@ class DraftTreeState(DraftModelState):
         self._forget_nodes()
 
 
-class ModelDrafter(Drafter):
-    """Owns a context of a draft model; `p_min` ends drafts where the model is less certain."""
+class ContextDrafter(Drafter):
+    """Owns a context of a draft model."""
 
-    def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
-        check_p_min(p_min)
-        self.name, self._p_min = name, p_min
+    def __init__(self, state: DraftModelState, *, name: str) -> None:
+        self.name = name
         self._context = state.context
         self._model_state = state
 
@@ -284,10 +283,22 @@ class ModelDrafter(Drafter):
         """The draft model's parameters."""
         return self._context.model.n_params
 
-    @property
-    def room(self) -> int:
-        """How many tokens the model can read."""
-        return self._context.n_ctx
+    def close(self) -> None:
+        """Free the context."""
+        self._model_state.close()
+
+
+class ModelDrafter(ContextDrafter):
+    """Reads the target's tokens; `p_min` ends drafts where the model is less certain."""
+
+    def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
+        check_p_min(p_min)
+        super().__init__(state, name=name)
+        self._p_min = p_min
+
+    def has_room(self, tokens: Sequence[int]) -> bool:
+        """Whether the model can read a text of which it has cached a beginning."""
+        return self._model_state.room(tokens) >= 0
 
     def row_after(self, tokens: Sequence[int]) -> Logits:
         """Return the model's own logits after all tokens of the text, a view [shared vocab]."""
@@ -302,7 +313,3 @@ class ModelDrafter(Drafter):
     def rewind(self, length: int) -> None:
         """Drop the cache of tokens that were only guesses."""
         self._model_state.rewind(min(length, len(self._model_state.cached)))
-
-    def close(self) -> None:
-        """Free the context."""
-        self._model_state.close()
