@@ -203,7 +203,7 @@ def test_overhead_as_json_and_markdown() -> None:
         (["drafters", "-m", "none.gguf", "-p", "x"], 3),
         (["drafters", "-m", "MODEL", "-md", "none.gguf", "-p", "x"], 3),
         (["drafters", "-m", "MODEL", "-f", "none.txt"], 3),
-        (["drafters", "-m", "MODEL", "-md", "SMALL", "-p", "x"], 4),
+        (["drafters", "-m", "MODEL", "--drafter", "draft('SMALL', vocabulary=same)", "-p", "x"], 4),
         (["nonsense"], 2),
     ],
 )
@@ -211,7 +211,9 @@ def test_bad_input_ends_with_a_sentence_and_a_code(
     arguments: list[str], code: int, tiny_model: Path, tiny_small_vocab: Path
 ) -> None:
     names = {"MODEL": str(tiny_model), "SMALL": str(tiny_small_vocab)}
-    result = bench(*(names.get(argument, argument) for argument in arguments))
+    small = names["SMALL"]
+    given = [names.get(argument, argument).replace("SMALL", small) for argument in arguments]
+    result = bench(*given)
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

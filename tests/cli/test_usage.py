@@ -105,7 +105,8 @@ def test_a_prompt_that_is_not_text(run: Run, models: Models) -> None:
 
 
 def test_a_pair_that_does_not_fit(run: Run, models: Models) -> None:
-    result = run("generate", "-m", models.target, "-md", models.stranger, "-p", "x")
+    drafter = f'draft("{models.stranger}", vocabulary=same)'
+    result = run("generate", "-m", models.target, "--drafter", drafter, "-p", "x")
     assert result.exit_code == 4
     assert "the target has 320 tokens, the drafter 600" in result.stderr
 

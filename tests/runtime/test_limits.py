@@ -103,8 +103,8 @@ def test_layers_are_resolved(tiny_model, monkeypatch):
     with pytest.raises(OptionError, match="-2"):
         resolve_gpu_layers(-2, tiny_model)
     for found, counts in (([CPU], (0, 0, 0, 0)), ([CUDA, CPU], (-1, 5, 0, -1))):
-        for module in ("bindings.devices", "runtime.offload"):
-            monkeypatch.setattr(f"specrun.{module}.devices", lambda found=found: found)
+        known = found
+        monkeypatch.setattr("specrun.bindings.placement.devices", lambda _workers, k=known: k)
         assert tuple(resolve_gpu_layers(n, tiny_model) for n in ("all", 5, 0, "auto")) == counts
 
 
@@ -144,5 +144,6 @@ def test_auto_takes_what_fits_into_free_memory(tiny_model, monkeypatch, share, e
     weights = sum(tensor.n_bytes for tensor in read_header(tiny_model).tensors)
     gpu = dataclasses.replace(CUDA, memory_free=int(weights * share))
     # The machine's own memory, offered by its integrated GPU, holds everything: nobody asks it.
-    monkeypatch.setattr("specrun.runtime.offload.devices", lambda: [gpu, INTEGRATED, CPU])
+    found = [gpu, INTEGRATED, CPU]
+    monkeypatch.setattr("specrun.bindings.placement.devices", lambda _workers: found)
     assert resolve_gpu_layers("auto", tiny_model) == expected

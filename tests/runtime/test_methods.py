@@ -31,6 +31,7 @@ from specrun.runtime import Runtime, SamplingParams, methods
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, NoDrafter
 from specrun.runtime.drafters.build import Builder, build_drafter, load_builder
+from specrun.runtime.drafters.draft_model import DraftPair
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.language import Expression, parse_expression
@@ -107,8 +108,8 @@ def readers(module: types.ModuleType) -> Iterator[types.ModuleType]:
     """A module, and those that its functions for reading options come from."""
     yield module
     for value in vars(module).values():
-        if value is TreeOptions:
-            yield sys.modules[TreeOptions.__module__]
+        if value in (TreeOptions, DraftPair):
+            yield sys.modules[value.__module__]
         home = inspect.getmodule(value) if inspect.isfunction(value) else None
         if (
             home is not None

@@ -40,7 +40,8 @@ class DraftPair:
         """
         check_can_draft(draft)
         ways = ["auto", "same", "tokens", "text"]
-        way = options_of(expression).choice("vocabulary", ways, "auto")
+        options = options_of(expression)
+        way = options.choice("vocabulary", ways, "auto")
         size = target.vocabulary.size
         if way in ("auto", "same"):
             try:

@@ -29,7 +29,7 @@ from specrun.bindings.model import Model
 from specrun.runtime.heads import HeadFile, stored_accuracy
 
 _MAX_HEADS, _MAX_BLOCKS = 32, 16
-_OPERATIONS = 24  # of a graph for each head, beside two for each tensor of its blocks
+_OPERATIONS = 40  # of a graph for each head, beside two for each tensor of its blocks
 _ROWS = 16  # hidden states of one evaluation where a whole text is asked about
 
 
