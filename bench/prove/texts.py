@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from specrun.bench.prove.setting import Check, ForkingDrafter, Setting, judged
 from specrun.bench.soak.faults import Fault, take_answer
-from specrun.runtime.acceptance import PairRule
+from specrun.runtime.acceptance import PairRule, SequentialCascade
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.drafters.build import build_drafter
@@ -130,7 +130,7 @@ def check_texts(setting: Setting) -> Check:
     times, control = 0, 0
     tried: dict[float, None] = {}
     # At temperature 0 all other rules give plain decoding's text, whatever the drafter.
-    states_its_own = isinstance(setting.rule, PairRule)
+    states_its_own = isinstance(setting.rule, PairRule | SequentialCascade)
     drafting = _point_masses(setting)
     plain = setting.session(NoDrafter())
     try:
@@ -191,7 +191,9 @@ def check_faults(setting: Setting) -> Check:
     times, cut, partings, session = 0, 0, [], setting.runtime.session
     with setting.session(NoDrafter()) as plain:
         wanted: dict[int, list[int]] = {}
-        for number in range(len(prompts) if isinstance(setting.rule, PairRule) else 0):
+        for number in range(
+            len(prompts) if isinstance(setting.rule, PairRule | SequentialCascade) else 0
+        ):
             session.forget()
             wanted[number] = answer(session, prompts[number], params, 0, _FAULTY_LENGTH)
         while times < _MOST_FAULTS and (times < _LEAST_FAULTS or time.monotonic() < deadline):

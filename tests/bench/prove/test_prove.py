@@ -84,6 +84,16 @@ def test_a_rule_that_states_its_law_is_held_to_that(tiny_model: Path, tiny_draft
     assert ours != theirs  # or faults would say nothing about such rules
 
 
+def test_a_cascade_that_verifies_nothing_keeps_its_own_text_after_faults(
+    tiny_model: Path, tiny_drafter: Path
+) -> None:
+    drafter = f"draft({quoted(str(tiny_drafter))}, n=3)"
+    with Runtime(tiny_model, drafter, accept="token-cascade(alpha=0.9)", **F32) as runtime:
+        found = statuses(prove(runtime, ProofOptions(SECONDS)))
+    assert (found["same text"], found["faults"]) == ("passed", "passed")
+    assert found["law of texts"] == "left out"
+
+
 def test_a_recurrent_target_is_not_given_trees(tmp_path: Path) -> None:
     with Runtime(write_tiny_mamba(tmp_path / "mamba.gguf"), **F32) as runtime:
         proof = prove(runtime, ProofOptions(SECONDS))
