@@ -44,6 +44,9 @@ MODELS = [
     "draft(FILE:twin, tree=2x2)",
     "draft(FILE:twin, depth=3, topk=2, nodes=5)",
     "draft(FILE:twin, depth=3, topk=2, nodes=auto)",
+    "draft(FILE:twin, n=4, vocabulary=tokens)",
+    "draft(FILE:twin, tree=2x2, vocabulary=tokens)",
+    "draft(FILE:twin, n=4, vocabulary=text)",
 ]
 """Those without heads whose drafts follow from the text, of a target that can branch."""
 

@@ -101,6 +101,7 @@ class TextReader:
         self._settled = [first] if self._vocabulary.adds_bos and first is not None else []
         self._read: list[int] = []  # what stands in `_tail` or before it
         self._tail = b""
+        self._changing = False  # an interrupt leaves it set: what was read is then forgotten
 
     def read(self, tokens: Sequence[int]) -> list[int] | None:
         """Return the text's tokens in the other vocabulary; None where it ends in a character.
@@ -108,21 +109,24 @@ class TextReader:
         What a text shares with the one before is not tokenized again, but for its end.
         """
         n = len(self._read)
-        if list(tokens[:n]) != self._read:
+        if self._changing or list(tokens[:n]) != self._read:
             self._forget()
             n = 0
+        self._changing = True
         for token, piece in zip(tokens[n:], self._source.pieces(tokens[n:]), strict=True):
             if piece:
                 self._tail += piece
             else:
                 self._mark(token)
         self._read += tokens[n:]
-        if whole_characters(self._tail) != self._tail:
-            return None
-        ids = plain_tokens(self._vocabulary, self._tail)
+        is_whole = whole_characters(self._tail) == self._tail
+        ids = plain_tokens(self._vocabulary, self._tail) if is_whole else []
         whole = [*self._settled, *ids]
         if len(self._tail) > 2 * _TAIL:
             self._settle(ids)
+        self._changing = False
+        if not is_whole:
+            return None
         return whole or [self._vocabulary.eos or 0]
 
     def _mark(self, token: int) -> None:
