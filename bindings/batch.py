@@ -61,6 +61,31 @@ class BatchShape:
             struct.Struct(f"{len(depths)}i").pack_into,
         )
 
+    @staticmethod
+    def beside(shapes: Sequence[BatchShape]) -> BatchShape:
+        """Return the shape of tokens in these shapes, one after the other in the batch."""
+        counts = np.concatenate([shape.id_counts for shape in shapes])
+        bounds = [bound for shape in shapes for bound in shape.id_bounds]
+        depths = (*chain.from_iterable(shape.depths for shape in shapes),)
+        starts = np.cumsum(counts, dtype=np.int64) - counts
+        return BatchShape(
+            depths,
+            counts,
+            np.concatenate([shape.ids for shape in shapes]),
+            np.concatenate([shape.outputs for shape in shapes]),
+            starts.astype(np.uintp) * np.uintp(np.dtype(np.int32).itemsize),
+            sum(shape.n_outputs for shape in shapes),
+            min(shape.fewest_ids for shape in shapes),
+            (min(bounds), max(bounds)),
+            struct.Struct(f"{len(depths)}i").pack_into,
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def shapes_beside(shapes: tuple[BatchShape, ...]) -> BatchShape:
+    """Return `BatchShape.beside` of the shapes, which is the same one for the same shapes."""
+    return BatchShape.beside(shapes)
+
 
 @functools.lru_cache(maxsize=64)
 def chain_shape(n: int, ids: tuple[int, ...], n_outputs: int) -> BatchShape:
@@ -157,6 +182,23 @@ class Batch:
         shape.pack(self.positions, 0, *map(start.__add__, shape.depths))
         self.token_bounds = min(tokens), max(tokens)
         self.first_position = start
+
+    def fill_shapes(self, parts: Sequence[tuple[Sequence[int], int, BatchShape]]) -> None:
+        """Write several texts' tokens side by side, each in its shape from its position on."""
+        shape = shapes_beside(tuple(shape for _, _, shape in parts))
+        n = len(shape.depths)
+        if shape is not self._filled:
+            if not 0 < n <= self.capacity:
+                raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
+            self._change_shape(n, shape)
+        tokens = [*chain.from_iterable(tokens for tokens, _, _ in parts)]
+        if len(tokens) != n:
+            raise OptionError(f"{len(tokens)} tokens in shapes for {n}")
+        shape.pack(self.tokens, 0, *tokens)
+        positions = (start + depth for _, start, own in parts for depth in own.depths)
+        shape.pack(self.positions, 0, *positions)
+        self.token_bounds = min(tokens), max(tokens)
+        self.first_position = min(start for _, start, _ in parts)
 
     def _change_shape(self, n: int, shape: BatchShape) -> None:
         n_ids = len(shape.ids)

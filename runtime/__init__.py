@@ -22,6 +22,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.rope_scaling import RopeScaling
+from specrun.runtime.engine import Engine, EngineStream
 from specrun.runtime.results import GenerationResult, SpecStats, TokenEvent, Usage
 from specrun.runtime.runtime import Runtime, RuntimeOptions
 from specrun.runtime.sampling import SamplingParams
@@ -32,6 +33,8 @@ __all__ = [
     "ClosedError",
     "ContextFullError",
     "DecodeError",
+    "Engine",
+    "EngineStream",
     "FileMissingError",
     "GenerationResult",
     "GenerationStream",

@@ -6,7 +6,7 @@ that any number of conversations may share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from specrun.runtime.drafter import Drafter
 from specrun.runtime.noise import NoiseSource, SeededNoise
@@ -33,8 +33,13 @@ class Conversation(CachedText):
         All but the last token are then cached: the first round, whose root it is, needs its row.
         """
         shared = self.turn_to(target, prompt)
-        target.prefill(self, len(prompt) - 1, self.drafter.learn_prompt)
+        for _ in self.read_prompt(target):
+            pass
         return shared
+
+    def read_prompt(self, target: TargetModel) -> Iterator[None]:
+        """Evaluate the prompt turned to, all but its last token; yields after each piece."""
+        return target.prefill_pieces(self, len(self.tokens) - 1, self.drafter.learn_prompt)
 
     def turn_to(self, target: TargetModel, prompt: Sequence[int]) -> int:
         """Take a prompt that is yet to be evaluated; return how many of its tokens are cached."""

@@ -21,7 +21,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.devices import describe_machine
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
-from specrun.bindings.rows import Candidates, Rows
 from specrun.bindings.threads import available_cores
 from specrun.bindings.trial import is_noted, note_fact
 from specrun.runtime.padding import PaddedTarget, Wider, paddings
@@ -40,6 +39,7 @@ from specrun.runtime.target import (
     CachedText,
     DraftSize,
     EvaluatedRows,
+    PlacedRows,
     TargetModel,
     target_context_options,
 )
@@ -139,35 +139,6 @@ def _arranged(parents: tuple[int, ...], n_before: int, width: int) -> _Arrangeme
     return _Arrangement((*chain, *tree, *filling), in_rows, tuple(order))
 
 
-class _PlacedRows:
-    """The rows of a round in a wider evaluation: 0 for the root, i + 1 for node i."""
-
-    __slots__ = ("_places", "_rows")
-
-    def __init__(self, rows: EvaluatedRows, places: tuple[int, ...]) -> None:
-        self._rows, self._places = rows, places
-
-    def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the logits of one row, [n_vocab]."""
-        return self._rows.logits(self._places[row])
-
-    def candidates(self, row: int) -> Candidates | None:
-        """Return the best logits of one row where only those reached the host."""
-        return cast("Rows", self._rows).candidates(self._places[row])
-
-    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the final hidden state of one row, [n_embd]."""
-        return self._rows.hidden_state(self._places[row])
-
-    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
-        """Return the input of one of the target's layers at one row, [n_embd]."""
-        return self._rows.layer_input(self._places[row], layer)
-
-    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the state that NextN blocks read of one row, [n_embd_out]."""
-        return self._rows.nextn_state(self._places[row])
-
-
 class FixedShapeTarget(TargetModel):
     """A target that evaluates `width` tokens at a time while it generates, needed or not.
 
@@ -224,7 +195,7 @@ class FixedShapeTarget(TargetModel):
         arranged = self._arranged(text, tree)
         tokens = [*text.tokens[text.n_cached :], *map(tree.tokens.__getitem__, arranged.order)]
         rows = self._evaluate_filled(text.n_cached, tokens, arranged.parents)
-        return _PlacedRows(rows, arranged.places)
+        return PlacedRows(rows, arranged.places)
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep root and `path`: cells that lie in place now, the others with the next round."""

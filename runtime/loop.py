@@ -104,11 +104,12 @@ class Round:
 
 def decode_rounds(
     target: Target, conversation: Conversation, settings: DecodeSettings
-) -> Iterator[Round]:
+) -> Iterator[Round | None]:
     """Yield rounds until an end token, the token limit or the end of the context.
 
-    The target has cached all tokens of the conversation but the last; they grow with every round.
-    State is consistent at each yield: a consumer may stop there.
+    None is yielded where an evaluation waits for other conversations'. The target has cached all
+    tokens of the conversation but the last; they grow with every round. State is consistent at each
+    yield: a consumer may stop there.
     """
     tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
     limits = settings.limits
@@ -118,8 +119,9 @@ def decode_rounds(
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
         tree = drafter.propose(_ask(conversation, settings, allowance))
         allowance.check(tree, drafter.name)
-        # Evaluate: the last token and the whole tree, in one batch.
-        rows = target.evaluate(conversation, tree)
+        # Evaluate: the last token and the whole tree, in one batch, others' trees maybe beside it.
+        while (rows := target.evaluate(conversation, tree)) is None:
+            yield None
         # Accept: a path down the tree, and the target's own token after it.
         accepted = _accept(settings, tokens, tree, rows, noise)
         path, next_token = _cut_at_end(tree, accepted, settings.end_tokens)

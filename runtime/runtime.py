@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,10 @@ from specrun.bindings.rope_scaling import RopeScaling
 from specrun.bindings.trial import remember_written, trusting_files
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.bindings.workers import require_workers
-from specrun.runtime.acceptance import PairRule, build_rule
+from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
 from specrun.runtime.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
+from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.mtp import reads_own_blocks
@@ -28,6 +29,7 @@ from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import parse_expression
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
+from specrun.runtime.padding import Wider
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset, unknown_option, whole_number
 from specrun.runtime.session import GenerationStream, Session
@@ -73,6 +75,56 @@ class RuntimeOptions:
     backend_sampling: BackendSampling = "off"
 
 
+@dataclass(frozen=True, slots=True)
+class OpenModels:
+    """A target and its drafter's weights, opened; `context` is how contexts of the target are."""
+
+    model: Model
+    weights: DrafterWeights
+    rule: Rule | SequentialCascade
+    context: ContextOptions
+    wider: Wider | None
+
+
+@contextmanager
+def opening(
+    target: Path, drafter: str, options: RuntimeOptions, files: Mapping[str, Path]
+) -> Iterator[OpenModels]:
+    """Open a target and a drafter's weights, for whoever then owns them.
+
+    Closes them again if what is done with them fails: the last opened first.
+    """
+    rule = build_rule(options.accept)
+    if options.reference is not None:
+        drafter = with_reference(drafter, Path(options.reference))
+    trust = trusting_files() if options.trust else nullcontext()
+    with ExitStack() as opened, trust, placing(options.placement):
+        model = Model(
+            target,
+            n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
+            use_mmap=options.use_mmap,
+            use_mlock=options.use_mlock,
+            load_nextn=reads_own_blocks(parse_expression(drafter)),
+        )
+        opened.callback(model.close)
+        is_wanted(options.backend_sampling, model)  # raises for what is no choice
+        sized = dataclasses.replace(options.context, n_ctx=options.context.size_for(model))
+        environment = DraftEnvironment(
+            target=model,
+            context=sized,
+            n_gpu_layers=options.n_gpu_layers_draft,
+            use_mmap=options.use_mmap,
+            default_files=files,
+            by_clock=rule.exact,
+            keeps_rows=isinstance(rule, PairRule),
+            shape=options.shape,
+        )
+        weights = build_drafter(drafter, environment)
+        opened.callback(weights.close)
+        yield OpenModels(model, weights, rule, sized, environment.wider)
+        opened.pop_all()  # the caller's from here on
+
+
 class Runtime:
     """A target, a drafter and their cache, ready to answer. Not for several threads at once.
 
@@ -88,7 +140,7 @@ class Runtime:
         drafter: str | None = "none",
         **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
     ) -> None:
-        self._open(Path(target), drafter or "none", _parse_options(options), {})
+        self._open(Path(target), drafter or "none", parse_options(options), {})
 
     @classmethod
     def demo(cls, drafter: str = "draft", **options: Any) -> Runtime:  # noqa: ANN401 - see __init__
@@ -97,7 +149,7 @@ class Runtime:
             if path.is_file():
                 remember_written(path)
         runtime = cls.__new__(cls)
-        runtime._open(demo_target(), drafter, _parse_options(options), demo_drafters())
+        runtime._open(demo_target(), drafter, parse_options(options), demo_drafters())
         return runtime
 
     def _open(
@@ -105,40 +157,18 @@ class Runtime:
     ) -> None:
         self._session: Session | None = None
         self.options = options
-        rule = build_rule(options.accept)
-        if options.reference is not None:
-            drafter = with_reference(drafter, Path(options.reference))
-        # Closes the last opened first, if anything fails.
-        trust = trusting_files() if options.trust else nullcontext()
-        with ExitStack() as opened, trust, placing(options.placement):
-            self.model = Model(
-                target,
-                n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
-                use_mmap=options.use_mmap,
-                use_mlock=options.use_mlock,
-                load_nextn=reads_own_blocks(parse_expression(drafter)),
-            )
-            opened.callback(self.model.close)
-            samples = is_wanted(options.backend_sampling, self.model)
-            sized = dataclasses.replace(options.context, n_ctx=options.context.size_for(self.model))
-            environment = DraftEnvironment(
-                target=self.model,
-                context=sized,
-                n_gpu_layers=options.n_gpu_layers_draft,
-                use_mmap=options.use_mmap,
-                default_files=files,
-                by_clock=rule.exact,
-                keeps_rows=isinstance(rule, PairRule),
-                shape=options.shape,
-            )
-            weights = build_drafter(drafter, environment)
-            opened.callback(weights.close)
-            owned = (weights, self.model)
+        with opening(target, drafter, options, files) as opened:
+            self.model = opened.model
             self._session = Session.open(
-                self.model, weights.start(), sized, rule, owned, options.shape, environment.wider
+                opened.model,
+                opened.weights.start(),
+                opened.context,
+                opened.rule,
+                (opened.weights, opened.model),
+                options.shape,
+                opened.wider,
             )
-            self._session.backend_sampling = samples
-            opened.pop_all()  # the session's from here on
+            self._session.backend_sampling = is_wanted(options.backend_sampling, opened.model)
         self._template: ChatTemplate | None = None
 
     # -- answering ---------------------------------------------------------------------------------
@@ -160,7 +190,7 @@ class Runtime:
         events have no log-probability, which a GPU answers more quickly (`backend_sampling`).
         """
         params = params or SamplingParams()
-        tokens = self._tokens_of(prompt)
+        tokens = prompt_tokens(self.vocabulary, prompt)
         require_workers(self.options.placement.rpc)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         return self.session.stream(
@@ -270,27 +300,32 @@ class Runtime:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return self.vocabulary.tokenize(prompt)
-        try:
-            given = list(prompt)
-        except TypeError:
-            raise OptionError(f"the prompt is {prompt!r}: give a text or token ids") from None
-        size, tokens = self.vocabulary.size, []
-        for place, value in enumerate(given):
-            token = whole_number(value)
-            if token is None:
-                advice = "a prompt is a text, or token ids, which are whole numbers"
-                raise OptionError(f"prompt token {place} is {value!r}: {advice}")
-            if not 0 <= token < size:
-                there = f"the vocabulary of {size} tokens"
-                raise OptionError(f"prompt token {place} is {token}, outside {there}")
-            tokens.append(token)
-        return tokens
+
+def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[int]:
+    """Return a prompt's tokens: a text's, or the ids themselves if they are tokens.
+
+    Raises `OptionError` for anything else.
+    """
+    if isinstance(prompt, str):
+        return vocabulary.tokenize(prompt)
+    try:
+        given = list(prompt)
+    except TypeError:
+        raise OptionError(f"the prompt is {prompt!r}: give a text or token ids") from None
+    size, tokens = vocabulary.size, []
+    for place, value in enumerate(given):
+        token = whole_number(value)
+        if token is None:
+            advice = "a prompt is a text, or token ids, which are whole numbers"
+            raise OptionError(f"prompt token {place} is {value!r}: {advice}")
+        if not 0 <= token < size:
+            there = f"the vocabulary of {size} tokens"
+            raise OptionError(f"prompt token {place} is {token}, outside {there}")
+        tokens.append(token)
+    return tokens
 
 
-def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
+def parse_options(values: dict[str, Any]) -> RuntimeOptions:
     """Return the options; those of context and placement may be given one by one beside them."""
     own = [field.name for field in dataclasses.fields(RuntimeOptions)]
     of_context = ContextOptions.chosen_names()

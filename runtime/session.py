@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import GEN_CREATED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
+from typing import Literal
 
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import (
@@ -50,8 +51,12 @@ from specrun.runtime.sequential import SequentialSettings, sequential_rounds, sm
 from specrun.runtime.target import Target, TargetModel
 from specrun.runtime.text import TextAssembler
 
-Making = Generator[None, None, None]
-"""An answer that is being made, round by round: it knows itself whether it has begun and ended."""
+Stage = Literal["reading", "waiting", "round"]
+"""Why an answer in the making gave back control: a piece of its prompt was read; its tree waits for
+others to be evaluated with; there is a round to hand out."""
+
+Making = Generator[Stage, None, None]
+"""An answer that is being made, step by step: it knows itself whether it has begun and ended."""
 
 _UNDER_WAY = (GEN_RUNNING, GEN_SUSPENDED)
 
@@ -209,7 +214,7 @@ class Session:
 
     def native_seconds(self) -> tuple[float, float]:
         """Return the native evaluation time of target and drafter so far."""
-        return self.target.context.native_seconds, self.drafter.native_seconds
+        return self.target.native_seconds, self.drafter.native_seconds
 
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""
@@ -245,8 +250,8 @@ class Session:
         if problems:  # a pool that cannot be saved
             raise problems.pop()
 
-    def step(self, making: Making) -> None:
-        """Let an answer go on by a round; `StopIteration` where it has ended.
+    def step(self, making: Making) -> Stage:
+        """Let an answer go on by a step; `StopIteration` where it has ended.
 
         Raises `BusyError` where it would begin while another one is under way.
         """
@@ -258,7 +263,7 @@ class Session:
                 problems = step.problems
             if step is None or self._answering() is not making:
                 self._admit(making)
-            next(making)
+            return next(making)
         finally:
             step = None  # frees what close() has left to it
             if problems:
@@ -276,12 +281,16 @@ class Session:
             making.close()
             self.require_open()
 
-    def load_prompt(self, prompt: Sequence[int]) -> int:
-        """Bring the conversation to a prompt; return how many of its tokens were cached before."""
+    def turn_to(self, prompt: Sequence[int]) -> int:
+        """Take a prompt that is yet to be read; return how many of its tokens are cached."""
+        return self.conversation.turn_to(self.target, prompt)
+
+    def read_prompt(self) -> Iterator[None]:
+        """Read the prompt that was turned to; yields after each piece."""
         # In a sequential cascade the target reads prompts when it is asked, too.
         if isinstance(self.rule, SequentialCascade):
-            return self.conversation.turn_to(self.target, prompt)
-        return self.conversation.begin(self.target, prompt)
+            return iter(())
+        return self.conversation.read_prompt(self.target)
 
     def forget(self) -> None:
         """Empty the cache and the drafter's state: the next answer shares nothing with them."""
@@ -313,6 +322,26 @@ class GenerationStream(Iterator[TokenEvent]):
         while session._step is None or (event := answer.next_event()) is None:
             session.step(self._making)
         return event
+
+    def advance(self) -> Stage | None:
+        """Let the answer go on by a step, which need not bring a token; None: it has ended.
+
+        After "round", `next_of_round` hands out what it brought. This is for an engine, which
+        decides which answer goes on; everyone else iterates.
+        """
+        answer = self._answer
+        answer.clock.come_back()
+        try:
+            return answer.session.step(self._making)
+        except StopIteration:
+            return None
+        except BaseException:
+            self.close()  # or the error's traceback would keep the answer, and the session busy
+            raise
+
+    def next_of_round(self) -> TokenEvent | None:
+        """Hand out the next token of the round; None: all of them were."""
+        return self._answer.next_event()
 
     def close(self) -> None:
         """Stop the answer; what was generated so far stays in `result`."""
@@ -389,12 +418,15 @@ class _Answer:
     # -- making it ---------------------------------------------------------------------------------
 
     def make(self) -> Making:
-        """Decode the answer; at every yield there is a round to hand out."""
+        """Decode the answer; at every yield it says why it gives back control."""
         session = self.session
         try:
             self.clock = _Clock(time.perf_counter(), session.native_seconds())
             target = self._verifier()
-            self._cached = session.load_prompt(self._prompt)
+            self._cached = session.turn_to(self._prompt)
+            yield "reading"
+            for _ in session.read_prompt():
+                yield "reading"
             self.clock.prompt_s = self.clock.elapsed()
             yield from self._decode(target)
         except SpecrunError:
@@ -439,23 +471,28 @@ class _Answer:
         rounds = self._rounds(target, limits, end_tokens)
         # A full context counts as length, like the token limit.
         finish: FinishReason = "length"
-        for number, this_round in enumerate(rounds):
+        number = 0
+        for this_round in rounds:
+            if this_round is None:
+                yield "waiting"
+                continue
             tokens = this_round.tokens
             pieces = session.vocabulary.pieces(tokens)
             if tokens[-1] in end_tokens:
                 pieces[-1], finish = b"", "stop"
             self._count(this_round)
             self._spoken = this_round, number, pieces, len(self._said)
-            yield
+            yield "round"
             if self._assembler.stopped_by is not None:
                 finish = "stop"
                 break
             self._keeper.before_evaluation()
+            number += 1
         self._finish = finish
 
     def _rounds(
         self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
-    ) -> Iterator[Round]:
+    ) -> Iterator[Round | None]:
         session, conversation, rule = self.session, self.session.conversation, self.session.rule
         if isinstance(rule, SequentialCascade):
             small = small_model(rule, session.drafter)

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from specrun.bindings.batch import Batch, BatchShape
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.memory import ALL_SEQUENCES
+from specrun.bindings.rows import Candidates, Rows
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.tree import ROOT, DraftTree
 
@@ -34,12 +36,12 @@ _HIDDEN_STATE_ROWS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeLayout:
-    """The sequence ids of a tree in a context with `n_sequences` ids.
+    """The sequence ids of a tree among the ids that its text has.
 
     `ids[i]` are the ids of node i: those of all leaves below it. Ids that no leaf needs ride along
     with the first leaf, so that every evaluation names every id (llama.cpp reuses its graph only
     for equal counts) and a chain needs no bookkeeping after acceptance. `shape` is that of a batch
-    of the root followed by the nodes; `deepest[s]` is the depth of sequence s.
+    of the root followed by the nodes; `deepest[s]` is the depth of the s-th sequence.
     """
 
     ids: tuple[tuple[int, ...], ...]
@@ -54,8 +56,8 @@ def count_leaves(parents: tuple[int, ...]) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
-    """Return the layout of a tree; usable if it has at most `n_sequences` leaves."""
+def layout_tree(parents: tuple[int, ...], n_sequences: int, first: int = 0) -> TreeLayout:
+    """Return the layout of a tree of at most `n_sequences` leaves, in ids from `first` on."""
     n = len(parents)
     inner = set(parents)
     leaves = [node for node in range(n) if node not in inner] or [ROOT]
@@ -69,11 +71,12 @@ def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
         node = leaves[sequence] if sequence < len(leaves) else leaves[0]
         deepest[sequence] = 0 if node == ROOT else depths[node]
         while node != ROOT:
-            below[node].append(sequence)
+            below[node].append(first + sequence)
             node = parents[node]
     # The root carries every id: all paths start from it. Siblings share a position, which is their
     # depth and not their place in the batch.
-    shape = BatchShape.of([0, *depths], [range(n_sequences), *below], [1] * (n + 1))
+    every_id = range(first, first + n_sequences)
+    shape = BatchShape.of([0, *depths], [every_id, *below], [1] * (n + 1))
     return TreeLayout(tuple(map(tuple, below)), shape, tuple(deepest), len(leaves))
 
 
@@ -90,7 +93,7 @@ class Move(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def moves_onto(
-    path: tuple[int, ...], parents: tuple[int, ...], n_sequences: int
+    path: tuple[int, ...], parents: tuple[int, ...], n_sequences: int, first: int = 0
 ) -> tuple[Move, ...]:
     """Return the moves of all sequences that do not hold the whole of `path` from the root.
 
@@ -99,13 +102,13 @@ def moves_onto(
     """
     if any(parents[node] != above for above, node in pairwise((ROOT, *path))):
         raise OptionError(f"nodes {list(path)} are not a path from the root of the tree")
-    layout = layout_tree(parents, n_sequences)
+    layout = layout_tree(parents, n_sequences, first)
     moves: list[Move] = []
-    for sequence in range(n_sequences):
+    for sequence, deepest in enumerate(layout.deepest, first):
         # A sequence holds a path from the root: what it shares is the beginning of this one.
         shared = sum(sequence in layout.ids[node] for node in path)
         if shared < len(path):
-            moves.append(Move(sequence, shared, layout.deepest[sequence] > shared))
+            moves.append(Move(sequence, shared, deepest > shared))
     return tuple(moves)
 
 
@@ -126,6 +129,35 @@ class EvaluatedRows(Protocol):
 
     def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the state that NextN blocks read of one row, [n_embd_out]."""
+
+
+class PlacedRows:
+    """The rows of a round in a wider evaluation: 0 for the root, i + 1 for node i."""
+
+    __slots__ = ("_places", "_rows")
+
+    def __init__(self, rows: EvaluatedRows, places: Sequence[int]) -> None:
+        self._rows, self._places = rows, places
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the logits of one row, [n_vocab]."""
+        return self._rows.logits(self._places[row])
+
+    def candidates(self, row: int) -> Candidates | None:
+        """Return the best logits of one row where only those reached the host."""
+        return cast("Rows", self._rows).candidates(self._places[row])
+
+    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the final hidden state of one row, [n_embd]."""
+        return self._rows.hidden_state(self._places[row])
+
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Return the input of one of the target's layers at one row, [n_embd]."""
+        return self._rows.layer_input(self._places[row], layer)
+
+    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the state that NextN blocks read of one row, [n_embd_out]."""
+        return self._rows.nextn_state(self._places[row])
 
 
 PromptLearner = Callable[[int, EvaluatedRows, int], None]
@@ -159,8 +191,11 @@ class CachedText:
 class Target(Protocol):
     """What the decoding loop needs of a target; the text knows what is cached."""
 
-    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate the last committed token, which is not cached yet, and the tree below it."""
+    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows | None:
+        """Evaluate the last committed token, which is not cached yet, and the tree below it.
+
+        None: the evaluation waits for other texts' trees; ask again when it was made.
+        """
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep the root and these nodes, a path from the root down; append their tokens."""
@@ -177,22 +212,31 @@ class DraftSize(Protocol):
 
 
 class TargetModel:
-    """A llama.cpp context as the target: what all conversations with it share.
+    """A llama.cpp context as the target of one text at a time.
 
     It keeps nothing of a text but what lies in the context's cache. Every token is cached for all
-    sequence ids of the context, because a tree's paths, one id each, all start from the same
-    prefix.
+    of the text's sequence ids, because a tree's paths, one id each, all start from the same prefix.
+    Those are all ids of the context, or `sequences`, where the others are for other texts.
     """
 
     width: int | None = None
     """How many tokens each evaluation of a round has; None: as many as it needs."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, sequences: range | None = None) -> None:
         self.context = context
-        self._n_sequences = context.options.n_sequences
-        self._all_ids = tuple(range(self._n_sequences))
+        of_context = range(context.options.n_sequences)
+        own = of_context if sequences is None else sequences
+        self._n_sequences, self._first = len(own), own.start
+        self._all_ids = tuple(own)
+        # One walk over the cells drops positions of all ids of the context.
+        self._dropped = (ALL_SEQUENCES,) if own == of_context else self._all_ids
         self._can_branch = context.model.can_branch
         self._batch = Batch(context.n_batch, self._n_sequences)
+
+    @property
+    def native_seconds(self) -> float:
+        """Seconds of native evaluation so far, for the text."""
+        return self.context.native_seconds
 
     @property
     def n_positions(self) -> int:
@@ -203,6 +247,13 @@ class TargetModel:
     def max_nodes(self) -> int:
         """The most tree nodes one evaluation can take beside the root."""
         return min(self.context.n_batch, self.context.n_outputs) - 1
+
+    @property
+    def longest_piece(self) -> int:
+        """The most tokens of a prompt that are evaluated at once."""
+        most = min(_PREFILL_CHUNK, self.context.n_batch)
+        # With hidden states llama.cpp makes an output row for every token of a batch.
+        return min(most, self.context.n_outputs) if self.context.options.hidden_states else most
 
     def reusable(self, text: CachedText, prompt: Sequence[int], *, states: bool) -> int:
         """Return how many tokens of a prompt are to be taken as they are cached.
@@ -220,31 +271,39 @@ class TargetModel:
         """
         memory, was_cached = self.context.memory, text.n_cached
         # A failed evaluation clears a memory that cannot drop a part: what it holds is the truth.
-        text.n_cached = min(was_cached, memory.last_position() + 1)
+        text.n_cached = min(was_cached, memory.last_position(self._first) + 1)
         text.cut(length)
         if self._can_branch:
             # Even if nothing was cut: an interrupted round's nodes lie behind what is cached.
-            memory.truncate(text.n_cached)
+            self._drop(text.n_cached)
         # A recurrent state cannot drop a part: it starts again from nothing.
-        elif text.n_cached < was_cached or memory.last_position() >= text.n_cached:
+        elif text.n_cached < was_cached or memory.last_position(self._first) >= text.n_cached:
             text.n_cached = 0
             memory.clear()
 
+    def _drop(self, start: int) -> None:
+        """Drop all positions from `start` on, for every sequence of the text."""
+        for sequence in self._dropped:
+            self.context.memory.truncate(start, sequence=sequence)
+
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
+        """Evaluate the text's tokens up to `end`, piece by piece: see `prefill_pieces`."""
+        for _ in self.prefill_pieces(text, end, learn):
+            pass
+
+    def prefill_pieces(
+        self, text: CachedText, end: int, learn: PromptLearner | None = None
+    ) -> Iterator[None]:
         """Evaluate the text's tokens up to `end`: with rows only if there are hidden states.
 
-        With states of any kind `learn` is told each piece: the position of its first token, its
-        rows, how many.
+        Yields after each piece. With states of any kind `learn` is told each: the position of its
+        first token, its rows, how many.
         """
         options = self.context.options
         hidden_states = options.hidden_states
         has_states = hidden_states or options.nextn_states or bool(options.layer_inputs)
-        chunk = min(_PREFILL_CHUNK, self.context.n_batch)
-        if hidden_states:
-            # llama.cpp then makes an output row for every token of a batch.
-            chunk = min(chunk, self.context.n_outputs)
         text.n_prompt = end
-        for start, stop in self._pieces(text.n_cached, end, chunk):
+        for start, stop in self._pieces(text.n_cached, end, self.longest_piece):
             piece = self._fed(text.tokens[start:stop])
             self._batch.fill_chain(piece, start, self._all_ids, len(piece) if hidden_states else 0)
             rows = self.context.decode(self._batch)
@@ -252,6 +311,7 @@ class TargetModel:
                 learn(start, rows, len(piece))
             # Last, so that an interrupt anywhere above leaves a number that is true.
             text.n_cached = start + len(piece)
+            yield
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate the text's last token, the only one not cached, and `tree` below it at once."""
@@ -292,24 +352,30 @@ class TargetModel:
         self, start: int, tokens: list[int], parents: tuple[int, ...]
     ) -> EvaluatedRows:
         """Evaluate a root at position `start`, and below it the tree of the other tokens."""
-        layout = layout_tree(parents, self._n_sequences)
+        layout = self._layout(parents)
+        self._batch.fill_shape(self._fed(tokens), start, layout.shape)
+        return self.context.decode(self._batch)
+
+    def _layout(self, parents: tuple[int, ...]) -> TreeLayout:
+        """Return the layout of a tree that is to be evaluated; raises for one that cannot be."""
+        layout = layout_tree(parents, self._n_sequences, self._first)
         if parents and not self._can_branch:
             self._require_chain(len(parents), layout)
         if layout.n_leaves > self._n_sequences:
             there = f"the context's {self._n_sequences} sequences"
             raise OptionError(f"a draft tree with more leaves than {there}")
-        self._batch.fill_shape(self._fed(tokens), start, layout.shape)
-        return self.context.decode(self._batch)
+        return layout
 
     def _keep_at(self, root: int, parents: tuple[int, ...], path: Sequence[int]) -> None:
         """Keep the token at `root` and the nodes of `path` below it, for every sequence."""
-        layout = layout_tree(parents, self._n_sequences)
+        n_sequences, first = self._n_sequences, self._first
+        layout = layout_tree(parents, n_sequences, first)
         end = root + 1 + len(path)
         memory = self.context.memory
         # Before anything is changed: it raises for what is no path.
-        moves = moves_onto(tuple(path), parents, self._n_sequences) if path else ()
+        moves = moves_onto(tuple(path), parents, n_sequences, first) if path else ()
         if max(layout.deepest) > len(path):
-            memory.truncate(end)  # one walk drops what is deeper than the path, of all sequences
+            self._drop(end)  # what is deeper than the path
         if moves:
             # Its last node's sequences hold the whole path: the others take over what they lack.
             source = layout.ids[path[-1]][0]

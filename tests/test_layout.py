@@ -84,7 +84,9 @@ FLOORS = (
     Floor("combinators", ("drafters/combinators",)),
     Floor("an answer", ("sequential", "session")),
     Floor("tuning", ("tuning",)),
-    Floor("the interface", ("runtime", "__init__")),
+    Floor("the interface", ("runtime",)),
+    Floor("several conversations", ("engine",)),
+    Floor("what users import", ("__init__",)),
     Floor("trials of heads", ("trial",)),
 )
 """The floors of `specrun.runtime`, lowest first: nothing imports from a higher one."""
@@ -194,8 +196,8 @@ def test_folders_of_the_runtime_import_in_no_circle():
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 27, "runtime/acceptance": 15}) == []
-    assert len(of("runtime")) <= 148
-    assert too_much(SOURCES, most_files=445, most_lines=66_500) == []
+    assert len(of("runtime")) <= 153
+    assert too_much(SOURCES, most_files=453, most_lines=68_500) == []
 
 
 @settled

@@ -124,7 +124,8 @@ class CascadeDrafter(Drafter):
         settings = DecodeSettings(rule, params, limits, request.end_tokens)
         self._text.noise = request.noise
         laws: list[Law] = []
-        for number, this_round in enumerate(decode_rounds(model, self._text, settings), 1):
+        rounds = filter(None, decode_rounds(model, self._text, settings))
+        for number, this_round in enumerate(rounds, 1):
             tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
             self._counter.count(tree.n_candidates, tree.candidate_depth, n_accepted, n_new)
             # A law is stored for every emitted token, also the recovered and bonus ones: the law at

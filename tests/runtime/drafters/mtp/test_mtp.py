@@ -152,7 +152,7 @@ def test_a_chain_is_what_the_reference_drafts(files: dict[str, Path], name: str,
     spec = MODELS[name]
     with Runtime(files[name], drafter=f"mtp(n={n})", **F32) as runtime:
         runtime.generate(PROMPT, GREEDY, max_tokens=0)
-        runtime.session.load_prompt(PROMPT)
+        runtime.session.conversation.begin(runtime.session.target, PROMPT)
         drafted = list(proposed(runtime, PROMPT, GREEDY).tokens)
     tokens, states = list(PROMPT), pairs_of(spec, PROMPT)
     for step in range(n):
@@ -172,7 +172,7 @@ def test_draws_come_from_the_law_that_they_store(files: dict[str, Path]) -> None
     wanted /= wanted.sum()
     firsts = set()
     with Runtime(files["one"], drafter="mtp(n=3, sampling=with)", **F32) as runtime:
-        runtime.session.load_prompt(PROMPT)
+        runtime.session.conversation.begin(runtime.session.target, PROMPT)
         for seed in range(60):
             noise = SeededNoise(seed).for_drafting(len(PROMPT))
             tree = drafter_of(runtime).propose(DraftRequest(PROMPT, params, noise, 8, 8))
@@ -214,7 +214,7 @@ def test_p_min_ends_a_chain_before_a_doubtful_token(files: dict[str, Path]) -> N
     lengths = {}
     for p_min in (0.9 * most, 1.1 * most):
         with Runtime(files["one"], drafter=f"mtp(n=1, p_min={p_min})", **F32) as runtime:
-            runtime.session.load_prompt(PROMPT)
+            runtime.session.conversation.begin(runtime.session.target, PROMPT)
             params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
             lengths[p_min > most] = len(proposed(runtime, PROMPT, params))
     assert lengths == {False: 1, True: 0}
@@ -222,7 +222,7 @@ def test_p_min_ends_a_chain_before_a_doubtful_token(files: dict[str, Path]) -> N
 
 def test_limits_of_the_round_are_kept(files: dict[str, Path]) -> None:
     with Runtime(files["one"], drafter="mtp(n=5)", **F32) as runtime:
-        runtime.session.load_prompt(PROMPT)
+        runtime.session.conversation.begin(runtime.session.target, PROMPT)
         assert [len(proposed(runtime, PROMPT, GREEDY, depth)) for depth in (0, 1, 3, 8)] == [
             0,
             1,
@@ -323,10 +323,10 @@ def test_experts_draft_and_their_cache_is_what_a_fresh_evaluation_makes(tmp_path
             rows.append((text, np.array(drafter_of(runtime)._state.root(text))))
     for text, row in rows:
         with Runtime(path, drafter="mtp(n=3)", **F32) as fresh:
-            fresh.session.load_prompt(text)
+            fresh.session.conversation.begin(fresh.session.target, text)
             wanted = drafter_of(fresh)._state.root(text)
             np.testing.assert_allclose(row, wanted, rtol=1e-3, atol=1e-3)
-            fresh.session.load_prompt([9, *text[1:]])
+            fresh.session.conversation.begin(fresh.session.target, [9, *text[1:]])
             assert np.abs(drafter_of(fresh)._state.root([9, *text[1:]]) - row).max() > 1e-2
 
 

@@ -1,0 +1,332 @@
+"""Scheduling of an engine's answers: who reads a prompt, who is evaluated, who waits.
+
+A turn is one evaluation of all draft trees. Before it, prompts are read: no more tokens than a
+piece of one may have, so that is how much a long prompt delays a round of the other answers. They
+are taken first come, first served. Where the cache is full, what idle slots still hold goes first,
+least recently used first; then the newest answers wait, and leave their cells to the older ones if
+need be: the oldest always goes on, so every answer ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specrun.bindings.errors import SpecrunError
+from specrun.runtime.engine.slots import SharedEvaluation, SlotTarget, longest_prefix
+from specrun.runtime.results import GenerationResult, TokenEvent
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.session import GenerationStream, Session
+
+
+class Listener(Protocol):
+    """Who asked: hears tokens as they come, then once how it ended."""
+
+    def say(self, event: TokenEvent) -> None:
+        """Take the next token."""
+
+    def end(self, result: GenerationResult | BaseException) -> None:
+        """Take the whole answer, or why there is none; nothing comes after it."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What is to be answered, for whom."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    seed: int
+    index: int
+    max_tokens: int | None
+    logprobs: bool
+    listener: Listener
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A slot: its session, the answer under way if there is one, and when it was last used."""
+
+    session: Session
+    target: SlotTarget
+    last_used: int = 0
+    request: Request | None = None
+    stream: GenerationStream | None = None
+    number: int = 0  # in order of admission: the oldest has the least
+    reads: bool = False
+    reads_again: Iterator[None] | None = None  # what it left to older answers
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may take the next request."""
+        return self.request is None
+
+    @property
+    def n_unread(self) -> int:
+        """How many tokens are to be evaluated before its text's last one."""
+        return len(self.target.text.tokens) - 1 - self.target.text.n_cached
+
+
+@dataclass(slots=True)
+class Load:
+    """What an engine has done: evaluations of trees, the texts in them, and what had to wait."""
+
+    turns: int = 0
+    evaluations: int = 0
+    texts: int = 0
+    pieces: int = 0
+    shared_prompt_tokens: int = 0
+    evicted: int = 0
+    waited: int = 0
+    preempted: int = 0
+
+    @property
+    def texts_per_evaluation(self) -> float | None:
+        """How many conversations an evaluation served."""
+        return self.texts / self.evaluations if self.evaluations else None
+
+
+@dataclass(slots=True, eq=False)
+class Schedule:
+    """The slots of an engine and the requests that wait for one; `turn` goes on with all of them.
+
+    Not for several threads: whoever owns the slots calls it.
+    """
+
+    shared: SharedEvaluation
+    seats: list[Seat]
+    load: Load = field(default_factory=Load)
+    _queue: deque[Request] = field(default_factory=deque)
+    _admitted: int = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._queue.append(request)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._queue and all(seat.is_idle for seat in self.seats)
+
+    @property
+    def n_queued(self) -> int:
+        """How many requests wait for a slot."""
+        return len(self._queue)
+
+    def turn(self) -> None:
+        """Let every answer go on by one round at most."""
+        self.load.turns += 1
+        self._end_cancelled()
+        for seat in self._busy():
+            # Those that handed out a round save what is still read of it, and draft again or end.
+            if not seat.reads and not seat.target.n_waiting:
+                self._advance(seat)
+        self._admit()
+        self._read_prompts()
+        evaluated = self._fitting()
+        if evaluated:
+            self.shared.evaluate([seat.target for seat in evaluated])
+            self.load.evaluations += 1
+            self.load.texts += len(evaluated)
+        for seat in evaluated:
+            self._advance(seat)
+            self._hand_out(seat)
+
+    def close(self, why: BaseException) -> None:
+        """End all answers, those that wait for a slot too."""
+        for seat in self._busy():
+            self._end(seat, why)
+        while self._queue:
+            self._queue.popleft().listener.end(why)
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _busy(self) -> list[Seat]:
+        return sorted((seat for seat in self.seats if not seat.is_idle), key=_by_age)
+
+    def _end_cancelled(self) -> None:
+        for seat in self._busy():
+            if seat.request is not None and seat.request.listener.cancelled:
+                self._end(seat)
+        for request in [each for each in self._queue if each.listener.cancelled]:
+            self._queue.remove(request)
+            request.listener.end(_Cancelled())
+
+    def _admit(self) -> None:
+        """Give requests to idle slots: each to the one that holds most of its prompt."""
+        while self._queue and any(seat.is_idle for seat in self.seats):
+            request = self._queue.popleft()
+            seat = self._seat_for(request.prompt)
+            self._admitted += 1
+            seat.request, seat.number = request, self._admitted
+            try:
+                self._begin(seat, request)
+            except SpecrunError as problem:
+                self._end(seat, problem)
+
+    def _begin(self, seat: Seat, request: Request) -> None:
+        """Turn a slot to a request's prompt, of which nothing is read yet."""
+        seat.stream = seat.session.stream(
+            request.prompt,
+            request.params,
+            seed=request.seed,
+            index=request.index,
+            max_tokens=request.max_tokens,
+            logprobs=request.logprobs,
+        )
+        self._advance(seat)
+
+    def _seat_for(self, prompt: Sequence[int]) -> Seat:
+        """Return the idle slot that holds most of a prompt; else the least recently used.
+
+        What another slot holds more of is shared with it, unless the drafter has to see it.
+        """
+        idle = [seat for seat in self.seats if seat.is_idle]
+        own, n_own = longest_prefix([seat.target for seat in idle], prompt)
+        other, n_other = longest_prefix([seat.target for seat in self.seats], prompt)
+        kept = next((seat for seat in idle if seat.target is own), None)
+        seat = kept if kept is not None else min(idle, key=lambda each: each.last_used)
+        if other is not None and n_other > n_own and not seat.session.drafter.reads_target:
+            seat = min(idle, key=lambda each: each.last_used)
+            if seat.target is not other:
+                seat.target.take_over(other, n_other)
+                self.load.shared_prompt_tokens += n_other
+        return seat
+
+    def _advance(self, seat: Seat) -> None:
+        """Let an answer go on by a step; one that ends, or fails, makes room."""
+        assert seat.stream is not None
+        try:
+            stage = seat.stream.advance()
+        except SpecrunError as problem:
+            self._end(seat, problem)
+            return
+        if stage is None:
+            self._end(seat)
+            return
+        seat.reads = stage == "reading"
+
+    def _hand_out(self, seat: Seat) -> None:
+        request, stream = seat.request, seat.stream
+        while request is not None and stream is not None:
+            event = stream.next_of_round()
+            if event is None:
+                return
+            request.listener.say(event)
+
+    def _end(self, seat: Seat, problem: BaseException | None = None) -> None:
+        """End a slot's answer; what it has cached stays for the next prompt that begins so."""
+        request, stream = seat.request, seat.stream
+        assert request is not None
+        seat.request = seat.stream = seat.reads_again = None
+        seat.reads = False
+        seat.target.withdraw()
+        seat.last_used = self.load.turns
+        if stream is not None:
+            stream.close()
+        if problem is None and stream is None:
+            problem = _Cancelled()
+        ended = problem if stream is None or problem is not None else stream.result
+        assert ended is not None
+        request.listener.end(ended)
+
+    # -- the cache ---------------------------------------------------------------------------------
+
+    def _read_prompts(self) -> None:
+        """Read prompts, the oldest first, as many tokens as a piece may have, if there is room."""
+        budget: int | None = None
+        for seat in self._busy():
+            while seat.reads or seat.reads_again:
+                piece = min(seat.n_unread, seat.target.longest_piece)
+                if budget is not None and piece > budget:
+                    return
+                if piece and not self._make_room(piece, seat):
+                    self.load.waited += 1
+                    return
+                budget = (seat.target.longest_piece if budget is None else budget) - piece
+                self._read_piece(seat, piece)
+
+    def _read_piece(self, seat: Seat, piece: int) -> None:
+        """Read the next tokens of a text; after the last of a prompt its answer drafts."""
+        if piece:
+            self.load.pieces += 1
+            if seat.reads_again is None:
+                self._advance(seat)
+            else:
+                next(seat.reads_again)
+        if seat.is_idle or seat.n_unread:  # it failed, or there is more
+            return
+        if seat.reads_again is None:
+            self._advance(seat)
+        seat.reads_again = None
+
+    def _fitting(self) -> list[Seat]:
+        """Return those whose trees are evaluated now: the oldest first, while there are cells."""
+        chosen: list[Seat] = []
+        needed = 0
+        waiting = [seat for seat in self._busy() if seat.target.n_waiting and not seat.reads_again]
+        for seat in waiting:
+            if seat.reads_again is not None:  # it made room for those before it
+                continue
+            more = seat.target.n_waiting
+            if not self._make_room(needed + more, seat):
+                self.load.waited += 1
+                break
+            needed += more
+            chosen.append(seat)
+        return chosen
+
+    def _make_room(self, n_cells: int, seat: Seat) -> bool:
+        """Whether there are so many free cells, after dropping what may be dropped for this seat.
+
+        First the caches of idle slots, least recently used first; then, for the oldest answer
+        alone, those of the newest ones.
+        """
+        if self.shared.n_cells_free >= n_cells:
+            return True
+        for idle in sorted(self.seats, key=lambda each: each.last_used):
+            if idle.is_idle and idle.target.text.n_cached:
+                idle.session.forget()
+                self.load.evicted += 1
+                if self.shared.n_cells_free >= n_cells:
+                    return True
+        busy = self._busy()
+        if busy and busy[0] is seat:
+            for other in reversed(busy[1:]):
+                self._preempt(other)
+                if self.shared.n_cells_free >= n_cells:
+                    return True
+        return False
+
+    def _preempt(self, seat: Seat) -> None:
+        """Take an answer's cells: it reads its text again when there is room."""
+        if not seat.target.text.n_cached:
+            return
+        self.load.preempted += 1
+        if seat.reads:  # it has said nothing yet: it begins again
+            request, stream = seat.request, seat.stream
+            assert request is not None
+            assert stream is not None
+            stream.close()
+            seat.session.forget()
+            self._begin(seat, request)
+            return
+        target = seat.target
+        target.leave_cache()
+        seat.reads_again = target.prefill_pieces(target.text, len(target.text.tokens) - 1)
+
+
+class _Cancelled(SpecrunError):
+    """The answer was cancelled before it had begun."""
+
+    def __init__(self) -> None:
+        super().__init__("the answer was cancelled before it had begun")
+
+
+def _by_age(seat: Seat) -> int:
+    return seat.number

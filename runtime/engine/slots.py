@@ -1,0 +1,209 @@
+"""Slots: places for conversations in one context of the target, and their common evaluation.
+
+A slot has sequence ids of its own, so the trees of all slots lie side by side in one batch and none
+sees another's tokens. What a slot evaluates waits until `SharedEvaluation.evaluate` is called, then
+each takes its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specrun.bindings.batch import Batch, BatchShape
+from specrun.bindings.context import Context
+from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.runtime.engine.cells import Run, SlotCells, count_cells
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.target import (
+    CachedText,
+    EvaluatedRows,
+    PlacedRows,
+    PromptLearner,
+    TargetModel,
+)
+from specrun.runtime.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A root and the tree below it, from position `start` on."""
+
+    tokens: list[int]
+    start: int
+    shape: BatchShape
+
+
+class SlotTarget(TargetModel):
+    """The target as the text of one slot sees it: its own sequences of a shared context.
+
+    `evaluate` notes what is to be evaluated and returns None until the shared evaluation was made.
+    """
+
+    def __init__(self, shared: SharedEvaluation, sequences: range) -> None:
+        super().__init__(shared.context, sequences)
+        self.text = CachedText()
+        self._shared = shared
+        self._cells = SlotCells()
+        self.asked: Asked | None = None
+        self._answered: EvaluatedRows | SpecrunError | None = None
+        self._native_s = 0.0
+
+    @property
+    def native_seconds(self) -> float:
+        """Seconds of native evaluation: of shared ones, this slot's share by tokens."""
+        return self._native_s
+
+    @property
+    def n_positions(self) -> int:
+        """The most tokens that a text may have."""
+        return self._shared.n_positions
+
+    @property
+    def max_nodes(self) -> int:
+        """The most tree nodes beside the root: a share of what one evaluation takes."""
+        return (super().max_nodes + 1) // len(self._shared.slots) - 1
+
+    @property
+    def n_waiting(self) -> int:
+        """How many tokens it waits to have evaluated; 0 if it does not wait."""
+        return len(self.asked.tokens) if self.asked is not None else 0
+
+    @property
+    def runs(self) -> list[Run]:
+        """The cells that its text lies in."""
+        return self._cells.runs(self.text.n_cached)
+
+    def hold(self, text: CachedText) -> None:
+        """Say whose cache this is: the slot's conversation."""
+        self.text = text
+
+    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows | None:
+        """Ask for the evaluation of the text's last token and a tree; then return its rows.
+
+        Raises what the shared evaluation raised.
+        """
+        answered, self._answered = self._answered, None
+        if answered is None:
+            if self.asked is None:
+                if text.n_cached != len(text.tokens) - 1:
+                    cached = f"of {len(text.tokens)} tokens {text.n_cached} are cached"
+                    raise OptionError(f"{cached}: a tree grows from the first that is not")
+                tokens = [text.tokens[-1], *tree.tokens]
+                self.asked = Asked(tokens, text.n_cached, self._layout(tree.parents).shape)
+            return None
+        if isinstance(answered, SpecrunError):
+            raise answered
+        return answered
+
+    def prefill_pieces(
+        self, text: CachedText, end: int, learn: PromptLearner | None = None
+    ) -> Iterator[None]:
+        """Evaluate the text's tokens up to `end`, a piece at a time, in batches of their own."""
+        pieces = super().prefill_pieces(text, end, learn)
+        while True:
+            before = self.context.native_seconds
+            if next(pieces, self) is self:
+                return
+            self._native_s += self.context.native_seconds - before
+            yield
+
+    def answer(self, answered: EvaluatedRows | SpecrunError, seconds: float = 0.0) -> None:
+        """Give it what it asked for, which took so much of a shared evaluation's time."""
+        self.asked, self._answered = None, answered
+        self._native_s += seconds
+
+    def withdraw(self) -> None:
+        """Ask for nothing any more: the answer has ended."""
+        self.asked = self._answered = None
+
+    def rewind(self, text: CachedText, length: int) -> None:
+        """Drop everything of the text after its first `length` tokens."""
+        n_cached = text.n_cached
+        super().rewind(text, length)
+        self._cells.cut(n_cached, text.n_cached)
+
+    def leave_cache(self) -> None:
+        """Drop all that is cached of the text, which keeps its tokens: it is to be read again."""
+        n_cached = self.text.n_cached
+        self.text.n_cached = 0
+        self._drop(0)
+        self._cells.cut(n_cached, 0)
+
+    def take_over(self, other: SlotTarget, length: int) -> None:
+        """Share the cells of another slot's first `length` tokens, in place of all it has."""
+        self.rewind(self.text, 0)
+        memory, source = self.context.memory, other._first
+        for sequence in self._all_ids:
+            memory.branch(source, sequence, 0, length)
+        self._cells.share(other._cells, other.text.n_cached, length)
+        self.text.tokens = other.text.tokens[:length]
+        self.text.n_prompt = min(other.text.n_prompt, length)
+        self.text.n_cached = length
+
+
+class SharedEvaluation:
+    """One context of the target with slots, and the evaluation that they share.
+
+    The context has `n_slots` times the sequences and output rows that one drafter's trees need. No
+    text is longer than `n_positions`.
+    """
+
+    def __init__(self, context: Context, n_slots: int, n_positions: int) -> None:
+        self.context = context
+        self.n_positions = min(n_positions, context.n_ctx)
+        n_ids = context.options.n_sequences // n_slots
+        self.slots: list[SlotTarget] = []
+        self._rows = Batch(context.n_batch, context.options.n_sequences)
+        for index in range(n_slots):
+            self.slots.append(SlotTarget(self, range(index * n_ids, (index + 1) * n_ids)))
+        self.n_evaluations = self.n_texts = 0
+
+    @property
+    def n_cells_used(self) -> int:
+        """How many cells of the cache hold a committed token of a slot."""
+        return count_cells(run for slot in self.slots for run in slot.runs)
+
+    @property
+    def n_cells_free(self) -> int:
+        """How many cells are free."""
+        return self.context.n_ctx - self.n_cells_used
+
+    def evaluate(self, slots: Sequence[SlotTarget]) -> None:
+        """Evaluate what these slots wait for, in one batch; each then has its rows, or the error.
+
+        Rows are valid until anything else is evaluated.
+        """
+        asked = [(slot, slot.asked) for slot in slots if slot.asked is not None]
+        if not asked:
+            return
+        self._rows.fill_shapes([(each.tokens, each.start, each.shape) for _, each in asked])
+        before = self.context.native_seconds
+        try:
+            rows = self.context.decode(self._rows)
+        except SpecrunError as problem:
+            for slot, _ in asked:
+                slot.answer(problem)
+            return
+        seconds, n_tokens = self.context.native_seconds - before, self._rows.n_tokens
+        self.n_evaluations += 1
+        self.n_texts += len(asked)
+        place = 0
+        for slot, each in asked:
+            n = len(each.tokens)
+            slot.answer(PlacedRows(rows, range(place, place + n)), seconds * n / n_tokens)
+            place += n
+
+
+def longest_prefix(
+    slots: Sequence[SlotTarget], prompt: Sequence[int]
+) -> tuple[SlotTarget | None, int]:
+    """Return the slot whose cache begins like the prompt for longest, and for how many tokens."""
+    best: SlotTarget | None = None
+    most = 0
+    for slot in slots:
+        text = slot.text
+        length = min(common_prefix(text.tokens, prompt), text.n_cached, len(prompt) - 1)
+        if length > most:
+            best, most = slot, length
+    return best, most
