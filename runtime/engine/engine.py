@@ -21,7 +21,7 @@ from specrun.bindings.errors import ClosedError, OptionError, TemplateError, Uns
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance import SequentialCascade
 from specrun.runtime.demo import demo_drafters, demo_target
-from specrun.runtime.drafter import Drafter, close_all, make_all
+from specrun.runtime.drafter import Drafter, Owned, close_all, make_all
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation
 from specrun.runtime.engine.streams import EngineStream
@@ -116,7 +116,7 @@ class Engine:
                 seats.append(Seat(session, own))
             self._schedule = Schedule(shared, seats)
             self.model = opened.model
-            self._owned = (*drafters, context, opened.weights, opened.model)
+            self._owned: tuple[Owned, ...] = (*drafters, context, opened.weights, opened.model)
             owned.pop_all()
         self._template: ChatTemplate | None = None
         self._changed = threading.Condition()

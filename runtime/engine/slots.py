@@ -78,7 +78,10 @@ class SlotTarget(TargetModel):
         """Say whose cache this is: the slot's conversation."""
         self.text = text
 
-    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows | None:
+    # Only the loop evaluates in slots, and it can wait.
+    def evaluate(  # type: ignore[override]
+        self, text: CachedText, tree: DraftTree
+    ) -> EvaluatedRows | None:
         """Ask for the evaluation of the text's last token and a tree; then return its rows.
 
         Raises what the shared evaluation raised.
