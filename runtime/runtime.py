@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.bindings.workers import require_workers
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
 from specrun.runtime.backend_laws import BackendSampling, is_wanted
+from specrun.runtime.costs import CostCurve
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.build import build_drafter
@@ -77,22 +79,31 @@ class RuntimeOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenModels:
-    """A target and its drafter's weights, opened; `context` is how contexts of the target are."""
+    """A target and its drafter's weights, opened.
+
+    `context` is how contexts of the target are, `curve` what its evaluations are known to cost.
+    """
 
     model: Model
     weights: DrafterWeights
     rule: Rule | SequentialCascade
     context: ContextOptions
+    curve: CostCurve
     wider: Wider | None
 
 
 @contextmanager
 def opening(
-    target: Path, drafter: str, options: RuntimeOptions, files: Mapping[str, Path]
+    target: Path,
+    drafter: str,
+    options: RuntimeOptions,
+    files: Mapping[str, Path],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[OpenModels]:
     """Open a target and a drafter's weights, for whoever then owns them.
 
-    Closes them again if what is done with them fails: the last opened first.
+    Closes them again if what is done with them fails: the last opened first. `clock` is what
+    drafters measure their rounds by.
     """
     rule = build_rule(options.accept)
     if options.reference is not None:
@@ -115,13 +126,14 @@ def opening(
             n_gpu_layers=options.n_gpu_layers_draft,
             use_mmap=options.use_mmap,
             default_files=files,
+            clock=clock,
             by_clock=rule.exact,
             keeps_rows=isinstance(rule, PairRule),
             shape=options.shape,
         )
         weights = build_drafter(drafter, environment)
         opened.callback(weights.close)
-        yield OpenModels(model, weights, rule, sized, environment.wider)
+        yield OpenModels(model, weights, rule, sized, environment.known, environment.wider)
         opened.pop_all()  # the caller's from here on
 
 

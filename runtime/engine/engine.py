@@ -23,7 +23,7 @@ from specrun.runtime.acceptance import SequentialCascade
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Drafter, Owned, close_all, make_all
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
-from specrun.runtime.engine.slots import SharedEvaluation
+from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import EngineStream
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.runtime import (
@@ -99,7 +99,8 @@ class Engine:
         if options.backend_sampling == "on":
             raise OptionError("backend_sampling is for one conversation at a time: use Runtime")
         self.options = options
-        with ExitStack() as owned, opening(target, drafter, options, files) as opened:
+        clock = SlotClock()
+        with ExitStack() as owned, opening(target, drafter, options, files, clock) as opened:
             if isinstance(opened.rule, SequentialCascade):
                 why = "lets the small model speak alone, one conversation at a time"
                 raise OptionError(f"{opened.rule.name} {why}: use Runtime")
@@ -108,7 +109,8 @@ class Engine:
             n_ctx = options.context.n_ctx or opened.context.n_ctx * slots
             context = Context(opened.model, _context_options(opened, drafters[0], slots, n_ctx))
             owned.callback(context.close)
-            shared = SharedEvaluation(context, slots, min(n_ctx, opened.context.n_ctx))
+            longest = min(n_ctx, opened.context.n_ctx)
+            shared = SharedEvaluation(context, slots, longest, opened.curve, clock)
             seats = []
             for each, own in zip(drafters, shared.slots, strict=True):
                 session = Session(own, each, opened.rule, opened.model.vocabulary)

@@ -202,7 +202,8 @@ class Schedule:
         """Let an answer go on by a step; one that ends, or fails, makes room."""
         assert seat.stream is not None
         try:
-            stage = seat.stream.advance()
+            with self.shared.clock.working_for(seat.target):
+                stage = seat.stream.advance()
         except SpecrunError as problem:
             self._end(seat, problem)
             return

@@ -3,16 +3,24 @@
 A slot has sequence ids of its own, so the trees of all slots lie side by side in one batch and none
 sees another's tokens. What a slot evaluates waits until `SharedEvaluation.evaluate` is called, then
 each takes its own rows.
+
+Drafters that stop where drafting does not pay measure their rounds by `SlotClock`: an evaluation of
+k texts and N tokens counts for a slot as an equal part of what it takes without drafts, T(k), and
+its own drafts' part of what all of them add, T(N) - T(k). So the same drafts come to cost more
+where many conversations draft, and are stopped there.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from specrun.bindings.batch import Batch, BatchShape
 from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.runtime.costs import CostCurve
 from specrun.runtime.engine.cells import Run, SlotCells, count_cells
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (
@@ -32,6 +40,33 @@ class Asked:
     tokens: list[int]
     start: int
     shape: BatchShape
+
+
+class SlotClock:
+    """Seconds that a slot's own work takes, and its part of evaluations; others' do not count."""
+
+    def __init__(self) -> None:
+        self._spent: dict[object, float] = {}
+        self._now: object = None
+        self._since = 0.0
+
+    def __call__(self) -> float:
+        """Return the time of the slot whose work is being done."""
+        return self._spent.get(self._now, 0.0) + time.perf_counter() - self._since
+
+    @contextmanager
+    def working_for(self, slot: object) -> Iterator[None]:
+        """Count what is done meanwhile for a slot."""
+        self._now, self._since = slot, time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(slot, time.perf_counter() - self._since)
+            self._now, self._since = None, time.perf_counter()
+
+    def add(self, slot: object, seconds: float) -> None:
+        """Count a part of an evaluation for a slot."""
+        self._spent[slot] = self._spent.get(slot, 0.0) + seconds
 
 
 class SlotTarget(TargetModel):
@@ -152,15 +187,22 @@ class SharedEvaluation:
     text is longer than `n_positions`.
     """
 
-    def __init__(self, context: Context, n_slots: int, n_positions: int) -> None:
-        self.context = context
+    def __init__(
+        self,
+        context: Context,
+        n_slots: int,
+        n_positions: int,
+        curve: CostCurve,
+        clock: SlotClock,
+    ) -> None:
+        self.context, self.clock = context, clock
+        self._curve = curve
         self.n_positions = min(n_positions, context.n_ctx)
         n_ids = context.options.n_sequences // n_slots
         self.slots: list[SlotTarget] = []
         self._rows = Batch(context.n_batch, context.options.n_sequences)
         for index in range(n_slots):
             self.slots.append(SlotTarget(self, range(index * n_ids, (index + 1) * n_ids)))
-        self.n_evaluations = self.n_texts = 0
 
     @property
     def n_cells_used(self) -> int:
@@ -188,14 +230,22 @@ class SharedEvaluation:
             for slot, _ in asked:
                 slot.answer(problem)
             return
-        seconds, n_tokens = self.context.native_seconds - before, self._rows.n_tokens
-        self.n_evaluations += 1
-        self.n_texts += len(asked)
-        place = 0
-        for slot, each in asked:
+        parts = self._parts([len(each.tokens) for _, each in asked])
+        seconds, place = self.context.native_seconds - before, 0
+        for (slot, each), part in zip(asked, parts, strict=True):
             n = len(each.tokens)
-            slot.answer(PlacedRows(rows, range(place, place + n)), seconds * n / n_tokens)
+            slot.answer(PlacedRows(rows, range(place, place + n)), seconds * part)
+            self.clock.add(slot, seconds * part)
             place += n
+
+    def _parts(self, counts: Sequence[int]) -> list[float]:
+        """Return which part of an evaluation each slot's tokens count for."""
+        k, n_tokens = len(counts), sum(counts)
+        whole, plain = self._curve.seconds(n_tokens), self._curve.seconds(k)
+        # Noise and padding can make more tokens cheaper.
+        plain = min(plain, whole)
+        added = (whole - plain) / (n_tokens - k) if n_tokens > k else 0.0
+        return [(plain / k + added * (n - 1)) / whole for n in counts]
 
 
 def longest_prefix(
