@@ -167,9 +167,7 @@ class Vocabulary:
         whole, size = (ctypes.c_int32 * 1)(token), _PIECE_SIZE
         for _ in range(2):
             buffer = (ctypes.c_char * size)()
-            count = self._native.llama_detokenize(
-                self._handle, whole, 1, buffer, size, False, True
-            )
+            count = self._native.llama_detokenize(self._handle, whole, 1, buffer, size, False, True)
             if count >= 0:
                 break
             size = -count

@@ -64,4 +64,3 @@ def mu_after(mu: float, probability: float, tau: float, eta: float) -> float:
     """Return mu after a token that the truncated law gave this probability."""
     surprise = -math.log2(probability) if probability > 0.0 else math.inf
     return mu - eta * (surprise - tau)
-

@@ -318,9 +318,7 @@ def test_dry_without_the_breakers_is_another_law(vocabulary: Vocabulary) -> None
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("target", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_mirostat_is_llamas_token_by_token(
-    version: int, target: float, temperature: float
-) -> None:
+def test_mirostat_is_llamas_token_by_token(version: int, target: float, temperature: float) -> None:
     """Each law, with mu moved by the tokens that llama.cpp draws.
 
     Where version 1's k is beyond C's int, llama.cpp keeps one token or all, as the processor likes;
