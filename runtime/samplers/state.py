@@ -1,4 +1,4 @@
-"""What samplers know of an answer beside its tokens: DRY's breakers as tokens, mirostat's mu."""
+"""Sampler state of an answer, beside its tokens: DRY's breakers as tokens, mirostat's mu."""
 
 from __future__ import annotations
 
