@@ -21,14 +21,13 @@ from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.runtime.compiled import LOOPS, MOST_RANKED, Loops
 from specrun.runtime.law import FloatArray, IdArray, Law, scale_to_one
 from specrun.runtime.samplers import candidates as steps
-from specrun.runtime.samplers.candidates import Candidates, penalised
+from specrun.runtime.samplers.candidates import Candidates, not_below_highest, penalised
 from specrun.runtime.samplers.dry import repetition_penalties
 from specrun.runtime.samplers.mirostat import keep_unsurprising, keep_zipf
 from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams
 
 Logits = npt.NDArray[np.float32]
-_GROUPS = 1024
 _COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway
 
 
@@ -53,7 +52,7 @@ def transformed_law(
     if LOOPS is not None and 0 < params.top_k < len(logits) and params.top_k <= MOST_RANKED:
         return _ranked(LOOPS, logits, row, params)
     if 0 < params.top_k < len(logits):
-        ids = _not_below_highest(logits, params.top_k)
+        ids = not_below_highest(logits, params.top_k)
     elif params.top_p < 1.0:
         ids = None
     else:
@@ -138,7 +137,7 @@ def _adjusted(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
     return logits
 
 
-def _add_bias(logits: Logits | FloatArray, params: SamplingParams) -> None:
+def _add_bias(logits: Logits, params: SamplingParams) -> None:
     for token, bias in params.logit_bias.items():
         # A drafter's vocabulary may be shorter than the target's.
         if token < len(logits):
@@ -226,27 +225,6 @@ def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> La
     return Law(values, ids)
 
 
-def _not_below_highest(logits: Logits, k: int) -> IdArray | None:
-    """Return the ids, ascending, of the k highest logits and few others; None stands for all ids.
-
-    A sort of the whole row would cost more than the rest of a round. Instead the row is cut into
-    groups: the k-th highest group maximum is a bound that k entries reach and every one of the k
-    highest entries too, so only the entries that reach it, few more than k, are ever sorted.
-    """
-    # What the groups leave at the end has no part in the bound, but is compared with it too.
-    length = -(-len(logits) // _GROUPS)
-    groups = len(logits) // length
-    if groups < 2 * k or length < 2:
-        return None
-    # Entry j of each stretch of `groups` entries is in group j: numpy runs along whole stretches.
-    maxima = np.maximum.reduce(logits[: length * groups].reshape(length, groups), axis=0)
-    maxima.partition(groups - k)
-    candidates = logits < maxima[groups - k]
-    # The inverse of "below", because NaN is not below anything: it stays and is seen.
-    np.logical_not(candidates, out=candidates)
-    return candidates.nonzero()[0]  # type: ignore[no-any-return]
-
-
 # -- the chain of samplers -------------------------------------------------------------------------
 
 
@@ -254,13 +232,29 @@ def _law_of_chain(
     logits: Logits, params: SamplingParams, window: Sequence[int], state: SamplerState
 ) -> Law:
     """Return the law that the samplers of `params.chain` make of a row, one after the other."""
-    row, values = logits, logits.astype(np.float64)
+    row = logits
     if params.logit_bias:
-        _add_bias(values, params)
-    _require_finite(float(values.max()), row, params)
-    candidates = Candidates(np.arange(len(values)), values)
+        logits = logits.copy()
+        _add_bias(logits, params)
+    _require_finite(float(logits.max()), row, params)
+    candidates = steps.allowed(logits, _in_reach_of_top_k(logits, params, window))
     ids, probs = _Chain(row, params, window, state).law(candidates, 0)
     return Law(probs, ids)
+
+
+def _in_reach_of_top_k(
+    logits: Logits, params: SamplingParams, window: Sequence[int]
+) -> IdArray | None:
+    """Return ids that hold all that top-k may keep; None stands for all ids.
+
+    What comes before it may raise or lower the tokens of the window, and no others.
+    """
+    chain = params.chain
+    if "top_k" not in chain or not {*chain[: chain.index("top_k")]} <= {"penalties", "dry"}:
+        return None
+    moved = np.unique(np.array([token for token in window if token < len(logits)], np.intp))
+    few = not_below_highest(logits, params.top_k + len(moved))
+    return few if few is None or not len(moved) else np.union1d(few, moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +279,7 @@ class _Chain:
                 uncut = self.law(candidates, number)
                 return _mixture(params.xtc_probability, self.law(cut, number), uncut)
             candidates = candidates if cut is None else cut
-        has_mass = candidates.values > -math.inf
-        return candidates.ids[has_mass], candidates.kept(has_mass).probabilities()
+        return candidates.ids, candidates.probabilities()
 
     def _after(self, name: str, candidates: Candidates) -> Candidates:
         params = self.params
@@ -294,7 +287,7 @@ class _Chain:
             case "penalties" | "dry":
                 return self._penalised(name, candidates)
             case "top_n_sigma":
-                return steps.mask_below_sigma(candidates, params.top_n_sigma)
+                return steps.keep_above_sigma(candidates, params.top_n_sigma)
             case "top_k":
                 return steps.keep_top_k(candidates, params.top_k)
             case "typ_p":

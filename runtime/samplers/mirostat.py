@@ -25,17 +25,15 @@ def keep_unsurprising(candidates: Candidates, mu: float) -> Candidates:
     total = math.log(float(np.exp(shifted).sum()))
     kept = shifted >= total - mu * math.log(2.0)
     if not kept.any():
-        return candidates.kept(candidates.ranking()[:1])
+        return candidates.kept(np.array([values.argmax()]))
     return candidates.kept(kept)
 
 
 def keep_zipf(candidates: Candidates, mu: float, n_vocab: int) -> Candidates:
     """Return the k likeliest, k estimated for an expected surprise of `mu` bits (version 1)."""
-    order = candidates.ranking()[:_RANKS]
-    ranked = candidates.values[order]
-    ranked = ranked[ranked > -math.inf]
+    ranked = np.sort(keep_top_k(candidates, _RANKS).values)[::-1]
     if len(ranked) < 2:
-        return candidates.kept(order[:1])
+        return candidates
     # The slope of log p over log rank, by least squares between neighbours.
     rises = [math.log((rank + 2) / (rank + 1)) for rank in range(len(ranked) - 1)]
     falls = (ranked[:-1] - ranked[1:]).tolist()

@@ -303,6 +303,28 @@ def test_dry_is_llamas(changes: dict[str, object], vocabulary: Vocabulary) -> No
     assert n_changed >= 4
 
 
+@pytest.mark.parametrize("presence", [-3.0, 1.0])
+@pytest.mark.parametrize("order", ["penalties;dry;top_k;typ_p", "dry;top_k;penalties"])
+def test_penalties_before_top_k_of_a_large_row(presence: float, order: str) -> None:
+    """Only what the k best and the penalised tokens may become is looked at, wherever they were."""
+    params = OFF.replace(
+        presence_penalty=presence,
+        dry_multiplier=2.0,
+        dry_sequence_breakers=(),
+        top_k=20,
+        typical_p=0.95,
+        samplers=order,
+    )
+    for seed in range(4):
+        logits = rows("large", seed)
+        text = [int(token) for token in np.random.default_rng(seed).integers(0, 2000, 20)] * 2
+        with LlamaSamplers(params, len(logits)) as native:
+            native.accept(text)
+            theirs = native.law(logits)[0]
+        ours = transformed_law(logits, params, penalty_window(text, (), params))
+        np.testing.assert_allclose(spread(ours, len(logits)), theirs, atol=TOLERANCE)
+
+
 def test_dry_without_the_breakers_is_another_law(vocabulary: Vocabulary) -> None:
     params = OFF.replace(dry_multiplier=1.0)
     text = vocabulary.tokenize("ab:ab:ab", add_special=False)
