@@ -265,9 +265,13 @@ class AdaptiveLaws:
         return self._state.with_mu(self._moved(last, accepted.next_token))
 
     def _mu(self, node: int) -> float:
-        if node not in self._mus:
-            self._mus[node] = self._moved(self._tree.parents[node], self._tree.tokens[node])
-        return self._mus[node]
+        tree, mus = self._tree, self._mus
+        if node not in mus:
+            # From the root down, so that no law has to be asked for by another.
+            for below in tree.path_to(node):
+                if below not in mus:
+                    mus[below] = self._moved(tree.parents[below], tree.tokens[below])
+        return mus[node]
 
     def _moved(self, node: int, token: int) -> float:
         """Return mu after a token that follows a node."""

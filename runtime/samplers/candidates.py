@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
-_Values = TypeVar("_Values", bound=npt.NDArray[np.floating])
+_Number = TypeVar("_Number", np.float32, np.float64)
 _GROUPS = 1024
 _TINY = 1e-300  # in place of 0 under a logarithm: what it is multiplied with is 0
 _COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway
@@ -38,13 +38,12 @@ class Candidates:
 
     def kept(self, places: IdArray | npt.NDArray[np.bool_], n_forbidden: int = 0) -> Candidates:
         """Return those at these places, in the order of their ids."""
-        if places.dtype != np.bool_:
-            places = np.sort(places)
-        return Candidates(self.ids[places], self.values[places], n_forbidden)
+        chosen = places if places.dtype == np.bool_ else np.sort(places)
+        return Candidates(self.ids[chosen], self.values[chosen], n_forbidden)
 
     def probabilities(self) -> FloatArray:
         """Return softmax(values)."""
-        weights = self.values - self.values.max()
+        weights: FloatArray = self.values - self.values.max()
         np.exp(weights, out=weights)
         weights /= weights.sum()
         return weights
@@ -102,7 +101,8 @@ def not_below_highest(values: npt.NDArray[np.floating], k: int) -> IdArray | Non
     candidates = values < maxima[groups - k]
     # The inverse of "below", because NaN is not below anything: it stays and is seen.
     np.logical_not(candidates, out=candidates)
-    return candidates.nonzero()[0]
+    places: IdArray = candidates.nonzero()[0]
+    return places
 
 
 def keep_top_p(candidates: Candidates, top_p: float) -> Candidates:
@@ -204,15 +204,19 @@ def penalise_tokens(
 
 
 def penalised(
-    values: _Values, times: _Values, repeat: float, frequency: float, presence: float
-) -> _Values:
+    values: npt.NDArray[_Number],
+    times: npt.NDArray[_Number],
+    repeat: float,
+    frequency: float,
+    presence: float,
+) -> npt.NDArray[_Number]:
     """Return the logits of tokens that were said so many times (CTRL, Keskar 2019, section 4.1)."""
     number = values.dtype.type
     scale = number(repeat)
     # Dividing a negative logit would raise it: it is multiplied, as in llama.cpp.
-    values = np.where(values <= 0, values * scale, values / scale)  # type: ignore[assignment]
-    values -= times * number(frequency)
-    return values - number(presence)  # type: ignore[no-any-return]
+    scaled = np.where(values <= 0, values * scale, values / scale)
+    left: npt.NDArray[_Number] = scaled - times * number(frequency) - number(presence)
+    return left
 
 
 def lowered(candidates: Candidates, amounts: dict[int, float]) -> Candidates:

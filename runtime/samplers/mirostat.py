@@ -60,5 +60,6 @@ def _zipf_k(exponent: float, mu: float, n_vocab: int) -> int:
 
 def mu_after(mu: float, probability: float, tau: float, eta: float) -> float:
     """Return mu after a token that the truncated law gave this probability."""
-    surprise = -math.log2(probability) if probability > 0.0 else math.inf
-    return mu - eta * (surprise - tau)
+    if probability <= 0.0:  # a node that no text reaches: any mu will do
+        return mu
+    return mu - eta * (-math.log2(probability) - tau)

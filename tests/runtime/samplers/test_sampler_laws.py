@@ -10,7 +10,7 @@ one number of XTC for a round) must fail the same test.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -231,9 +231,23 @@ def test_xtcs_number_drawn_once_a_round_fails(monkeypatch: pytest.MonkeyPatch) -
         assert error("token", proposals(3, 5)[kind], SETTINGS["XTC"]) > 1e-3
 
 
-def test_a_path_that_no_law_allows_is_no_error() -> None:
-    """Rules may ask for laws below nodes that they can never reach."""
-    tree = DraftTree.chain([0, 1])
-    rows: Callable[[int], np.ndarray] = lambda row: np.array([-math.inf, 0.0, 1.0])  # noqa: E731
-    laws = AdaptiveLaws(tree, rows, SETTINGS["mirostat 2"], FRESH)  # type: ignore[arg-type]
-    assert laws(1).most_likely == (2, 1.0)
+def adaptive_laws(tokens: list[int]) -> AdaptiveLaws:
+    """Laws after a chain of drafted tokens, of which 0 is never said."""
+
+    def logits(row: int) -> np.ndarray:
+        return np.array([-math.inf, 0.0, 1.0])
+
+    return AdaptiveLaws(DraftTree.chain(tokens), logits, SETTINGS["mirostat 2"], FRESH)  # type: ignore[arg-type]
+
+
+def test_rules_may_ask_for_laws_that_no_text_reaches() -> None:
+    assert math.isclose(sum(adaptive_laws([0, 1, 0])(2).probs), 1.0)
+
+
+def test_the_end_of_a_long_chain_may_be_asked_for_first() -> None:
+    tokens = [1, 2] * 600
+    laws, in_turn = adaptive_laws(tokens), adaptive_laws(tokens)
+    last = laws(1199)
+    for node in range(1199):
+        in_turn(node)
+    assert in_turn(1199).probs.tolist() == last.probs.tolist()
