@@ -110,16 +110,16 @@ class Vocabulary:
         return (raw or b"").decode("utf-8", "replace")
 
     def tokenize(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False
+        self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """Return the tokens of `text`.
+        """Return the tokens of `text`, which may be a piece of UTF-8 that ends in a character.
 
         `add_special` adds the bos and eos tokens that the model asks for; `parse_special` reads
         texts such as `<|end|>` as control tokens, which is never right for what a user typed.
         """
         if not text and not add_special:
             return []
-        data = text.encode("utf-8", "replace")
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
         capacity = len(data) + 8
         for _ in range(2):
             buffer = (ctypes.c_int32 * capacity)()
@@ -156,6 +156,22 @@ class Vocabulary:
     def label(self, token: int) -> str:
         """Return the token's text for messages: control tokens are shown by name."""
         return self._render(token, special=True).decode("utf-8", "replace")
+
+    def spelled(self, token: int) -> bytes:
+        """Return the text of a token that stands alone, as llama.cpp's DRY reads it.
+
+        Control tokens are shown by name, and a space that only marks a text's beginning is left
+        out.
+        """
+        self._check(token)
+        whole, size = (ctypes.c_int32 * 1)(token), _PIECE_SIZE
+        for _ in range(2):
+            buffer = (ctypes.c_char * size)()
+            count = self._native.llama_detokenize(self._handle, whole, 1, buffer, size, False, True)
+            if count >= 0:
+                break
+            size = -count
+        return buffer.raw[:count]
 
     def detokenize(self, tokens: list[int]) -> str:
         """Return the text of `tokens`, control tokens left out, invalid UTF-8 replaced."""

@@ -50,7 +50,7 @@ def is_wanted(choice: BackendSampling, model: Model) -> bool:
 def candidates_needed(params: SamplingParams, vocab_size: int) -> int | None:
     """Return how many of a row's best logits make its law; None if it takes the whole row."""
     k = 1 if params.is_greedy else params.top_k
-    if params.logit_bias or params.has_penalties:
+    if params.logit_bias or params.has_penalties or not params.is_plain:
         return None
     return k + SPARE if 0 < k < vocab_size - SPARE else None
 
@@ -58,7 +58,8 @@ def candidates_needed(params: SamplingParams, vocab_size: int) -> int | None:
 def law_of_candidates(candidates: Candidates, params: SamplingParams) -> Law | None:
     """Return the law of a whole row, made of its best logits; None if a tie needs the others.
 
-    `params` have neither bias nor penalties, and keep fewer tokens than there are candidates.
+    `params` are plain, have neither bias nor penalties, and keep fewer tokens than there are
+    candidates.
     """
     if params.is_greedy:
         return _greedy_law(candidates)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from specrun.runtime.noise import NoiseSource
+from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
@@ -28,7 +29,8 @@ class DraftRequest:
     `end_tokens` nothing is generated, so what is drafted below one is evaluated for nothing. `keep`
     is what the acceptance rule will read of the drafter's own: see `DraftTree.rows`. Where a rule
     has a `fallback`, a draft goes on while the drafter's largest raw probability reaches it, also
-    where n=auto would stop.
+    where n=auto would stop. `state` is the samplers' after the committed tokens: mirostat's moves
+    on down the target's tree, and a drafter may leave it where it is.
     """
 
     tokens: Sequence[int]
@@ -39,6 +41,7 @@ class DraftRequest:
     end_tokens: frozenset[int] = frozenset()
     keep: Keep = "nothing"
     fallback: float = 0.0
+    state: SamplerState = FRESH
 
 
 @dataclass(slots=True)

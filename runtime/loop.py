@@ -6,7 +6,7 @@ trees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from specrun.runtime.acceptance import (
     PairRule,
     RawLaw,
     Rule,
+    SequentialCascade,
 )
 from specrun.runtime.acceptance.certain import CertainLaws
 from specrun.runtime.backend_laws import CutRows
@@ -29,9 +30,11 @@ from specrun.runtime.drafter import Drafter, DraftRequest, Keep, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.limits import Allowance, RoundLimits
 from specrun.runtime.noise import NoiseSource
+from specrun.runtime.samplers.mirostat import mu_after
+from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows, Target
-from specrun.runtime.transform import Logits, penalty_window, transformed_law
+from specrun.runtime.transform import Logits, penalty_window, starting_mu, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
 
 
@@ -39,13 +42,14 @@ from specrun.runtime.tree import ROOT, DraftTree
 class DecodeSettings:
     """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
-    `limits` counts down: it is good for one answer.
+    `limits` counts down: it is good for one answer. `state` is what samplers start from.
     """
 
     rule: Rule
     params: SamplingParams
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
+    state: SamplerState = FRESH
 
     @property
     def keep(self) -> Keep:
@@ -112,18 +116,18 @@ def decode_rounds(
     yield: a consumer may stop there.
     """
     tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
-    limits = settings.limits
+    limits, state = settings.limits, settings.state
     allowance = limits.next_round(len(tokens))
     while allowance is not None:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
-        tree = drafter.propose(_ask(conversation, settings, allowance))
+        tree = drafter.propose(_ask(conversation, settings, allowance, state))
         allowance.check(tree, drafter.name)
         # Evaluate: the last token and the whole tree, in one batch, others' trees maybe beside it.
         while (rows := target.evaluate(conversation, tree)) is None:
             yield None
         # Accept: a path down the tree, and the target's own token after it.
-        accepted = _accept(settings, tokens, tree, rows, noise)
+        accepted, state = _accept(settings, state, tokens, tree, rows, noise)
         path, next_token = _cut_at_end(tree, accepted, settings.end_tokens)
         # Commit: keep the keys and values of the path, drop those of all other nodes.
         target.commit(conversation, tree, path)
@@ -139,7 +143,10 @@ def decode_rounds(
 
 
 def _ask(
-    conversation: Conversation, settings: DecodeSettings, allowance: Allowance
+    conversation: Conversation,
+    settings: DecodeSettings,
+    allowance: Allowance,
+    state: SamplerState,
 ) -> DraftRequest:
     """Return what a drafter is told; its draws are independent of acceptance."""
     tokens = conversation.tokens
@@ -152,21 +159,28 @@ def _ask(
         settings.end_tokens,
         settings.keep if conversation.drafter.keeps_rows else "nothing",
         settings.rule.fallback if isinstance(settings.rule, PairRule) else 0.0,
+        state,
     )
 
 
 def _accept(
     settings: DecodeSettings,
+    state: SamplerState,
     tokens: Sequence[int],
     tree: DraftTree,
     rows: EvaluatedRows,
     noise: NoiseSource,
-) -> Acceptance:
-    """Let the rule decide, by the laws that it reads."""
+) -> tuple[Acceptance, SamplerState]:
+    """Let the rule decide, by the laws that it reads; return the samplers' state after it, too."""
     rule, params, start = settings.rule, settings.params, len(tokens)
     if isinstance(rule, PairRule):
-        return rule.accept(tree, law_pairs(tokens, tree, rows, params), noise, start)
-    return rule.accept(tree, target_laws(tokens, tree, rows, params), noise, start)
+        pairs = law_pairs(tokens, tree, rows, params, state)
+        return rule.accept(tree, pairs, noise, start), state
+    laws = target_laws(tokens, tree, rows, params, state)
+    accepted = rule.accept(tree, laws, noise, start)
+    if isinstance(laws, AdaptiveLaws):
+        state = laws.state_after(accepted)
+    return accepted, state
 
 
 # -- the laws that rules read ----------------------------------------------------------------------
@@ -191,25 +205,91 @@ def require_laws(rule: Rule, drafter: Drafter, params: SamplingParams | None = N
     raise OptionError(f"{problem}: let a draft model draft alone, as in draft(FILE); {without}")
 
 
+def require_rule(rule: Rule | SequentialCascade, params: SamplingParams) -> None:
+    """Raise `OptionError` for settings whose laws this rule cannot follow.
+
+    Mirostat reads how likely each token was under the law that it came from: an exact rule's tokens
+    come from the target's.
+    """
+    if params.is_adaptive and (isinstance(rule, PairRule) or not rule.exact):
+        problem = f"mirostat needs tokens of the target's own law, and {rule.name} is not exact"
+        raise OptionError(f"{problem}: give an exact acceptance rule, or mirostat 0")
+
+
 def target_laws(
-    tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
+    tokens: Sequence[int],
+    tree: DraftTree,
+    rows: EvaluatedRows,
+    params: SamplingParams,
+    state: SamplerState = FRESH,
 ) -> LawAt:
     """Return what gives the target's law after a node, by the settings of sampling."""
     if isinstance(rows, CutRows):
         return lambda node: rows.law(node + 1, params)
-    if params.is_greedy and not (params.has_penalties or params.logit_bias):
+    if params.is_adaptive:
+        return AdaptiveLaws(tree, rows.logits, params, state)
+    if params.is_greedy and params.is_plain and not (params.has_penalties or params.logit_bias):
         return CertainLaws(rows.logits, params)
     if not params.has_penalties:
         logits = rows.logits
         return lambda node: transformed_law(logits(node + 1), params)
-    return lambda node: _law_after(tokens, tree, node, rows.logits(node + 1), params)
+    return lambda node: _law_after(tokens, tree, node, rows.logits(node + 1), params, state)
+
+
+class AdaptiveLaws:
+    """The target's laws after nodes where mirostat's mu moves with every token down to the node.
+
+    A node's mu follows from its parent's law and its own token; that of the accepted path is kept
+    for the next round.
+    """
+
+    def __init__(
+        self,
+        tree: DraftTree,
+        logits: Callable[[int], Logits],
+        params: SamplingParams,
+        state: SamplerState,
+    ) -> None:
+        self._tree, self._logits, self._params, self._state = tree, logits, params, state
+        self._mus = {ROOT: starting_mu(params, state)}
+        self._laws: dict[int, Law] = {}
+
+    def __call__(self, node: int) -> Law:
+        """Return the law after a node."""
+        if node not in self._laws:
+            state = self._state.with_mu(self._mu(node))
+            self._laws[node] = transformed_law(self._logits(node + 1), self._params, (), state)
+        return self._laws[node]
+
+    def state_after(self, accepted: Acceptance) -> SamplerState:
+        """Return the state after what a rule accepted, the target's own token included."""
+        last = accepted.path[-1] if accepted.path else ROOT
+        return self._state.with_mu(self._moved(last, accepted.next_token))
+
+    def _mu(self, node: int) -> float:
+        tree, mus = self._tree, self._mus
+        if node not in mus:
+            # From the root down, so that no law has to be asked for by another.
+            for below in tree.path_to(node):
+                if below not in mus:
+                    mus[below] = self._moved(tree.parents[below], tree.tokens[below])
+        return mus[node]
+
+    def _moved(self, node: int, token: int) -> float:
+        """Return mu after a token that follows a node."""
+        params, probability = self._params, self(node).probability(token)
+        return mu_after(self._mu(node), probability, params.mirostat_ent, params.mirostat_lr)
 
 
 def law_pairs(
-    tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
+    tokens: Sequence[int],
+    tree: DraftTree,
+    rows: EvaluatedRows,
+    params: SamplingParams,
+    state: SamplerState = FRESH,
 ) -> PairAt:
     """Return what gives both laws after a node, raw and by the settings of sampling."""
-    target_law = target_laws(tokens, tree, rows, params)
+    target_law = target_laws(tokens, tree, rows, params, state)
 
     def pair_at(node: int) -> LawPair:
         target, raw_target = target_law(node), RawLaw(rows.logits(node + 1))
@@ -220,7 +300,7 @@ def law_pairs(
         # from what it left.
         draft = next((draw.law for draw in draws if draw.law is not None), None)
         if draft is None and row is not None:
-            draft = _law_after(tokens, tree, node, row, params)
+            draft = _law_after(tokens, tree, node, row, params, state)
         if draft is None and draws:  # at temperature 0 the drafter's favourite is all its law
             draft = Law.point(tree.tokens[draws[0].node])
         if draft is None:
@@ -231,12 +311,17 @@ def law_pairs(
 
 
 def _law_after(
-    tokens: Sequence[int], tree: DraftTree, node: int, row: Logits, params: SamplingParams
+    tokens: Sequence[int],
+    tree: DraftTree,
+    node: int,
+    row: Logits,
+    params: SamplingParams,
+    state: SamplerState,
 ) -> Law:
     if not params.has_penalties:
-        return transformed_law(row, params)
+        return transformed_law(row, params, (), state)
     above = [tree.tokens[i] for i in tree.path_to(node)]
-    return transformed_law(row, params, penalty_window(tokens, above, params))
+    return transformed_law(row, params, penalty_window(tokens, above, params), state)
 
 
 def _cut_at_end(

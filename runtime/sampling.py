@@ -1,4 +1,8 @@
-"""Sampling settings (temperature, top-k, top-p, penalties, ...) with llama.cpp's defaults."""
+"""Sampling settings (temperature, top-k, top-p, penalties, ...) with llama.cpp's defaults.
+
+What they come to for a row (which samplers do anything, in which order) is worked out once, for it
+is asked for every row.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.samplers.order import DEFAULT_ORDER, read_samplers, sampler_names
 
 RANDOM_SEED = -1
 """The seed that stands for a random one, as in llama.cpp."""
@@ -42,19 +47,68 @@ def random_if_unset(seed: object) -> int:
     return secrets.randbits(32) if number == RANDOM_SEED else number
 
 
+_OFF: dict[str, dict[str, Any]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "top_n_sigma": {"top_n_sigma": -1.0},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+    "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
+}
+"""The settings with which each sampler does nothing."""
+
+_PLAIN = ("penalties", "top_k", "top_p", "min_p", "temperature")
+_CUTS = ("top_n_sigma", "top_k", "top_p", "min_p")
+
+
+class _WorkedOut:
+    """What settings of sampling come to.
+
+    `chain`: the samplers that do something, in their order; at last "mirostat", where it is on.
+    `is_greedy`: the law is always a point mass, on one token of the highest logit after what
+    precedes the temperature. `is_plain`: the chain is no more than penalties, top-k, top-p, min-p
+    and temperature, in this order, and each setting says what it does; at temperature 0, that
+    token is the one of the highest logit after bias and penalties. `is_adaptive`: the law also
+    depends on how surprising the tokens before it were. `has_penalties`: it depends on the tokens
+    before it other than through the model, on the last `window_size` of them (-1: all).
+    """
+
+    __slots__ = ("chain", "has_penalties", "is_adaptive", "is_greedy", "is_plain", "window_size")
+    chain: tuple[str, ...]
+    is_greedy: bool
+    is_plain: bool
+    is_adaptive: bool
+    has_penalties: bool
+    window_size: int
+
+
 def _is_bias(value: object) -> bool:
     return isinstance(value, int | float) and (math.isfinite(value) or value == -math.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Sampling settings in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature.
+class SamplingParams(_WorkedOut):
+    """Sampling settings: what is done to a row's logits, by the `samplers` in their order.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a truncation off. Penalties
-    look at the last `repeat_last_n` tokens (0: none, -1: all). `logit_bias` maps token ids to what
-    is added to their logit (-inf forbids). `stop` strings end the answer and are not part of it;
-    they may span tokens. `seed` None takes the runtime's, -1 a random one. Out-of-range values
-    raise `OptionError`.
+    First `logit_bias` (maps token ids to what is added to their logit; -inf forbids), then:
+
+    - `penalties` on the last `repeat_last_n` tokens (0: none, -1: all);
+    - `dry` on tokens that go on with a repetition among the last `dry_penalty_last_n` tokens which
+      is longer than `dry_allowed_length`; texts of `dry_sequence_breakers` end a repetition;
+    - `top_n_sigma` (0 or less: off), `top_k` (0: off), `typ_p` (`typical_p` 1: off), `top_p` (1:
+      off) and `min_p` (0: off), which truncate;
+    - `xtc`, which cuts off all tokens of `xtc_threshold` and more but the last, with
+      `xtc_probability` (0: off);
+    - `temperature`, 0 for greedy; with a `dynatemp_range` above 0 it moves by so much with the
+      entropy, to the power of `dynatemp_exp`.
+
+    `mirostat` 1 or 2 stands for all of these but bias and temperature: it aims at a surprise of
+    `mirostat_ent` bits a token and learns at the rate `mirostat_lr`. `stop` strings end the answer
+    and are not part of it; they may span tokens. `seed` None takes the runtime's, -1 a random one.
+    Out-of-range values raise `OptionError`.
     """
 
     temperature: float = 0.8
@@ -68,56 +122,141 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_lr: float = 0.1
+    mirostat_ent: float = 5.0
+    dynatemp_range: float = 0.0
+    dynatemp_exp: float = 1.0
+    samplers: tuple[str, ...] = DEFAULT_ORDER
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        elif not isinstance(self.stop, tuple):
-            self._require(isinstance(self.stop, Iterable), "stop", "made of strings")
-            object.__setattr__(self, "stop", tuple(self.stop))
-        self._require_finite()
-        self._require(self.temperature >= 0.0, "temperature", "0 (greedy) or more")
+        self._require_numbers()
+        self._require_ranges()
+        self._take_texts("stop")
+        self._take_texts("dry_sequence_breakers")
+        self._require_bias()
+        is_seed = self.seed is None or whole_number(self.seed) is not None
+        self._require(is_seed, "seed", "a whole number or None")
+        samplers = self.samplers
+        if isinstance(samplers, str):
+            samplers = read_samplers(samplers)
+        are_names = isinstance(samplers, Iterable)
+        self._require(are_names, "samplers", "a list of samplers' names")
+        self._set("samplers", sampler_names(map(str, samplers)))
+        self._work_out()
+
+    def _require_numbers(self) -> None:
+        for name, default in _NUMBERS.items():
+            value = getattr(self, name)
+            if isinstance(default, int):
+                is_whole = isinstance(value, int) and not isinstance(value, bool)
+                self._require(is_whole, name, "a whole number")
+            else:
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                self._require(is_number and math.isfinite(value), name, "a finite number")
+
+    def _require_ranges(self) -> None:
+        for name in ("temperature", "dynatemp_range", "dynatemp_exp"):
+            wanted = "0 (greedy) or more" if name == "temperature" else "0 or more"
+            self._require(getattr(self, name) >= 0.0, name, wanted)
+        for name in ("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"):
+            self._require(0.0 <= getattr(self, name) <= 1.0, name, "between 0 and 1")
         self._require(self.top_k >= 0, "top_k", "0 (off) or more")
-        self._require(0.0 <= self.top_p <= 1.0, "top_p", "between 0 and 1")
-        self._require(0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1")
         self._require(self.repeat_penalty > 0.0, "repeat_penalty", "above 0 (1 is off)")
-        self._require(self.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (off) or a count")
-        texts = all(isinstance(stop, str) and stop for stop in self.stop)
-        self._require(texts, "stop", "made of strings that are not empty")
+        for name in ("repeat_last_n", "dry_penalty_last_n"):
+            self._require(getattr(self, name) >= -1, name, "-1 (all), 0 (off) or a count")
+        self._require(self.dry_base >= 1.0, "dry_base", "1 or more")
+        self._require(self.dry_allowed_length >= 0, "dry_allowed_length", "0 or more")
+        self._require(self.mirostat in (0, 1, 2), "mirostat", "0 (off), 1 or 2")
+
+    def _take_texts(self, name: str) -> None:
+        """Make a tuple of what may be a text or any iterable of texts."""
+        texts = getattr(self, name)
+        self._require(isinstance(texts, Iterable), name, "made of strings")
+        self._set(name, (texts,) if isinstance(texts, str) else tuple(texts))
+        are_texts = all(isinstance(text, str) and text for text in getattr(self, name))
+        self._require(are_texts, name, "made of strings that are not empty")
+
+    def _require_bias(self) -> None:
         is_mapping = isinstance(self.logit_bias, Mapping)
         self._require(is_mapping, "logit_bias", "a mapping of token ids to numbers")
         biases, tokens = self.logit_bias.values(), self.logit_bias.keys()
         self._require(all(map(_is_bias, biases)), "logit_bias", "made of finite numbers and -inf")
         are_ids = all(isinstance(token, int) and token >= 0 for token in tokens)
         self._require(are_ids, "logit_bias", "keyed by token ids")
-        is_seed = self.seed is None or whole_number(self.seed) is not None
-        self._require(is_seed, "seed", "a whole number or None")
-
-    def _require_finite(self) -> None:
-        penalties = ("repeat_penalty", "presence_penalty", "frequency_penalty")
-        for name in ("temperature", "top_p", "min_p", *penalties):
-            value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            self._require(is_number and math.isfinite(value), name, "a finite number")
-        for name in ("top_k", "repeat_last_n"):
-            value = getattr(self, name)
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            self._require(is_whole, name, "a whole number")
 
     def _require(self, holds: bool, name: str, wanted: str) -> None:
         if not holds:
             raise OptionError(f"{name} is {getattr(self, name)!r}: it must be {wanted}")
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the law is always a point mass."""
-        return self.temperature == 0.0
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
-    @property
-    def has_penalties(self) -> bool:
-        """Whether the law depends on the tokens before it other than through the model."""
-        added = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        return self.repeat_last_n != 0 and (self.repeat_penalty != 1.0 or added)
+    def _work_out(self) -> None:
+        chain = tuple(name for name in self.samplers if self._does_something(name))
+        if self.mirostat:  # which takes the place of all others but the temperature
+            chain = ("temperature", "mirostat") if self.temperature != 1.0 else ("mirostat",)
+        before = chain[: chain.index("temperature")] if "temperature" in chain else ()
+        is_cold = "temperature" in chain and self.temperature == 0.0
+        is_dynamic = self.dynatemp_range > 0.0 and not self.mirostat
+        is_greedy = is_cold and not is_dynamic and "xtc" not in before
+        sizes = {"penalties": self.repeat_last_n, "dry": self.dry_penalty_last_n}
+        looked_at = [sizes[name] for name in chain if name in sizes]
+        self._set("chain", chain)
+        self._set("is_greedy", is_greedy)
+        self._set("is_adaptive", bool(self.mirostat) and not is_greedy)
+        self._set("has_penalties", bool(looked_at))
+        self._set("window_size", -1 if -1 in looked_at else max(looked_at, default=0))
+        if is_greedy:
+            own = before[before[:1] == ("penalties",) :]
+            self._set("is_plain", all(name in _CUTS for name in own))
+        else:
+            read = tuple(name for name in _PLAIN if self._does_something(name))
+            self._set("is_plain", chain == read and not is_dynamic)
+
+    def _does_something(self, name: str) -> bool:
+        if name in ("penalties", "dry"):
+            size = self.repeat_last_n if name == "penalties" else self.dry_penalty_last_n
+            return size != 0 and self._says_something(name)
+        if name == "xtc" and self.xtc_threshold > 0.5:  # two tokens cannot have that much
+            return False
+        return self._says_something(name)
+
+    def _says_something(self, name: str) -> bool:
+        if name == "top_n_sigma":
+            return self.top_n_sigma > 0.0
+        return any(getattr(self, own) != value for own, value in _OFF[name].items())
+
+    def effective(self) -> SamplingParams:
+        """Return settings of the same laws, in the default order if that changes none.
+
+        What `samplers` leaves out is switched off in them: these have quick ways to their laws.
+        """
+        if self.samplers == DEFAULT_ORDER or self.mirostat:
+            return self
+        left_out = [_OFF[name] for name in DEFAULT_ORDER if name not in self.samplers]
+        off = {own: value for values in left_out for own, value in values.items()}
+        same = self.replace(**off, samplers=DEFAULT_ORDER)
+        return same if same.chain == self.chain else self
+
+    def favourites(self) -> SamplingParams:
+        """Return settings that say the most likely token of every row, after bias and penalties."""
+        return self.replace(
+            temperature=0.0, dynatemp_range=0.0, xtc_probability=0.0, samplers=DEFAULT_ORDER
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is worked out is no field, and a copy is to have it.
+        return SamplingParams.from_dict, (self.to_dict(),)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -135,3 +274,10 @@ class SamplingParams:
     def replace(self, **changes: Any) -> SamplingParams:  # noqa: ANN401 - values of any field
         """Return a copy with some settings changed; unknown names raise."""
         return SamplingParams.from_dict({**self.to_dict(), **changes})
+
+
+_NUMBERS = {
+    entry.name: entry.default
+    for entry in dataclasses.fields(SamplingParams)
+    if isinstance(entry.default, int | float)
+}

@@ -25,6 +25,7 @@ from specrun.runtime.drafters.draft_model.state import ModelDrafter
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import NOT_EVALUATED, Round
 from specrun.runtime.noise import NoiseSource
+from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import CachedText, EvaluatedRows
 from specrun.runtime.transform import Logits, log_probability, penalty_window, transformed_law
@@ -61,6 +62,7 @@ class SequentialSettings:
     params: SamplingParams
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
+    state: SamplerState = FRESH
 
 
 def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> ModelDrafter:
@@ -99,7 +101,7 @@ class _Answer:
     ) -> None:
         self._target, self._conversation, self._small = target, conversation, small
         self._params, self._limits = settings.params, settings.limits
-        self._end_tokens = settings.end_tokens
+        self._end_tokens, self._state = settings.end_tokens, settings.state
 
     def token_by_token(self, rule: TokenCascade) -> Iterator[Round]:
         """Let the small model speak where it is sure, else ask the target."""
@@ -155,7 +157,7 @@ class _Answer:
         """Draw the token that follows these from a model's row after them."""
         noise.seek(len(tokens))
         window = penalty_window(tokens, (), self._params)
-        return noise.choose(transformed_law(row, self._params, window))
+        return noise.choose(transformed_law(row, self._params, window, self._state))
 
     def _spoken(self, token: int) -> Round:
         """Commit a token of the small model; the target will read it when it is asked."""

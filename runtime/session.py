@@ -32,6 +32,7 @@ from specrun.runtime.loop import (
     Round,
     decode_rounds,
     require_laws,
+    require_rule,
 )
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.padding import Wider
@@ -46,6 +47,8 @@ from specrun.runtime.results import (
     TokenEvent,
     Usage,
 )
+from specrun.runtime.samplers.dry import sequence_breakers
+from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams, whole_number
 from specrun.runtime.sequential import SequentialSettings, sequential_rounds, small_model
 from specrun.runtime.target import Target, TargetModel
@@ -183,12 +186,13 @@ class Session:
         indices. `max_tokens` None goes on until the model ends or the context is full. Without
         `logprobs` events have none, and the device may keep whole rows to itself. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
-        negative limit or index, or a rule that needs laws which the drafter does not tell,
-        `BusyError` while another answer is being streamed.
+        negative limit or index, a rule that needs laws which the drafter does not tell, or one that
+        is not exact with mirostat, `BusyError` while another answer is being streamed.
         """
         self.require_idle()
         if not isinstance(self.rule, SequentialCascade):
             require_laws(self.rule, self.drafter, params)
+        require_rule(self.rule, params)
         n_ctx = self.target.n_positions
         if not prompt:
             problem = "the prompt is empty: this model needs at least one token to continue from"
@@ -390,7 +394,7 @@ class _Answer:
         self._logprobs = logprobs
         self.session = session
         self._prompt = prompt
-        self._params = params
+        self._params = params.effective()
         self._max_tokens = max_tokens
         self._counter = RoundCounter()
         self._departures = Departures()
@@ -496,11 +500,21 @@ class _Answer:
         session, conversation, rule = self.session, self.session.conversation, self.session.rule
         if isinstance(rule, SequentialCascade):
             small = small_model(rule, session.drafter)
-            settings = SequentialSettings(rule, self._params, limits, end_tokens)
+            settings = SequentialSettings(
+                rule, self._params, limits, end_tokens, self._sampler_state()
+            )
             return sequential_rounds(session.target, conversation, small, settings)
+        state = self._sampler_state()
         return decode_rounds(
-            target, conversation, DecodeSettings(rule, self._params, limits, end_tokens)
+            target, conversation, DecodeSettings(rule, self._params, limits, end_tokens, state)
         )
+
+    def _sampler_state(self) -> SamplerState:
+        """Return what samplers know before the first token."""
+        if "dry" not in self._params.chain:
+            return FRESH
+        texts = self._params.dry_sequence_breakers
+        return SamplerState(sequence_breakers(self.session.vocabulary, texts))
 
     def _count(self, this_round: Round) -> None:
         if this_round.rows is NOT_EVALUATED:

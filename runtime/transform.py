@@ -1,6 +1,9 @@
-"""Logits to law: logit bias, penalties, top-k, top-p, min-p, temperature, in llama.cpp's order.
+"""Logits to law: logit bias and then llama.cpp's samplers, in the order of the settings.
 
-The same function serves the target and a draft model, so that both laws are cut the same way.
+The same function serves the target and a draft model, so that both laws are cut the same way. What
+most settings come to (penalties, top-k, top-p, min-p, temperature) has quick ways of its own; all
+else runs down the chain of samplers. Where one draws (XTC cuts with a chance), the law is the
+mixture of both outcomes.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,27 +20,39 @@ import numpy.typing as npt
 from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.runtime.compiled import LOOPS, MOST_RANKED, Loops
 from specrun.runtime.law import FloatArray, IdArray, Law, scale_to_one
+from specrun.runtime.samplers import candidates as steps
+from specrun.runtime.samplers.candidates import Candidates, not_below_highest, penalised
+from specrun.runtime.samplers.dry import repetition_penalties
+from specrun.runtime.samplers.mirostat import keep_unsurprising, keep_zipf
+from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams
 
 Logits = npt.NDArray[np.float32]
-_GROUPS = 1024
 _COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway
 
 
-def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int] = ()) -> Law:
+def transformed_law(
+    logits: Logits,
+    params: SamplingParams,
+    window: Sequence[int] = (),
+    state: SamplerState = FRESH,
+) -> Law:
     """Return the law that `params` make of one row of logits, float32 [n_vocab].
 
-    `window` are the tokens that penalties look at, oldest first (see `penalty_window`). Raises
-    `OptionError` for settings that leave no token, `DecodeFailedError` for a broken row.
+    `window` are the tokens that penalties look at, oldest first (see `penalty_window`), `state`
+    what DRY and mirostat know of the answer. Raises `OptionError` for settings that leave no token,
+    `DecodeFailedError` for a broken row.
     """
     if params.is_greedy:
-        return Law.point(greedy_token(logits, params, window))
+        return Law.point(greedy_token(logits, params, window, state))
+    if not params.is_plain:
+        return _law_of_chain(logits, params, window, state)
     row, logits = logits, _adjusted(logits, params, window)
     # llama.cpp's order has the temperature last: the cuts are made on the untempered law.
     if LOOPS is not None and 0 < params.top_k < len(logits) and params.top_k <= MOST_RANKED:
         return _ranked(LOOPS, logits, row, params)
     if 0 < params.top_k < len(logits):
-        ids = _not_below_highest(logits, params.top_k)
+        ids = not_below_highest(logits, params.top_k)
     elif params.top_p < 1.0:
         ids = None
     else:
@@ -44,8 +60,15 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
     return _truncated(logits, ids, row, params)
 
 
-def greedy_token(logits: Logits, params: SamplingParams, window: Sequence[int] = ()) -> int:
+def greedy_token(
+    logits: Logits,
+    params: SamplingParams,
+    window: Sequence[int] = (),
+    state: SamplerState = FRESH,
+) -> int:
     """Return the token of which the law at temperature 0 is sure, without making the law."""
+    if not params.is_plain:
+        return _law_of_chain(logits, params, window, state).most_likely[0]
     row = logits
     if window or params.logit_bias:
         logits = _adjusted(logits, params, window)
@@ -69,10 +92,10 @@ def lead(logits: Logits, token: int) -> float:
 
 
 def penalty_window(tokens: Sequence[int], path: Sequence[int], params: SamplingParams) -> list[int]:
-    """Return the last `repeat_last_n` tokens of `tokens` followed by a draft path."""
+    """Return what penalties look at: the last of `tokens` followed by a draft path."""
     if not params.has_penalties:
         return []
-    n = params.repeat_last_n
+    n = params.window_size
     if n < 0:
         return [*tokens, *path]
     return [*tokens[-n:], *path][-n:]
@@ -96,6 +119,8 @@ def _require_finite(highest: float, row: Logits, params: SamplingParams) -> None
         problem = f"the model gave logits of {own}: the file or the backend is broken"
         raise DecodeFailedError(problem, -3)
     off = {"logit_bias": {}, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    if "dry" in params.chain:
+        off["dry_multiplier"] = 0
     names = " and ".join(name for name, value in off.items() if getattr(params, name) != value)
     if highest == -math.inf:
         raise OptionError(f"none of {len(row)} tokens is left after {names}: allow at least one")
@@ -120,7 +145,7 @@ def _add_bias(logits: Logits, params: SamplingParams) -> None:
 
 
 def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> None:
-    """Apply repeat (CTRL, Keskar et al. 2019, section 4.1), frequency and presence penalties."""
+    """Apply repeat, frequency and presence penalties."""
     if not window or not params.has_penalties:
         return
     counts = Counter(token for token in window if token < len(logits))
@@ -128,12 +153,8 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
         return
     ids = np.fromiter(counts.keys(), np.intp, len(counts))
     times = np.fromiter(counts.values(), np.float32, len(counts))
-    values = logits[ids]
-    scale = np.float32(params.repeat_penalty)
-    # Dividing a negative logit would raise it: it is multiplied, as in llama.cpp.
-    values = np.where(values <= 0, values * scale, values / scale)
-    values -= times * np.float32(params.frequency_penalty)
-    logits[ids] = values - np.float32(params.presence_penalty)
+    added = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
+    logits[ids] = penalised(logits[ids], times, *added)
 
 
 def _ranked(loops: Loops, logits: Logits, row: Logits, params: SamplingParams) -> Law:
@@ -204,22 +225,126 @@ def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> La
     return Law(values, ids)
 
 
-def _not_below_highest(logits: Logits, k: int) -> IdArray | None:
-    """Return the ids, ascending, of the k highest logits and few others; None stands for all ids.
+# -- the chain of samplers -------------------------------------------------------------------------
 
-    A sort of the whole row would cost more than the rest of a round. Instead the row is cut into
-    groups: the k-th highest group maximum is a bound that k entries reach and every one of the k
-    highest entries too, so only the entries that reach it, few more than k, are ever sorted.
+
+def _law_of_chain(
+    logits: Logits, params: SamplingParams, window: Sequence[int], state: SamplerState
+) -> Law:
+    """Return the law that the samplers of `params.chain` make of a row, one after the other."""
+    row = logits
+    if params.logit_bias:
+        logits = logits.copy()
+        _add_bias(logits, params)
+    _require_finite(float(logits.max()), row, params)
+    candidates = steps.allowed(logits, _in_reach_of_top_k(logits, params, window))
+    ids, probs = _Chain(row, params, window, state).law(candidates, 0)
+    return Law(probs, ids)
+
+
+def _in_reach_of_top_k(
+    logits: Logits, params: SamplingParams, window: Sequence[int]
+) -> IdArray | None:
+    """Return ids that hold all that top-k may keep; None stands for all ids.
+
+    What comes before it may raise or lower the tokens of the window, and no others.
     """
-    # What the groups leave at the end has no part in the bound, but is compared with it too.
-    length = -(-len(logits) // _GROUPS)
-    groups = len(logits) // length
-    if groups < 2 * k or length < 2:
+    chain = params.chain
+    if "top_k" not in chain or not {*chain[: chain.index("top_k")]} <= {"penalties", "dry"}:
         return None
-    # Entry j of each stretch of `groups` entries is in group j: numpy runs along whole stretches.
-    maxima = np.maximum.reduce(logits[: length * groups].reshape(length, groups), axis=0)
-    maxima.partition(groups - k)
-    candidates = logits < maxima[groups - k]
-    # The inverse of "below", because NaN is not below anything: it stays and is seen.
-    np.logical_not(candidates, out=candidates)
-    return candidates.nonzero()[0]  # type: ignore[no-any-return]
+    moved = np.unique(np.array([token for token in window if token < len(logits)], np.intp))
+    few = not_below_highest(logits, params.top_k + len(moved))
+    return few if few is None or not len(moved) else np.union1d(few, moved)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The samplers of `params.chain`, and what they read beside the candidates."""
+
+    row: Logits
+    params: SamplingParams
+    window: Sequence[int]
+    state: SamplerState
+
+    def law(self, candidates: Candidates, start: int) -> tuple[IdArray, FloatArray]:
+        """Return the ids and probabilities that the samplers from number `start` on leave."""
+        params = self.params
+        for number, name in enumerate(params.chain[start:], start + 1):
+            if name != "xtc":
+                candidates = self._after(name, candidates)
+                continue
+            cut = steps.without_top_choices(candidates, params.xtc_threshold)
+            if cut is not None and params.xtc_probability < 1.0:
+                # A number is drawn for every token: the law is that of both outcomes.
+                uncut = self.law(candidates, number)
+                return _mixture(params.xtc_probability, self.law(cut, number), uncut)
+            candidates = candidates if cut is None else cut
+        return candidates.ids, candidates.probabilities()
+
+    def _after(self, name: str, candidates: Candidates) -> Candidates:
+        params = self.params
+        match name:
+            case "penalties" | "dry":
+                return self._penalised(name, candidates)
+            case "top_n_sigma":
+                return steps.keep_above_sigma(candidates, params.top_n_sigma)
+            case "top_k":
+                return steps.keep_top_k(candidates, params.top_k)
+            case "typ_p":
+                return steps.keep_typical(candidates, params.typical_p)
+            case "top_p":
+                return steps.keep_top_p(candidates, params.top_p)
+            case "min_p":
+                return steps.keep_min_p(candidates, params.min_p)
+            case "mirostat":
+                return self._steered(candidates)
+        # Mirostat knows no dynamic temperature.
+        if params.dynatemp_range > 0.0 and not params.mirostat:
+            spread, exponent = params.dynatemp_range, params.dynatemp_exp
+            return steps.tempered_by_entropy(candidates, params.temperature, spread, exponent)
+        return steps.tempered(candidates, params.temperature)
+
+    def _penalised(self, name: str, candidates: Candidates) -> Candidates:
+        params, window = self.params, self.window
+        if name == "penalties":
+            added = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
+            last = _last(window, params.repeat_last_n)
+            candidates = steps.penalise_tokens(candidates, last, *added)
+        else:
+            amounts = repetition_penalties(
+                _last(window, params.dry_penalty_last_n),
+                self.state.breakers,
+                multiplier=params.dry_multiplier,
+                base=params.dry_base,
+                allowed=params.dry_allowed_length,
+            )
+            candidates = steps.lowered(candidates, amounts)
+        _require_finite(float(candidates.values.max()), self.row, params)
+        return candidates
+
+    def _steered(self, candidates: Candidates) -> Candidates:
+        mu = starting_mu(self.params, self.state)
+        if self.params.mirostat == 1:
+            return keep_zipf(candidates, mu, len(self.row))
+        return keep_unsurprising(candidates, mu)
+
+
+def starting_mu(params: SamplingParams, state: SamplerState) -> float:
+    """Return mirostat's mu, which is twice the target surprise at first."""
+    return 2.0 * params.mirostat_ent if state.mu is None else state.mu
+
+
+def _last(tokens: Sequence[int], count: int) -> Sequence[int]:
+    """Return the last `count` tokens; all for -1."""
+    return tokens if count < 0 else tokens[max(0, len(tokens) - count) :]
+
+
+def _mixture(
+    share: float, first: tuple[IdArray, FloatArray], second: tuple[IdArray, FloatArray]
+) -> tuple[IdArray, FloatArray]:
+    """Return share * first + (1 - share) * second; each is ids and probabilities."""
+    ids = np.union1d(first[0], second[0])
+    probs = np.zeros(len(ids))
+    probs[ids.searchsorted(first[0])] += share * first[1]
+    probs[ids.searchsorted(second[0])] += (1.0 - share) * second[1]
+    return ids, probs

@@ -44,6 +44,7 @@ FLOORS = (
                 "noise",
                 "transform",
                 "sampling",
+                "samplers",
                 "tree",
                 "prefix",
                 "text",
@@ -195,9 +196,10 @@ def test_folders_of_the_runtime_import_in_no_circle():
 
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
-    assert crowded_folders(of("runtime"), 14, {"runtime": 27, "runtime/acceptance": 15}) == []
-    assert len(of("runtime")) <= 153
-    assert too_much(SOURCES, most_files=453, most_lines=68_500) == []
+    larger = {"runtime": 29, "runtime/acceptance": 15, "runtime/costs": 16}
+    assert crowded_folders(of("runtime"), 14, larger) == []
+    assert len(of("runtime")) <= 210
+    assert too_much(SOURCES, most_files=540, most_lines=85_000) == []
 
 
 @settled

@@ -11,6 +11,7 @@ import click
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, option_group
 from specrun.cli.options.model import MODEL_DRAFT, shape_option
 from specrun.cli.options.prompt import no_template_option, prompts_option
+from specrun.cli.options.samplers import SAMPLER_OPTIONS
 from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, CountListType, ParametersType
 from specrun.runtime.fixed_shape import Shape
@@ -130,9 +131,10 @@ prompt_choice_options = option_group(
 
 sampling_grid_options = option_group(
     "sampling",
-    SamplingGrid,
+    SamplingGrid.with_samplers,
     temperatures_option("0"),
     *TRUNCATION_OPTIONS,
+    *SAMPLER_OPTIONS,
     SAMPLING.option(
         "-s, --seed",
         "Seed of the first repetition; the others count on.",

@@ -7,7 +7,13 @@ from typing import Any
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.chat.conversation import Conversation
+from specrun.cli.options.samplers import read_breakers
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
+from specrun.runtime.samplers.order import (
+    DEFAULT_ORDER,
+    read_sampler_letters,
+    read_samplers,
+)
 from specrun.runtime.sampling import SamplingParams, unknown_option
 
 MAX_TOKENS = "max_tokens"
@@ -17,6 +23,12 @@ _ALIASES = {
     "n_predict": MAX_TOKENS,
     "n": MAX_TOKENS,
     "reverse_prompt": "stop",
+    "typical": "typical_p",
+    "typ_p": "typical_p",
+    "top_nsigma": "top_n_sigma",
+    "dry_sequence_breaker": "dry_sequence_breakers",
+    "sampler_seq": "samplers",
+    "sampling_seq": "samplers",
 }
 
 
@@ -56,6 +68,22 @@ def _logit_bias(text: str) -> dict[int, float]:
     return {} if text == "none" else dict(parse_logit_bias(part) for part in text.split(","))
 
 
+def _samplers(text: str) -> tuple[str, ...]:
+    """Read names (`;` between them), letters (edskypmxt), or "default"."""
+    if text == "default":
+        return DEFAULT_ORDER
+    try:
+        return read_samplers(text)
+    except OptionError:
+        if ";" in text or not text.isalpha():
+            raise
+        try:
+            return read_sampler_letters(text)
+        except OptionError:
+            pass
+        raise
+
+
 _READERS: dict[str, Callable[[str], Any]] = {
     "temperature": _number,
     "top_k": _whole,
@@ -66,6 +94,21 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "presence_penalty": _number,
     "frequency_penalty": _number,
     "logit_bias": _logit_bias,
+    "typical_p": _number,
+    "top_n_sigma": _number,
+    "xtc_probability": _number,
+    "xtc_threshold": _number,
+    "dry_multiplier": _number,
+    "dry_base": _number,
+    "dry_allowed_length": _whole,
+    "dry_penalty_last_n": _whole,
+    "dry_sequence_breakers": lambda text: read_breakers(tuple(text.split())),
+    "mirostat": _whole,
+    "mirostat_lr": _number,
+    "mirostat_ent": _number,
+    "dynatemp_range": _number,
+    "dynatemp_exp": _number,
+    "samplers": _samplers,
     "seed": _seed,
     "stop": _stop,
     MAX_TOKENS: _limit,
@@ -104,20 +147,39 @@ def setting_lines(conversation: Conversation) -> list[str]:
 
 def describe_sampling(params: SamplingParams, max_tokens: int | None) -> str:
     """Return the effective sampling settings in one line; those that are off are left out."""
+    penalties = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty)
+    cuts = {
+        "top_n_sigma": f"top-n-sigma {params.top_n_sigma:g}",
+        "top_k": f"top-k {params.top_k}",
+        "typ_p": f"typical {params.typical_p:g}",
+        "top_p": f"top-p {params.top_p:g}",
+        "min_p": f"min-p {params.min_p:g}",
+        "xtc": f"XTC {params.xtc_probability:g} from {params.xtc_threshold:g}",
+        "mirostat": f"mirostat {params.mirostat} to {params.mirostat_ent:g} bits",
+    }
     if params.is_greedy:
         parts = ["greedy (temp 0)"]
+        parts += [cuts["typ_p"]] if "typ_p" in params.chain else []
     else:
-        parts = [f"temp {params.temperature:g}"]
-        parts += [f"top-k {params.top_k}"] if params.top_k else []
-        parts += [f"top-p {params.top_p:g}"] if params.top_p < 1 else []
-        parts += [f"min-p {params.min_p:g}"] if params.min_p else []
+        parts = [_shown_temperature(params)]
+        parts += [text for name, text in cuts.items() if name in params.chain]
         parts.append(f"seed {_shown('seed', params.seed)}")
-    if params.has_penalties:
-        penalties = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty)
+    if "penalties" in params.chain:
         parts.append("penalties " + "/".join(f"{penalty:g}" for penalty in penalties))
+    parts += [f"DRY {params.dry_multiplier:g}"] if "dry" in params.chain else []
+    if params.samplers != DEFAULT_ORDER and not params.mirostat:
+        parts.append(f"in the order {';'.join(params.samplers)}")
     parts += [f"{len(params.logit_bias)} logit biases"] if params.logit_bias else []
     parts += [f"at most {max_tokens} tokens"] if max_tokens is not None else []
     return " · ".join(parts)
+
+
+def _shown_temperature(params: SamplingParams) -> str:
+    if "temperature" not in params.chain:
+        return "temp 1"
+    text = f"temp {params.temperature:g}"
+    is_dynamic = params.dynatemp_range > 0.0 and not params.mirostat
+    return f"{text} +- {params.dynatemp_range:g}" if is_dynamic else text
 
 
 def _shown(name: str, value: Any) -> str:  # noqa: ANN401 - values of any setting
@@ -125,8 +187,10 @@ def _shown(name: str, value: Any) -> str:  # noqa: ANN401 - values of any settin
         return "random" if value is None else str(value)
     if name == MAX_TOKENS:
         return "no limit" if value is None else str(value)
-    if name == "stop":
+    if name in ("stop", "dry_sequence_breakers"):
         return ", ".join(map(repr, value)) or "none"
+    if name == "samplers":
+        return ";".join(value)
     if name == "logit_bias":
         return ", ".join(format_logit_bias(*bias) for bias in value.items()) or "none"
     return f"{value:g}"

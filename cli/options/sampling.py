@@ -6,13 +6,14 @@ those of commands that measure, at several temperatures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
 from specrun.cli.options.group import SAMPLING, Decorator, option_group
+from specrun.cli.options.samplers import SAMPLER_OPTIONS, sampler_settings
 from specrun.cli.options.types import MAX_COUNT, SHARE, LogitBiasType, NumberListType
 from specrun.runtime.sampling import RANDOM_SEED, SamplingParams
 
@@ -40,7 +41,7 @@ def _build(
         logit_bias=dict(logit_bias),
         seed=None if seed == RANDOM_SEED else seed,
         stop=reverse_prompt,
-        **others,
+        **sampler_settings(**others),
     )
     return AnswerSettings(params, None if predict < 0 else predict)
 
@@ -128,6 +129,7 @@ answer_options = option_group(
         LogitBiasType(),
         multiple=True,
     ),
+    *SAMPLER_OPTIONS,
 )
 
 
@@ -144,13 +146,32 @@ def temperatures_option(default: str, purpose: str = "") -> Decorator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingGrid:
-    """Sampling settings at one or several temperatures: the values of these options."""
+    """Sampling settings at one or several temperatures: the values of these options.
+
+    `others` have the names of `SamplingParams`.
+    """
 
     temp: Sequence[Sequence[float]]
     top_k: int
     top_p: float
     min_p: float
     seed: int | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def with_samplers(
+        cls,
+        *,
+        temp: Sequence[Sequence[float]],
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        seed: int,
+        **others: Any,  # noqa: ANN401 - the values of SAMPLER_OPTIONS
+    ) -> SamplingGrid:
+        """Return the grid of a command that has all samplers' options."""
+        settings = sampler_settings(**others)
+        return cls(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, others=settings)
 
     def params(self) -> tuple[SamplingParams, ...]:
         """Return the settings of each temperature, in order, none twice."""
@@ -161,6 +182,7 @@ class SamplingGrid:
                 top_p=self.top_p,
                 min_p=self.min_p,
                 seed=self.seed,
+                **self.others,
             )
             for temperature in dict.fromkeys(temp for several in self.temp for temp in several)
         )

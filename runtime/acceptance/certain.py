@@ -19,7 +19,7 @@ from specrun.runtime.tree import DraftTree
 
 @dataclass(slots=True)
 class CertainLaws:
-    """The laws of rows at temperature 0, without bias and penalties, for rules to ask or to follow.
+    """The laws of rows at temperature 0, each sure of its highest logit, to ask or to follow.
 
     `logits(0)` is the row of the root, `logits(i + 1)` that of node i.
     """

@@ -43,7 +43,7 @@ class HighestLogits:
     logits: npt.NDArray[np.float32]
 
     def laws(self, params: SamplingParams) -> list[Law]:
-        """Return the laws that `params` make of the rows: no bias, no penalties."""
+        """Return the laws that `params` make of the rows: plain ones, no bias, no penalties."""
         tokens = self.tokens.astype(np.intp)
         # In the order of their ids, as in a whole row, so that ties within the top k fall alike.
         laws = [transformed_law(row, params) for row in self.logits]
@@ -102,15 +102,15 @@ class PathLaws:
         if isinstance(said, RankedTokens):
             # Ranked on the head's device: there is no row left to transform.
             return list(RankedLaw.of_rows(said.tokens, said.log_probs))
-        params = self._params
+        params, state = self._params, self._request.state
         if isinstance(said, HighestLogits):
             return said.laws(params)
         if not params.has_penalties:  # nobody asks for the paths
-            return [transformed_law(row, params) for row in said]
+            return [transformed_law(row, params, (), state) for row in said]
         # The window that the target's law has at the node: penalties see its own path.
         windows = [penalty_window(self._request.tokens, path, params) for path in paths()]
         rows = zip(said, windows, strict=True)
-        return [transformed_law(row, params, window) for row, window in rows]
+        return [transformed_law(row, params, window, state) for row, window in rows]
 
     def _path(self, node: int) -> list[int]:
         path: list[int] = []
@@ -168,6 +168,6 @@ def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
     never say are not worth a node.
     """
     if params.is_greedy:
-        return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0)
+        return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0, mirostat=0)
     # top_k = 0 is no cut.
     return params.replace(top_k=min(params.top_k or ranked, ranked))

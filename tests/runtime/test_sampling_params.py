@@ -19,6 +19,15 @@ def test_defaults_are_those_of_llama():
         0.0,
     )
     assert (params.repeat_last_n, params.stop, params.seed) == (64, (), None)
+    assert (params.typical_p, params.top_n_sigma) == (1.0, -1.0)
+    assert (params.xtc_probability, params.xtc_threshold) == (0.0, 0.1)
+    assert (params.dry_multiplier, params.dry_base) == (0.0, 1.75)
+    assert (params.dry_allowed_length, params.dry_penalty_last_n) == (2, 64)
+    assert params.dry_sequence_breakers == ("\n", ":", '"', "*")
+    assert (params.mirostat, params.mirostat_lr, params.mirostat_ent) == (0, 0.1, 5.0)
+    assert (params.dynatemp_range, params.dynatemp_exp) == (0.0, 1.0)
+    order = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"
+    assert ";".join(params.samplers) == order
 
 
 BAD = [
@@ -54,6 +63,25 @@ BAD = [
     ("stop", ""),
     ("stop", [1]),
     ("stop", 5),
+    ("typical_p", 1.1),
+    ("top_n_sigma", math.inf),
+    ("xtc_probability", -0.1),
+    ("xtc_threshold", 1.5),
+    ("dry_multiplier", math.nan),
+    ("dry_base", 0.99),
+    ("dry_allowed_length", -1),
+    ("dry_allowed_length", 1.5),
+    ("dry_penalty_last_n", -2),
+    ("dry_sequence_breakers", ["", "a"]),
+    ("dry_sequence_breakers", 5),
+    ("mirostat", 3),
+    ("mirostat", True),
+    ("mirostat_lr", math.nan),
+    ("mirostat_ent", "high"),
+    ("dynatemp_range", -1),
+    ("dynatemp_exp", -0.5),
+    ("samplers", 5),
+    ("samplers", None),
     ("seed", 0.5),
     ("seed", "x"),
 ]

@@ -13,6 +13,7 @@ from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import SeededNoise
+from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
@@ -185,13 +186,14 @@ def emitted_law(
     length: int,
     end_tokens: frozenset[int],
     params: SamplingParams = PLAIN,
+    state: SamplerState = FRESH,
 ) -> dict[tuple[int, ...], float]:
     """Return the exact law of what the shipped loop emits after the prompt."""
 
     def make() -> Drafter:
         return NoDrafter() if propose is None else ScriptedDrafter(propose)
 
-    return law_with_drafter(rule, make, table, length, end_tokens, params)
+    return law_with_drafter(rule, make, table, length, end_tokens, params, state)
 
 
 def law_with_drafter(
@@ -201,6 +203,7 @@ def law_with_drafter(
     length: int,
     end_tokens: frozenset[int] = frozenset(),
     params: SamplingParams = PLAIN,
+    state: SamplerState = FRESH,
 ) -> dict[tuple[int, ...], float]:
     """Return the exact law of an answer with a drafter that keeps state from round to round, made
     anew each time."""
@@ -210,7 +213,7 @@ def law_with_drafter(
         drafter.begin(PROMPT)
         conversation = conversation_of(drafter, PROMPT, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        settings = DecodeSettings(rule, params, limits, end_tokens)
+        settings = DecodeSettings(rule, params, limits, end_tokens, state)
         for _ in decode_rounds(TableTarget(table), conversation, settings):
             pass
         return tuple(conversation.tokens[len(PROMPT) :])

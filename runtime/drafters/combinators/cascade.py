@@ -118,10 +118,10 @@ class CascadeDrafter(Drafter):
         # At temperature 0 the inner loop verifies against the model's argmax: it emits that,
         # whatever the inner drafter says.
         if self._sampling == "argmax":
-            params = params.replace(temperature=0.0)
+            params = params.favourites()
         rule, model = _RemembersLaws(), self._model
         limits = RoundLimits(n_ctx=model.n_ctx, max_nodes=model.max_nodes, max_tokens=count)
-        settings = DecodeSettings(rule, params, limits, request.end_tokens)
+        settings = DecodeSettings(rule, params, limits, request.end_tokens, request.state)
         self._text.noise = request.noise
         laws: list[Law] = []
         rounds = filter(None, decode_rounds(model, self._text, settings))
@@ -152,7 +152,7 @@ class CascadeDrafter(Drafter):
             params = request.params
             params = ranking_params(params, RANKED_TOKENS) if params.is_greedy else params
             row = this_round.rows.logits(this_round.row_before(index))
-            law = transformed_law(row, params, penalty_window(tokens, (), params))
+            law = transformed_law(row, params, penalty_window(tokens, (), params), request.state)
         return law.most_likely[1] < self._p_min
 
     def observe(self, outcome: RoundOutcome) -> None:

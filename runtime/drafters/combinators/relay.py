@@ -53,7 +53,15 @@ class RelayDrafter(MembersDrafter):
             noise, room = MemberNoise(request.noise, index), request.max_nodes - len(tree)
             most = min(request.max_depth - depth, count or request.max_depth)
             own = member.propose(
-                DraftRequest(tokens, request.params, noise, most, room, request.end_tokens)
+                DraftRequest(
+                    tokens,
+                    request.params,
+                    noise,
+                    most,
+                    room,
+                    request.end_tokens,
+                    state=request.state,
+                )
             )
             path = first_path(own)
             tree, places = graft(tree, tip, own)

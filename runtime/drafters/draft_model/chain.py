@@ -122,8 +122,9 @@ class DraftModelDrafter(ModelDrafter):
             if rows is not None:
                 rows.take(len(drafted) - 1, row)
             if not params.has_penalties:
-                return transformed_law(row, params)
-            return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
+                return transformed_law(row, params, (), request.state)
+            window = penalty_window(request.tokens, drafted, params)
+            return transformed_law(row, params, window, request.state)
 
         tree = draft_chain(
             law_after,
@@ -157,7 +158,8 @@ class DraftModelDrafter(ModelDrafter):
         params, state = request.params, self._state
         length = self._length if surely is None else surely
         tokens: list[int] = []
-        plain = length is None and rows is None and not (params.has_penalties or params.logit_bias)
+        whole = length is None and rows is None
+        plain = whole and params.is_plain and not (params.has_penalties or params.logit_bias)
         if plain and count > 1:
             tokens = self._chain_at_once(request, count)
         while len(tokens) < count and not (tokens and tokens[-1] in request.end_tokens):
@@ -172,7 +174,8 @@ class DraftModelDrafter(ModelDrafter):
             if rows is not None:
                 rows.take(len(tokens) - 1, row)
             if params.has_penalties:
-                token = greedy_token(row, params, penalty_window(request.tokens, tokens, params))
+                window = penalty_window(request.tokens, tokens, params)
+                token = greedy_token(row, params, window, request.state)
             else:
                 token = greedy_token(row, params)
             if length is not None and not length.takes(lead(row, token)):

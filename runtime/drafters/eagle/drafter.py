@@ -125,7 +125,9 @@ class EagleDrafter(StatesDrafter):
 
     def _highest(self, params: SamplingParams) -> int:
         """Return how many of the highest logits say as much as whole rows; 0 where none do."""
-        if not 0 < params.top_k <= _MOST_HIGHEST or params.logit_bias or params.has_penalties:
+        if not 0 < params.top_k <= _MOST_HIGHEST or not params.is_plain:
+            return 0
+        if params.logit_bias or params.has_penalties:
             return 0
         # One more than top-k keeps: where it is the last one's equal, ids decide between them.
         return params.top_k + 1 if params.top_k < self._cells.most_highest else 0

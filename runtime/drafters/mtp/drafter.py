@@ -82,7 +82,7 @@ class MtpDrafter(StatesDrafter):
             self._length.start(points=points)
         if points and not reads_law:
             # The most likely token is the same, and no law has to be made.
-            params = params.replace(temperature=0.0)
+            params = params.favourites()
         elif params.is_greedy:
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
 
@@ -90,7 +90,8 @@ class MtpDrafter(StatesDrafter):
         # becomes a law before the next is asked for.
         def law_after(drafted: list[int]) -> Law:
             row = self._state.after(drafted[-1]) if drafted else root
-            return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
+            window = penalty_window(request.tokens, drafted, params)
+            return transformed_law(row, params, window, request.state)
 
         chain = draft_chain(
             law_after,

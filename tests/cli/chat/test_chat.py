@@ -128,35 +128,47 @@ def test_help_lists_every_command(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "shown"),
+    ("line", "name", "value"),
     [
-        ("temperature 0.5", "temperature        0.5"),
-        ("temp 0.25", "temperature        0.25"),
-        ("top-k 7", "top_k              7"),
-        ("top_p 0.5", "top_p              0.5"),
-        ("min_p 0.1", "min_p              0.1"),
-        ("repeat_penalty 1.5", "repeat_penalty     1.5"),
-        ("repeat_last_n -1", "repeat_last_n      -1"),
-        ("presence_penalty -1", "presence_penalty   -1"),
-        ("frequency_penalty 0.5", "frequency_penalty  0.5"),
-        ("logit_bias 12+1,13-inf", "logit_bias         12+1, 13-inf"),
-        ("logit_bias none", "logit_bias         none"),
-        ("seed 7", "seed               7"),
-        ("seed -1", "seed               random"),
-        ("stop a\\nb", "stop               'a\\nb'"),
-        ("max_tokens 3", "max_tokens         3"),
-        ("predict -1", "max_tokens         no limit"),
+        ("temperature 0.5", "temperature", "0.5"),
+        ("temp 0.25", "temperature", "0.25"),
+        ("top-k 7", "top_k", "7"),
+        ("top_p 0.5", "top_p", "0.5"),
+        ("min_p 0.1", "min_p", "0.1"),
+        ("repeat_penalty 1.5", "repeat_penalty", "1.5"),
+        ("repeat_last_n -1", "repeat_last_n", "-1"),
+        ("presence_penalty -1", "presence_penalty", "-1"),
+        ("frequency_penalty 0.5", "frequency_penalty", "0.5"),
+        ("logit_bias 12+1,13-inf", "logit_bias", "12+1, 13-inf"),
+        ("logit_bias none", "logit_bias", "none"),
+        ("seed 7", "seed", "7"),
+        ("seed -1", "seed", "random"),
+        ("stop a\\nb", "stop", "'a\\nb'"),
+        ("max_tokens 3", "max_tokens", "3"),
+        ("predict -1", "max_tokens", "no limit"),
+        ("typical 0.9", "typical_p", "0.9"),
+        ("top-nsigma 1.5", "top_n_sigma", "1.5"),
+        ("xtc_probability 0.5", "xtc_probability", "0.5"),
+        ("dry-multiplier 0.8", "dry_multiplier", "0.8"),
+        ("dry_allowed_length 3", "dry_allowed_length", "3"),
+        ("dry_sequence_breaker \\n ;", "dry_sequence_breakers", "'\\n', ';'"),
+        ("dry_sequence_breakers none", "dry_sequence_breakers", "none"),
+        ("mirostat 2", "mirostat", "2"),
+        ("mirostat-ent 4", "mirostat_ent", "4"),
+        ("dynatemp-range 0.3", "dynatemp_range", "0.3"),
+        ("samplers top-k;temp", "samplers", "top_k;temperature"),
+        ("sampler-seq ekt", "samplers", "penalties;top_k;temperature"),
     ],
 )
-def test_set_changes_every_setting(talk: Talk, line: str, shown: str) -> None:
+def test_set_changes_every_setting(talk: Talk, line: str, name: str, value: str) -> None:
     result = talk(f"/set {line}", "/show", options=("-q",))
     assert result.exit_code == 0
-    assert result.stderr.count(f"  {shown}\n") == 2
+    assert result.stderr.count(f"  {name:21}  {value}\n") == 2
 
 
 @pytest.mark.parametrize(
     "line", ["temperature -1", "temperature warm", "top_p 2", "top_k 1.5", "temprature 1",
-    "seed -2", "max_tokens -2",
+    "seed -2", "max_tokens -2", "samplers top_q", "mirostat 3", "dry_base 0.5", "typical 2",
              "logit_bias 999+1", "logit_bias x", "temperature"]
 )  # fmt: skip
 def test_set_refuses_nonsense_and_changes_nothing(talk: Talk, line: str) -> None:
@@ -207,10 +219,11 @@ def test_stats_add_up(talk: Talk) -> None:
 def test_a_saved_conversation_goes_on_elsewhere(talk: Talk, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     whole = talk("/system s", "hello", "again").stdout.splitlines()
-    talk("/system s", "hello", "/set top_k 3", f"/save {path}")
+    talk("/system s", "hello", "/set top_k 3", "/set samplers kt", f"/save {path}")
     resumed = talk(f"/load {path}", "again", "/show")
     assert resumed.stdout.splitlines() == whole[1:]
-    assert "top_k              3" in resumed.stderr
+    assert f"{'top_k':21}  3\n" in resumed.stderr
+    assert f"{'samplers':21}  top_k;temperature\n" in resumed.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["chat.json"]
 
 

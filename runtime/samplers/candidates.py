@@ -1,0 +1,235 @@
+"""Truncations and temperatures over candidates: a row's tokens with their logits, step by step.
+
+Each function is one of llama.cpp's samplers. None but XTC draws anything: it cuts with a chance,
+and what it leaves where it cuts is `without_top_choices`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IdArray = npt.NDArray[np.intp]
+_Number = TypeVar("_Number", np.float32, np.float64)
+_GROUPS = 1024
+_TINY = 1e-300  # in place of 0 under a logarithm: what it is multiplied with is 0
+_COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Tokens `ids`, ascending, with their logits `values`, finite; both [n], n at least 1.
+
+    Beside them there are `n_forbidden` of logit -inf. As in llama.cpp they are still candidates
+    where these are counted: by top-k, and by the entropy that dynamic temperature takes for the
+    largest.
+    """
+
+    ids: IdArray
+    values: FloatArray
+    n_forbidden: int = 0
+
+    def kept(self, places: IdArray | npt.NDArray[np.bool_], n_forbidden: int = 0) -> Candidates:
+        """Return those at these places, in the order of their ids."""
+        chosen = places if places.dtype == np.bool_ else np.sort(places)
+        return Candidates(self.ids[chosen], self.values[chosen], n_forbidden)
+
+    def probabilities(self) -> FloatArray:
+        """Return softmax(values)."""
+        weights: FloatArray = self.values - self.values.max()
+        np.exp(weights, out=weights)
+        weights /= weights.sum()
+        return weights
+
+    def ranking(self) -> IdArray:
+        """Return the places, the highest logit first; of equals the lower id first."""
+        return np.argsort(-self.values, kind="stable")
+
+
+def allowed(values: npt.NDArray[np.floating], ids: IdArray | None = None) -> Candidates:
+    """Return the tokens of a row (or of `ids`, at these places of it) as candidates."""
+    if ids is not None:
+        values = values[ids]
+    finite = values > -math.inf
+    n_forbidden = len(values) - int(np.count_nonzero(finite))
+    if n_forbidden:
+        ids, values = finite.nonzero()[0] if ids is None else ids[finite], values[finite]
+    if ids is None:
+        ids = np.arange(len(values))
+    return Candidates(ids, values.astype(np.float64), n_forbidden)
+
+
+def keep_top_k(candidates: Candidates, k: int) -> Candidates:
+    """Return the k highest."""
+    values, n = candidates.values, len(candidates.values)
+    if k >= n:
+        left = min(candidates.n_forbidden, k - n)
+        return Candidates(candidates.ids, values, left)
+    few = not_below_highest(values, k)
+    if few is not None and len(few) < n:
+        return keep_top_k(candidates.kept(few), k)
+    lowest = np.partition(values, n - k)[n - k]
+    kept = values > lowest
+    # Of those that equal the k-th highest, the lower ids stay.
+    equal = (values == lowest).nonzero()[0]
+    kept[equal[: k - int(np.count_nonzero(kept))]] = True
+    return candidates.kept(kept)
+
+
+def not_below_highest(values: npt.NDArray[np.floating], k: int) -> IdArray | None:
+    """Return the places, ascending, of the k highest values and few others; None stands for all.
+
+    A sort of the whole row would cost more than the rest of a round. Instead the row is cut into
+    groups: the k-th highest group maximum is a bound that k entries reach and every one of the k
+    highest entries too, so only the entries that reach it, few more than k, are ever sorted.
+    """
+    # What the groups leave at the end has no part in the bound, but is compared with it too.
+    length = -(-len(values) // _GROUPS)
+    groups = len(values) // length
+    if groups < 2 * k or length < 2:
+        return None
+    # Entry j of each stretch of `groups` entries is in group j: numpy runs along whole stretches.
+    maxima = np.maximum.reduce(values[: length * groups].reshape(length, groups), axis=0)
+    maxima.partition(groups - k)
+    candidates = values < maxima[groups - k]
+    # The inverse of "below", because NaN is not below anything: it stays and is seen.
+    np.logical_not(candidates, out=candidates)
+    places: IdArray = candidates.nonzero()[0]
+    return places
+
+
+def keep_top_p(candidates: Candidates, top_p: float) -> Candidates:
+    """Return the most likely, up to the one that brings their mass to `top_p` (Holtzman 2020)."""
+    order = candidates.ranking()
+    cumulative = candidates.probabilities()[order].cumsum()
+    count = int(cumulative.searchsorted(top_p * cumulative[-1])) + 1
+    return candidates.kept(order[:count])
+
+
+def keep_min_p(candidates: Candidates, min_p: float) -> Candidates:
+    """Return those of at least `min_p` times the largest probability."""
+    values = candidates.values
+    return candidates.kept(values - values.max() >= math.log(min_p))
+
+
+def keep_typical(candidates: Candidates, typical_p: float) -> Candidates:
+    """Return the tokens whose surprise is nearest to the entropy, of a mass over `typical_p`.
+
+    (Locally typical sampling, Meister et al. 2023, equation 6.) With 0 log 0 = 0, where llama.cpp's
+    entropy is not a number as soon as a candidate has no mass.
+    """
+    probs = candidates.probabilities()
+    surprise = -np.log(np.maximum(probs, _TINY))
+    entropy = float(np.sum(probs * surprise))
+    order = np.argsort(np.abs(surprise - entropy), kind="stable")
+    cumulative = probs[order].cumsum()
+    count = int(cumulative.searchsorted(typical_p, side="right")) + 1
+    return candidates.kept(order[:count])
+
+
+def keep_above_sigma(candidates: Candidates, n_sigma: float) -> Candidates:
+    """Forbid logits under max - n_sigma standard deviations (top-n-sigma, Tang et al. 2024)."""
+    values = candidates.values
+    if len(values) < 2:
+        return candidates
+    kept = values >= float(values.max()) - n_sigma * float(values.std())
+    left = candidates.kept(kept)
+    left.n_forbidden = candidates.n_forbidden + len(values) - len(left.values)
+    return left
+
+
+def without_top_choices(candidates: Candidates, threshold: float) -> Candidates | None:
+    """Return what XTC leaves where it cuts: of the likely tokens the least likely, and all others.
+
+    Likely are those of probability `threshold` and more. None where there are fewer than two of
+    these: nothing is cut then.
+    """
+    likely = (candidates.probabilities() >= threshold).nonzero()[0]
+    if len(likely) < 2:
+        return None
+    kept = np.ones(len(candidates.values), bool)
+    kept[likely] = False
+    values = candidates.values[likely]
+    kept[likely[(values == values.min()).nonzero()[0][-1]]] = True
+    return candidates.kept(kept, candidates.n_forbidden)
+
+
+def tempered(candidates: Candidates, temperature: float) -> Candidates:
+    """Return logits / temperature; at 0 the highest alone has mass."""
+    values = candidates.values
+    if temperature > 0.0:
+        # The highest becomes 0, so that nothing overflows however cold it is.
+        shifted = values - values.max()
+        shifted /= max(temperature, _COLDEST)
+        return Candidates(candidates.ids, shifted, candidates.n_forbidden)
+    others = candidates.n_forbidden + len(values) - 1
+    return candidates.kept(np.array([values.argmax()]), others)
+
+
+def tempered_by_entropy(
+    candidates: Candidates, temperature: float, spread: float, exponent: float
+) -> Candidates:
+    """Return logits over a temperature in temperature +- spread, the higher the less sure they are.
+
+    Its place there is (entropy / log n) ** exponent, n the number of candidates.
+    """
+    n = len(candidates.values) + candidates.n_forbidden
+    if n < 2:
+        return candidates
+    probs = candidates.probabilities()
+    entropy = -float(np.sum(probs * np.log(np.maximum(probs, _TINY))))
+    share = max(0.0, entropy) / math.log(n)
+    lowest, highest = max(0.0, temperature - spread), temperature + spread
+    return tempered(candidates, lowest + (highest - lowest) * share**exponent)
+
+
+def penalise_tokens(
+    candidates: Candidates, window: Sequence[int], repeat: float, frequency: float, presence: float
+) -> Candidates:
+    """Apply repeat, frequency and presence penalties to the candidates that are in a window."""
+    counts = Counter(window)
+    tokens = np.fromiter(counts, np.intp, len(counts))
+    times = np.fromiter(counts.values(), np.float64, len(counts))
+    places, present = _places_of(tokens, candidates.ids)
+    values = candidates.values.copy()
+    values[places] = penalised(values[places], times[present], repeat, frequency, presence)
+    return Candidates(candidates.ids, values, candidates.n_forbidden)
+
+
+def penalised(
+    values: npt.NDArray[_Number],
+    times: npt.NDArray[_Number],
+    repeat: float,
+    frequency: float,
+    presence: float,
+) -> npt.NDArray[_Number]:
+    """Return the logits of tokens that were said so many times (CTRL, Keskar 2019, section 4.1)."""
+    number = values.dtype.type
+    scale = number(repeat)
+    # Dividing a negative logit would raise it: it is multiplied, as in llama.cpp.
+    scaled = np.where(values <= 0, values * scale, values / scale)
+    left: npt.NDArray[_Number] = scaled - times * number(frequency) - number(presence)
+    return left
+
+
+def lowered(candidates: Candidates, amounts: dict[int, float]) -> Candidates:
+    """Return logits minus an amount for each of these tokens."""
+    tokens = np.fromiter(amounts, np.intp, len(amounts))
+    places, present = _places_of(tokens, candidates.ids)
+    values = candidates.values.copy()
+    values[places] -= np.fromiter(amounts.values(), np.float64, len(amounts))[present]
+    return Candidates(candidates.ids, values, candidates.n_forbidden)
+
+
+def _places_of(tokens: IdArray, ids: IdArray) -> tuple[IdArray, npt.NDArray[np.bool_]]:
+    """Return the places of those tokens that are among the ascending ids, and which those are."""
+    places = np.minimum(ids.searchsorted(tokens), len(ids) - 1)
+    present = ids[places] == tokens
+    return places[present], present
