@@ -51,6 +51,8 @@ class Model:
     `ModelLoadError`, `OutOfMemoryError`.
     """
 
+    _only_counts = False
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -110,6 +112,7 @@ class Model:
         params.vocab_only = self._vocab_only
         params.load_mtp = self.has_loaded_nextn
         params.load_mode = (_MMAP_LOCKED if use_mlock else _MMAP) if use_mmap else _COPY
+        params.no_alloc = self._only_counts
         if progress is not None:
             report = progress
             params.progress_callback = self._native.llama_progress_callback(

@@ -1,0 +1,1 @@
+"""The memory plan: what models, caches and heads take of each device, and what fits."""
