@@ -187,11 +187,7 @@ class Model:
     @property
     def rope_factor(self) -> float:
         """How many times the original context the file's own scaling makes `n_ctx_train`."""
-        for key in ("rope.scaling.factor", "rope.scale_linear"):
-            factor = self.header.metadata.get(f"{self.architecture}.{key}")
-            if isinstance(factor, (int, float)) and factor > 0.0:
-                return float(factor)
-        return 1.0
+        return rope_factor(self.header)
 
     @property
     def n_embd(self) -> int:
@@ -267,3 +263,12 @@ class Model:
     def adopt(self, context: Reader) -> None:
         """Know a context that reads this model, so that the model is closed after it."""
         self._contexts.add(context)
+
+
+def rope_factor(header: GGUFHeader) -> float:
+    """Return how far a file's own scaling stretches positions, 1 where it does not."""
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        factor = header.metadata.get(f"{header.architecture}.{key}")
+        if isinstance(factor, (int, float)) and factor > 0.0:
+            return float(factor)
+    return 1.0

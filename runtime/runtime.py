@@ -18,7 +18,7 @@ from specrun.bindings.rope_scaling import RopeScaling
 from specrun.bindings.trial import remember_written, trusting_files
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.bindings.workers import require_workers
-from specrun.runtime.acceptance import PairRule, build_rule
+from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
 from specrun.runtime.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
@@ -27,6 +27,7 @@ from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import parse_expression
+from specrun.runtime.memory import Loading, fit_here, noting_plan, plan_in_use
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset, unknown_option, whole_number
@@ -43,19 +44,20 @@ class RuntimeOptions:
     """How models are loaded and evaluated.
 
     `context` says how contexts are made, the target's and the draft model's; what drafting needs of
-    them (rows, sequences, states) is added to it. Its `n_ctx` 0 takes the length the target was
-    trained with; larger values than that are cut to it, unless `rope` stretches positions, which is
-    then asked of the draft model too. `placement` says on which devices models lie, of this machine
-    and of others; without one, on every GPU of this machine. `n_gpu_layers` is a count, "all" or
-    "auto" (as many as fit). `seed` None or -1 picks one at random for every answer, which its
-    result names. `accept` names the acceptance rule: exact ones, or "typical(eps=0.09, delta=0.3)",
-    which is not. `reference` is a text file that prompt lookup reads too: short for `prompt-
-    lookup(reference=FILE)` wherever the drafter has a prompt lookup. `trust` opens files that were
-    not seen before without trying them in another process. `shape` "fixed", or a width in tokens,
-    evaluates as many tokens whatever is drafted, so that a text is the same to the bit with any
-    drafter of point masses of that width. `backend_sampling` "on", or "auto" where a GPU has the
-    whole target, sends only the best logits of each row to the host, in answers without log-
-    probabilities that keep a top k; no GPU has yet been tried.
+    them (rows, sequences, states) is added to it. Its `n_ctx` 0 takes as much of the length the
+    target was trained with as there is memory for; larger values than that are cut to it, unless
+    `rope` stretches positions, which is then asked of the draft model too. `placement` says on
+    which devices models lie, of this machine and of others; without one, on every GPU of this
+    machine. `n_gpu_layers` is a count, "all" or "auto" (as many as fit, with the context, the
+    drafter and a margin: `Runtime.memory_line`). `seed` None or -1 picks one at random for every
+    answer, which its result names. `accept` names the acceptance rule: exact ones, or
+    "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that prompt lookup
+    reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup.
+    `trust` opens files that were not seen before without trying them in another process. `shape`
+    "fixed", or a width in tokens, evaluates as many tokens whatever is drafted, so that a text is
+    the same to the bit with any drafter of point masses of that width. `backend_sampling` "on", or
+    "auto" where a GPU has the whole target, sends only the best logits of each row to the host, in
+    answers without log- probabilities that keep a top k; no GPU has yet been tried.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -110,28 +112,47 @@ class Runtime:
             drafter = with_reference(drafter, Path(options.reference))
         # Closes the last opened first, if anything fails.
         trust = trusting_files() if options.trust else nullcontext()
-        with ExitStack() as opened, trust, placing(options.placement):
-            self.model = Model(
+        with trust, placing(options.placement):
+            loading = Loading(
                 target,
-                n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
+                drafter,
+                options.context,
+                options.n_gpu_layers,
+                options.n_gpu_layers_draft,
+                files,
+            )
+            self.fitted = fit_here(loading)
+            self._loading = loading if self.fitted is None else self.fitted.applied_to(loading)
+            with noting_plan(self._loading):
+                self._load(self._loading, options, rule)
+        self._template: ChatTemplate | None = None
+
+    def _load(
+        self, loading: Loading, options: RuntimeOptions, rule: Rule | SequentialCascade
+    ) -> None:
+        with ExitStack() as opened:
+            self.model = Model(
+                loading.target,
+                n_gpu_layers=resolve_gpu_layers(loading.n_gpu_layers, loading.target),
                 use_mmap=options.use_mmap,
                 use_mlock=options.use_mlock,
-                load_nextn=reads_own_blocks(parse_expression(drafter)),
+                load_nextn=reads_own_blocks(parse_expression(loading.drafter)),
             )
             opened.callback(self.model.close)
             samples = is_wanted(options.backend_sampling, self.model)
-            sized = dataclasses.replace(options.context, n_ctx=options.context.size_for(self.model))
+            context = loading.context
+            sized = dataclasses.replace(context, n_ctx=context.size_for(self.model))
             environment = DraftEnvironment(
                 target=self.model,
                 context=sized,
-                n_gpu_layers=options.n_gpu_layers_draft,
+                n_gpu_layers=loading.n_gpu_layers_draft,
                 use_mmap=options.use_mmap,
-                default_files=files,
+                default_files=loading.files,
                 by_clock=rule.exact,
                 keeps_rows=isinstance(rule, PairRule),
                 shape=options.shape,
             )
-            weights = build_drafter(drafter, environment)
+            weights = build_drafter(loading.drafter, environment)
             opened.callback(weights.close)
             owned = (weights, self.model)
             self._session = Session.open(
@@ -139,7 +160,6 @@ class Runtime:
             )
             self._session.backend_sampling = samples
             opened.pop_all()  # the session's from here on
-        self._template: ChatTemplate | None = None
 
     # -- answering ---------------------------------------------------------------------------------
 
@@ -228,6 +248,18 @@ class Runtime:
     def n_ctx(self) -> int:
         """The context size in tokens (llama.cpp rounds it up to a multiple of 256)."""
         return self.session.target.context.n_ctx
+
+    @property
+    def memory_line(self) -> str:
+        """What was chosen of layers and context for the memory that is here, and why; "" if nothing
+        was.
+        """
+        return "" if self.fitted is None else self.fitted.line
+
+    def memory_note(self) -> str:
+        """Return what the runtime takes of each device, and what would take less: several lines."""
+        with placing(self.options.placement):
+            return plan_in_use(self._loading)
 
     @property
     def accept(self) -> str:

@@ -17,6 +17,8 @@ from specrun.runtime.memory.memory_plan import MemoryPlan, PlanRequest, PlanSett
 LEAST_CTX = 4096
 """Tokens of context that come before the last layers, as in llama.cpp's own -fit."""
 
+_MOST_WAYS = 3
+
 _Count = Callable[[int, int, int], MemoryPlan]
 """Counts a plan of so much context, layers of the target on devices, and of drafts."""
 
@@ -71,7 +73,8 @@ def _most_layers(n_ctx: int, n_layers: int, drafts: int, count: _Count) -> int:
     def fits(layers: int) -> bool:
         return not count(n_ctx, layers, drafts).excess_on_devices
 
-    return max(0, _largest(0, n_layers, fits))
+    # A card that has every layer needs no room to take weights over, so the last step may be free.
+    return n_layers if fits(n_layers) else max(0, _largest(0, n_layers - 1, fits))
 
 
 def _draft_choices(request: PlanRequest, wish: Wish) -> list[int]:
@@ -126,7 +129,7 @@ def ways_out(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
     less = shorter(request)
     if less is not None:
         found.append(WayOut(f"-c {less.settings.n_ctx}", less))
-    if _can_quantize(request):
+    if can_quantize(request):
         small = request.with_cache("q8_0")
         whole = count_plan(small, settings, counts)
         option = "-ctk q8_0 -ctv q8_0"
@@ -139,10 +142,30 @@ def ways_out(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
     fewer = _fewer_layers(plan, counts)
     if fewer is not None:
         found.append(WayOut(f"-ngl {fewer.settings.n_gpu_layers}", fewer))
+    if len(found) < _MOST_WAYS:
+        found += _combined(plan, counts)[: _MOST_WAYS - len(found)]
     return found
 
 
-def _can_quantize(request: PlanRequest) -> bool:
+def _combined(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
+    """Return fewer layers together with less cache, which leaves more of them on devices."""
+    variants: list[tuple[str, MemoryPlan]] = []
+    n_ctx = min(LEAST_CTX, plan.settings.n_ctx)
+    if n_ctx < plan.settings.n_ctx:
+        settings = replace(plan.settings, n_ctx=n_ctx)
+        variants.append((f"-c {n_ctx}", replace(plan, settings=settings)))
+    if can_quantize(plan.request):
+        small = plan.request.with_cache("q8_0")
+        variants.append(("-ctk q8_0 -ctv q8_0", replace(plan, request=small)))
+    found = []
+    for options, variant in variants:
+        fewer = _fewer_layers(variant, counts)
+        if fewer is not None:
+            found.append(WayOut(f"{options} -ngl {fewer.settings.n_gpu_layers}", fewer))
+    return found
+
+
+def can_quantize(request: PlanRequest) -> bool:
     """Whether q8_0 would make keys and values smaller, and llama.cpp takes it for them."""
     context, layers = request.target.context, request.target.model.layers
     types = context.cache_type_k, context.cache_type_v

@@ -28,6 +28,8 @@ class MemoryDevice:
     name: str
     free: int
     rules: MemoryRules = PROCESSOR
+    kept: int = 0
+    """Bytes that a plan leaves alone besides: by how much one before was too small."""
 
     @property
     def margin(self) -> int:
@@ -40,7 +42,7 @@ class MemoryDevice:
     @property
     def budget(self) -> int:
         """Bytes that a plan may use."""
-        return self.free - self.margin
+        return self.free - self.margin - self.kept
 
 
 def card(n_bytes: int) -> MemoryDevice:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, TensorInfo, read_header
+from specrun.bindings.model import rope_factor
 from specrun.bindings.nextn import read_nextn, split_headers
 
 _LATENT = "deepseek2"  # keeps MLA's latent state in the place of keys, and no values
@@ -57,6 +58,7 @@ class ModelShape:
     n_ctx_train: int
     n_nextn: int
     has_nextn: bool
+    rope_factor: float
     layers: tuple[LayerShape, ...]
     tensors: tuple[TensorInfo, ...]
 
@@ -87,6 +89,7 @@ class ModelShape:
             values.count("context_length"),
             values.count("nextn_predict_layers", 0),
             read_nextn(path, header).count > 0,
+            rope_factor(header),
             _layers(values, header.architecture, n_layers),
             tensors,
         )
