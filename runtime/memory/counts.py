@@ -1,4 +1,4 @@
-"""What a plan asks llama.cpp: compute buffers, and the cells of what no header tells.
+"""Counts that llama.cpp is asked for: compute buffers, and cells that no header tells.
 
 `AskedCounts` opens models without their weights on the CPU (`CountedModel`): the graphs there take
 what they take on a card, but for what passes from one to the other. `DeviceCounts` asks the devices

@@ -1,4 +1,4 @@
-"""Where llama.cpp puts the tensors of a model: the split of layers over devices, and their bytes.
+"""Places of tensors: the split of a model's layers over devices, and the bytes on each.
 
 It follows `llama_model_base::load_tensors` and `llama_model_loader::create_tensor` (0c1e570).
 Embeddings stay in this machine's memory; the output matrix goes last, behind all layers; tied

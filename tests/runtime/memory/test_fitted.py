@@ -150,7 +150,7 @@ def test_out_of_memory_comes_with_the_plan(models: dict[str, Path]) -> None:
         Runtime(models["large"], rpc=[worker], n_gpu_layers="all", n_ctx=8192)
     (note,) = raised.value.__notes__
     assert note.startswith("the plan, with 8,192 tokens of context:")
-    assert "target weights 167 MiB" in note
+    assert "target weights 168 MiB" in note
     assert "target keys and values 96 MiB" in note
     for option in ("-c 4096 takes", "-ctk q8_0 -ctv q8_0 takes", "-ngl 6 takes"):
         assert option in note
