@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,9 +123,10 @@ class Runtime:
                 files,
             )
             self.fitted = fit_here(loading)
-            self._loading = loading if self.fitted is None else self.fitted.applied_to(loading)
-            with noting_plan(self._loading):
-                self._load(self._loading, options, rule)
+            if self.fitted is not None:
+                loading = self.fitted.applied_to(loading)
+            with noting_plan(loading):
+                self._load(loading, options, rule)
         self._template: ChatTemplate | None = None
 
     def _load(
@@ -159,6 +161,7 @@ class Runtime:
                 self.model, weights.start(), sized, rule, owned, options.shape, environment.wider
             )
             self._session.backend_sampling = samples
+            self._session.memory_note = partial(_memory_note, loading, options.placement)
             opened.pop_all()  # the session's from here on
 
     # -- answering ---------------------------------------------------------------------------------
@@ -256,11 +259,6 @@ class Runtime:
         """
         return "" if self.fitted is None else self.fitted.line
 
-    def memory_note(self) -> str:
-        """Return what the runtime takes of each device, and what would take less: several lines."""
-        with placing(self.options.placement):
-            return plan_in_use(self._loading)
-
     @property
     def accept(self) -> str:
         """The acceptance rule that was asked for."""
@@ -320,6 +318,11 @@ class Runtime:
                 raise OptionError(f"prompt token {place} is {token}, outside {there}")
             tokens.append(token)
         return tokens
+
+
+def _memory_note(loading: Loading, placement: Placement) -> str:
+    with placing(placement):
+        return plan_in_use(loading)
 
 
 def _parse_options(values: dict[str, Any]) -> RuntimeOptions:

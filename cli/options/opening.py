@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from specrun.bindings.errors import DecodeMemoryError, FileMissingError, OptionError
+from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.cli.options.drafter_choice import drafter_expression, is_bare_auto
 from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
 from specrun.cli.options.prompt import check_named
@@ -59,11 +59,7 @@ def open_runtime(
             terminal.note(runtime.session.drafter.remark)
         if runtime.memory_line:
             terminal.note(runtime.memory_line)
-        try:
-            yield runtime
-        except DecodeMemoryError as error:
-            error.add_note(runtime.memory_note())
-            raise
+        yield runtime
 
 
 def _tuned(
