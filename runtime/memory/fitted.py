@@ -15,6 +15,7 @@ from pathlib import Path
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.devices import Device
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
+from specrun.bindings.library import quiet_log
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.placement import Placement, current_placement, resolve_placement
 from specrun.runtime.memory.choice import Wish, choose_plan, ways_out
@@ -84,7 +85,7 @@ def fit_here(loading: Loading) -> Fitted | None:
     if not devices and not loading.leaves_context:
         return None
     try:
-        with AskedCounts() as counts:
+        with quiet_log(), AskedCounts() as counts:
             request = _request(loading, devices, target, draft)
             wish = _wish(loading, request)
             plan = _confirmed(choose_plan(request, wish, counts), wish, counts)
@@ -95,12 +96,13 @@ def fit_here(loading: Loading) -> Fitted | None:
         logger.info("no memory plan: %s", error)
         return None
     context, layers = wish.n_ctx is None, bool(devices) and wish.n_gpu_layers is None
-    line = ""
-    if context or layers:
-        line = plan_line(plan, chose_context=context, chose_layers=layers)
-    if line:
-        logger.info("%s", line)
-    return Fitted(plan, line)
+    if not (context or layers):
+        return Fitted(plan, "")
+    line = plan_line(plan, chose_context=context, chose_layers=layers)
+    logger.info("%s", line)
+    # That all of it fits without a device is what anybody expects.
+    expected = not devices and plan.fits and plan.settings.n_ctx >= wish.most_ctx
+    return Fitted(plan, "" if expected else line)
 
 
 def plan_in_use(loading: Loading) -> str:
@@ -110,7 +112,7 @@ def plan_in_use(loading: Loading) -> str:
     """
     try:
         devices, target, draft = _devices_in_force()
-        with AskedCounts() as counts:
+        with quiet_log(), AskedCounts() as counts:
             request = _request(loading, devices, target, draft)
             wish = _wish(loading, request)
             settings = PlanSettings(

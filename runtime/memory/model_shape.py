@@ -134,7 +134,7 @@ class _Values:
         if not all(isinstance(item, (int, bool)) for item in items):
             problem = f"{self._path} has no whole numbers as {self._header.architecture}.{name}"
             raise MalformedFileError(f"{problem}: its memory cannot be counted")
-        return [int(item) for item in items]  # type: ignore[arg-type]  # checked above
+        return [int(item) for item in items]
 
 
 def _layers(values: _Values, architecture: str, n: int) -> tuple[LayerShape, ...]:

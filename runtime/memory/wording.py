@@ -31,7 +31,9 @@ def plan_line(plan: MemoryPlan, *, chose_context: bool, chose_layers: bool) -> s
         why = "all it was trained for" if settings.n_ctx >= _trained(plan) else "what fits"
         used = size_text(plan.total(HOST))
         if plan.excess:
-            why = "the least, though not even that fits: weights are read from the disk again"
+            why = (
+                "the least, and not even that fits: weights are read from the disk again and again"
+            )
         return f"memory: {context}, {why}: {used}{there} (-c N chooses another)"
     on_devices = plan.layers_on_devices
     layers = f"all {plan.n_layers} layers"

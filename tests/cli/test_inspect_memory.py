@@ -14,6 +14,7 @@ from support.workers import running_worker
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import decode_error
+from specrun.runtime.memory import MemoryDevice, fitted
 
 from .conftest import Models, Run
 
@@ -127,11 +128,18 @@ def test_one_model_is_named_once(run: Run, models: Models) -> None:
 # -- chats -----------------------------------------------------------------------------------------
 
 
-def test_a_context_that_was_chosen_is_told(run: Run, models: Models) -> None:
-    done = run("generate", "-m", models.long, "-p", "hi", "-n", 1, "-c", 0, "-dev", "none")
-    assert done.exit_code == 0, done.stderr
-    assert "memory: 16,384 tokens of context, all it was trained for" in done.stderr
-    assert "memory:" not in run("generate", "-m", models.long, "-p", "hi", "-n", 1).stderr
+def test_a_context_that_was_chosen_is_told(
+    run: Run, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("generate", "-m", models.long, "-p", "hi", "-n", 1, "-dev", "none")
+    for size in ("0", "4096"):  # all of the trained context fits; nothing is to be chosen
+        done = run(*arguments, "-c", size)
+        assert (done.exit_code, "memory:" in done.stderr) == (0, False)
+    monkeypatch.setattr(fitted, "this_machine", lambda: MemoryDevice("CPU", 8 << 20))
+    done = run(*arguments, "-c", 0)
+    assert done.exit_code == 0
+    assert "tokens of context, what fits: " in done.stderr
+    assert " of 8 MiB free (-c N chooses another)" in done.stderr
 
 
 def test_layers_that_were_chosen_are_told(run: Run, models: Models) -> None:

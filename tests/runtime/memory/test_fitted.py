@@ -58,10 +58,13 @@ def test_without_devices_nothing_is_planned(files: dict[str, Path]) -> None:
         assert runtime.memory_line == ""
 
 
-def test_a_context_of_0_is_the_trained_one_where_it_fits(files: dict[str, Path]) -> None:
-    with Runtime(files["wide"], devices=["none"], n_ctx=0) as runtime:
+def test_a_context_of_0_is_the_trained_one_where_it_fits(
+    files: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"), Runtime(files["wide"], devices=["none"], n_ctx=0) as runtime:
         assert runtime.n_ctx == 8192
-        assert "8,192 tokens of context, all it was trained for" in runtime.memory_line
+        assert "8,192 tokens of context, all it was trained for" in caplog.text
+        assert runtime.memory_line == ""  # as expected
         assert runtime.fitted is not None
         assert runtime.fitted.plan.settings.n_gpu_layers == 0
 
