@@ -7,7 +7,8 @@ import functools
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class _LogRouter:
     """Joins llama.cpp's partial lines and hands whole ones to logging."""
 
     def __init__(self) -> None:
+        self.is_muted = False
         self.level = logging.INFO
         self.parts: list[str] = []
 
@@ -70,8 +72,24 @@ class _LogRouter:
         self.parts.clear()
         if self.level >= logging.ERROR and line:
             _recent_errors.append(line)
-        if line:
+        if line and not self.is_muted:
             logger.log(self.level, "%s", line)
+
+
+_router = _LogRouter()
+
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """Keep llama.cpp's lines out of the log: for models that are only counted, not opened for use.
+
+    Its errors are still what `last_native_errors` returns.
+    """
+    before, _router.is_muted = _router.is_muted, True
+    try:
+        yield
+    finally:
+        _router.is_muted = before
 
 
 @functools.cache
@@ -80,7 +98,7 @@ def llama() -> Any:  # noqa: ANN401 - the ctypes module is untyped by nature
     with yielding_threads():
         import llama_cpp.llama_cpp as native
 
-    callback = native.llama_log_callback(_LogRouter())
+    callback = native.llama_log_callback(_router)
     _keep_alive.append(callback)
     native.llama_log_set(callback, ctypes.c_void_p(0))
     native.llama_backend_init()

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from specrun.bindings.errors import (
     ClosedError,
@@ -50,6 +50,8 @@ class Model:
     is tried in another process first (`trial`). Raises `FileMissingError`, `MalformedFileError`,
     `ModelLoadError`, `OutOfMemoryError`.
     """
+
+    _only_counts = False
 
     def __init__(
         self,
@@ -110,6 +112,7 @@ class Model:
         params.vocab_only = self._vocab_only
         params.load_mtp = self.has_loaded_nextn
         params.load_mode = (_MMAP_LOCKED if use_mlock else _MMAP) if use_mmap else _COPY
+        params.no_alloc = self._only_counts
         if progress is not None:
             report = progress
             params.progress_callback = self._native.llama_progress_callback(
@@ -145,7 +148,7 @@ class Model:
         self._handle = None
         self.vocabulary.close()
 
-    def __enter__(self) -> Model:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -184,11 +187,7 @@ class Model:
     @property
     def rope_factor(self) -> float:
         """How many times the original context the file's own scaling makes `n_ctx_train`."""
-        for key in ("rope.scaling.factor", "rope.scale_linear"):
-            factor = self.header.metadata.get(f"{self.architecture}.{key}")
-            if isinstance(factor, (int, float)) and factor > 0.0:
-                return float(factor)
-        return 1.0
+        return rope_factor(self.header)
 
     @property
     def n_embd(self) -> int:
@@ -264,3 +263,12 @@ class Model:
     def adopt(self, context: Reader) -> None:
         """Know a context that reads this model, so that the model is closed after it."""
         self._contexts.add(context)
+
+
+def rope_factor(header: GGUFHeader) -> float:
+    """Return how far a file's own scaling stretches positions, 1 where it does not."""
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        factor = header.metadata.get(f"{header.architecture}.{key}")
+        if isinstance(factor, (int, float)) and factor > 0.0:
+            return float(factor)
+    return 1.0

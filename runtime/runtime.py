@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import parse_expression
+from specrun.runtime.memory import Fitted, Loading, fit_here, noting_plan, plan_in_use
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.padding import Wider
 from specrun.runtime.results import GenerationResult
@@ -47,19 +49,20 @@ class RuntimeOptions:
     """How models are loaded and evaluated.
 
     `context` says how contexts are made, the target's and the draft model's; what drafting needs of
-    them (rows, sequences, states) is added to it. Its `n_ctx` 0 takes the length the target was
-    trained with; larger values than that are cut to it, unless `rope` stretches positions, which is
-    then asked of the draft model too. `placement` says on which devices models lie, of this machine
-    and of others; without one, on every GPU of this machine. `n_gpu_layers` is a count, "all" or
-    "auto" (as many as fit). `seed` None or -1 picks one at random for every answer, which its
-    result names. `accept` names the acceptance rule: exact ones, or "typical(eps=0.09, delta=0.3)",
-    which is not. `reference` is a text file that prompt lookup reads too: short for `prompt-
-    lookup(reference=FILE)` wherever the drafter has a prompt lookup. `trust` opens files that were
-    not seen before without trying them in another process. `shape` "fixed", or a width in tokens,
-    evaluates as many tokens whatever is drafted, so that a text is the same to the bit with any
-    drafter of point masses of that width. `backend_sampling` "on", or "auto" where a GPU has the
-    whole target, sends only the best logits of each row to the host, in answers without log-
-    probabilities that keep a top k; no GPU has yet been tried.
+    them (rows, sequences, states) is added to it. Its `n_ctx` 0 takes as much of the length the
+    target was trained with as there is memory for; larger values than that are cut to it, unless
+    `rope` stretches positions, which is then asked of the draft model too. `placement` says on
+    which devices models lie, of this machine and of others; without one, on every GPU of this
+    machine. `n_gpu_layers` is a count, "all" or "auto" (as many as fit, with the context, the
+    drafter and a margin: `Runtime.memory_line`). `seed` None or -1 picks one at random for every
+    answer, which its result names. `accept` names the acceptance rule: exact ones, or
+    "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that prompt lookup
+    reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup.
+    `trust` opens files that were not seen before without trying them in another process. `shape`
+    "fixed", or a width in tokens, evaluates as many tokens whatever is drafted, so that a text is
+    the same to the bit with any drafter of point masses of that width. `backend_sampling` "on", or
+    "auto" where a GPU has the whole target, sends only the best logits of each row to the host, in
+    answers without log- probabilities that keep a top k; no GPU has yet been tried.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -81,7 +84,8 @@ class RuntimeOptions:
 class OpenModels:
     """A target and its drafter's weights, opened.
 
-    `context` is how contexts of the target are, `curve` what its evaluations are known to cost.
+    `context` is how contexts of the target are, `curve` what its evaluations are known to cost,
+    `fitted` what was chosen for the memory that is here. `memory_note` says what everything takes.
     """
 
     model: Model
@@ -90,6 +94,8 @@ class OpenModels:
     context: ContextOptions
     curve: CostCurve
     wider: Wider | None
+    fitted: Fitted | None
+    memory_note: Callable[[], str]
 
 
 @contextmanager
@@ -109,32 +115,46 @@ def opening(
     if options.reference is not None:
         drafter = with_reference(drafter, Path(options.reference))
     trust = trusting_files() if options.trust else nullcontext()
-    with ExitStack() as opened, trust, placing(options.placement):
-        model = Model(
+    with trust, placing(options.placement):
+        loading = Loading(
             target,
-            n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
-            use_mmap=options.use_mmap,
-            use_mlock=options.use_mlock,
-            load_nextn=reads_own_blocks(parse_expression(drafter)),
+            drafter,
+            options.context,
+            options.n_gpu_layers,
+            options.n_gpu_layers_draft,
+            dict(files),
         )
-        opened.callback(model.close)
-        is_wanted(options.backend_sampling, model)  # raises for what is no choice
-        sized = dataclasses.replace(options.context, n_ctx=options.context.size_for(model))
-        environment = DraftEnvironment(
-            target=model,
-            context=sized,
-            n_gpu_layers=options.n_gpu_layers_draft,
-            use_mmap=options.use_mmap,
-            default_files=files,
-            clock=clock,
-            by_clock=rule.exact,
-            keeps_rows=isinstance(rule, PairRule),
-            shape=options.shape,
-        )
-        weights = build_drafter(drafter, environment)
-        opened.callback(weights.close)
-        yield OpenModels(model, weights, rule, sized, environment.known, environment.wider)
-        opened.pop_all()  # the caller's from here on
+        fitted = fit_here(loading)
+        if fitted is not None:
+            loading = fitted.applied_to(loading)
+        with noting_plan(loading), ExitStack() as opened:
+            model = Model(
+                loading.target,
+                n_gpu_layers=resolve_gpu_layers(loading.n_gpu_layers, loading.target),
+                use_mmap=options.use_mmap,
+                use_mlock=options.use_mlock,
+                load_nextn=reads_own_blocks(parse_expression(loading.drafter)),
+            )
+            opened.callback(model.close)
+            is_wanted(options.backend_sampling, model)  # raises for what is no choice
+            sized = dataclasses.replace(loading.context, n_ctx=loading.context.size_for(model))
+            environment = DraftEnvironment(
+                target=model,
+                context=sized,
+                n_gpu_layers=loading.n_gpu_layers_draft,
+                use_mmap=options.use_mmap,
+                default_files=loading.files,
+                clock=clock,
+                by_clock=rule.exact,
+                keeps_rows=isinstance(rule, PairRule),
+                shape=options.shape,
+            )
+            weights = build_drafter(loading.drafter, environment)
+            opened.callback(weights.close)
+            note = partial(_memory_note, loading, options.placement)
+            known, wider = environment.known, environment.wider
+            yield OpenModels(model, weights, rule, sized, known, wider, fitted, note)
+            opened.pop_all()  # the caller's from here on
 
 
 class Runtime:
@@ -170,7 +190,7 @@ class Runtime:
         self._session: Session | None = None
         self.options = options
         with opening(target, drafter, options, files) as opened:
-            self.model = opened.model
+            self.model, self.fitted = opened.model, opened.fitted
             self._session = Session.open(
                 opened.model,
                 opened.weights.start(),
@@ -181,6 +201,7 @@ class Runtime:
                 opened.wider,
             )
             self._session.backend_sampling = is_wanted(options.backend_sampling, opened.model)
+            self._session.memory_note = opened.memory_note
         self._template: ChatTemplate | None = None
 
     # -- answering ---------------------------------------------------------------------------------
@@ -272,6 +293,13 @@ class Runtime:
         return self.session.target.context.n_ctx
 
     @property
+    def memory_line(self) -> str:
+        """What was chosen of layers and context for the memory that is here, and why; "" if nothing
+        was.
+        """
+        return "" if self.fitted is None else self.fitted.line
+
+    @property
     def accept(self) -> str:
         """The acceptance rule that was asked for."""
         return self.options.accept
@@ -335,6 +363,11 @@ def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[i
             raise OptionError(f"prompt token {place} is {token}, outside {there}")
         tokens.append(token)
     return tokens
+
+
+def _memory_note(loading: Loading, placement: Placement) -> str:
+    with placing(placement):
+        return plan_in_use(loading)
 
 
 def parse_options(values: dict[str, Any]) -> RuntimeOptions:

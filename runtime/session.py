@@ -15,7 +15,9 @@ from specrun.bindings.errors import (
     BusyError,
     ClosedError,
     ContextFullError,
+    DecodeMemoryError,
     OptionError,
+    OutOfMemoryError,
     SpecrunError,
 )
 from specrun.bindings.model import Model
@@ -118,9 +120,11 @@ class Session:
     begun exists and has not ended: that is not noted anywhere, so nothing can forget to take it
     back. `owned` is closed with it, after drafter and context. `backend_sampling` lets the target
     send the best logits of rows only, in answers whose log-probabilities nobody reads.
+    `memory_note` says what everything takes, for errors of memory.
     """
 
     backend_sampling = False
+    memory_note: Callable[[], str] = staticmethod(lambda: "")
 
     def __init__(
         self,
@@ -433,8 +437,10 @@ class _Answer:
                 yield "reading"
             self.clock.prompt_s = self.clock.elapsed()
             yield from self._decode(target)
-        except SpecrunError:
+        except SpecrunError as error:
             session.require_open()  # whatever it met then: that is why
+            if isinstance(error, (DecodeMemoryError, OutOfMemoryError)):
+                error.add_note(session.memory_note())
             raise
         finally:
             self._conclude()

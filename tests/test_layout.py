@@ -54,6 +54,7 @@ FLOORS = (
             *("pairing", "language", "methods", "template_sandbox", "chat_template", "demo"),
         ),
     ),
+    Floor("memory plans", ("memory",)),
     Floor("acceptance rules", ("acceptance",)),
     Floor(
         "a round",

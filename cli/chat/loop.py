@@ -16,6 +16,7 @@ from specrun.cli.terminal.answer import (
     run_stream,
     statistics_line,
 )
+from specrun.cli.terminal.errors import noted
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
 
@@ -67,7 +68,7 @@ class Chat:
                     return exit_code
             except SpecrunError as error:
                 exit_code = error.exit_code
-                self.terminal.error(str(error))
+                self.terminal.error(noted(str(error), error))
             except KeyboardInterrupt:
                 self.terminal.say("stopped", "dim")
 

@@ -14,9 +14,19 @@ from typing import Any
 
 import click
 
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import MalformedFileError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.cli.inspect.batch_noise import NoiseSettings, noise_of_file, noise_options, print_noise
+from specrun.cli.inspect.memory import (
+    MemorySettings,
+    fit_cards,
+    memory_facts,
+    memory_options,
+    print_memory,
+    require_fitting,
+    wished,
+)
 from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise, tensor_rows
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, trust_option
@@ -165,6 +175,7 @@ _EPILOG = """\b
 Examples:
   specrun inspect target.gguf
   specrun inspect target.gguf -md small.gguf      exit code 4 if they do not fit
+  specrun inspect target.gguf -md small.gguf --memory 8G      what a card of 8 GiB holds
   specrun inspect target.gguf target-q4.gguf -f text.txt      what quantizing cost
   specrun inspect target.gguf -f text.txt --batch-noise       what drafts change by rounding
   specrun inspect target.gguf --sha256            print the checksum
@@ -193,8 +204,9 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
 
 
 @click.command(cls=_InspectCommand, epilog=_EPILOG)
-@click.argument("file", type=FILE)
+@click.argument("file", type=FILE, required=False)
 @click.argument("other", type=FILE, required=False)
+@MODEL.option("-m, --model", "The model, in the place of FILE.", FILE, allow_from_autoenv=False)
 @MODEL.option(MODEL_DRAFT, "Check a draft model or heads.", FILE)
 @MODEL.option(
     "--sha256 [HEX]",
@@ -205,16 +217,19 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
 )
 @comparison_options
 @noise_options
+@memory_options
 @trust_option
 @terminal_options
 @json_option()
 def inspect(
-    file: Path,
+    file: Path | None,
     other: Path | None,
+    model: Path | None,
     model_draft: Path | None,
     sha256: str | None,
     comparison: ComparisonSettings,
     noise: NoiseSettings,
+    memory: MemorySettings,
     terminal: Terminal,
     as_json: bool,
 ) -> None:
@@ -223,8 +238,21 @@ def inspect(
     Only the header is read; -md also loads both vocabularies. With OTHER, a model of the same
     vocabulary such as FILE quantized, both are evaluated on a text: perplexities, KL divergence,
     agreement, error by tensor. With --batch-noise, FILE alone is evaluated on it, by one token at
-    a time and by several.
+    a time and by several. With --memory, what of it fits into cards of these sizes.
     """
+    file = _named_once(file, model)
+    if memory.memory is not None:
+        if other is not None or noise.batch_noise or sha256 is not None:
+            raise click.UsageError("--memory goes without OTHER, --batch-noise and --sha256")
+        n_ctx, layers = wished(comparison.ctx_size, comparison.gpu_layers)
+        context = ContextOptions(
+            n_ctx=n_ctx,
+            flash_attention=noise.flash_attn,
+            cache_type_k=noise.cache_type_k,
+            cache_type_v=noise.cache_type_v,
+        )
+        _plan_memory(file, model_draft, memory, context, layers, terminal, as_json=as_json)
+        return
     alone = model_draft is None and sha256 is None
     if noise.batch_noise:
         if other is not None or not alone:
@@ -261,6 +289,37 @@ def inspect(
     _check_sum(file, sha256, facts.get("sha256"))
     if problem is not None:
         raise problem
+
+
+def _named_once(file: Path | None, model: Path | None) -> Path:
+    if (file is None) == (model is None):
+        raise click.UsageError("name one model: specrun inspect FILE, or -m FILE")
+    found = file or model
+    assert found is not None
+    return found
+
+
+def _plan_memory(
+    file: Path,
+    draft: Path | None,
+    settings: MemorySettings,
+    context: ContextOptions,
+    layers: LayerCount,
+    terminal: Terminal,
+    *,
+    as_json: bool,
+) -> None:
+    terminal.passing("counting ...")
+    try:
+        cards = fit_cards(file, draft, settings, context, layers)
+    finally:
+        terminal.passing("")
+    if as_json:
+        facts = {"file": str(file), "draft": draft and str(draft), "memory": memory_facts(cards)}
+        terminal.answer(json.dumps(facts, ensure_ascii=True) + "\n")
+    else:
+        print_memory(terminal, cards)
+    require_fitting(cards)
 
 
 def _compare(

@@ -190,8 +190,8 @@ load_options = option_group(
     trust_option,
     EVALUATION.option(
         "-c, --ctx-size N",
-        "Context size in tokens; 0: what the model was trained with, which is also the most unless "
-        "positions are stretched (--rope-scale).",
+        "Context size in tokens; 0: what fits into memory of what the model was trained with, "
+        "which is also the most unless positions are stretched (--rope-scale).",
         click.IntRange(0, MAX_COUNT),
         default=_DEFAULTS.context.n_ctx,
     ),
@@ -226,7 +226,7 @@ load_options = option_group(
     *(
         EVALUATION.option(
             f"-ngl{short}, --gpu-layers{long}, --n-gpu-layers{long}",
-            f"Layers of the {model} on the GPU.",
+            f"Layers of the {model} on the GPU; auto: as many as fit, with context and drafter.",
             LayerCountType(),
             default=default,
         )

@@ -57,6 +57,8 @@ def open_runtime(
         _warn_of_lossy_rule(runtime, terminal)
         if runtime.session.drafter.remark:
             terminal.note(runtime.session.drafter.remark)
+        if runtime.memory_line:
+            terminal.note(runtime.memory_line)
         yield runtime
 
 

@@ -94,6 +94,20 @@ class SizeType(click.ParamType[int]):
         return n_bytes
 
 
+class MemorySizesType(click.ParamType[tuple[int, ...]]):
+    """Amounts of memory, separated by commas: 8G,12G; "cards" are those of common cards."""
+
+    name = "SIZE,..."
+
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> tuple[int, ...]:  # noqa: ANN401
+        """Return the bytes of each."""
+        if isinstance(value, tuple):
+            return value
+        text = "8G,12G,16G,24G" if str(value).strip() == "cards" else str(value)
+        size = SizeType()
+        return tuple(size.convert(part, param, ctx) for part in text.split(","))
+
+
 class LogitBiasType(click.ParamType[tuple[int, float]]):
     """The value of --logit-bias: a token id and what is added to its logit."""
 

@@ -43,7 +43,7 @@ def reported_errors(context: click.Context) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except SpecrunError as error:
-        raise ReportedError(_noted(str(error), error), error.exit_code) from error
+        raise ReportedError(noted(str(error), error), error.exit_code) from error
     except KeyboardInterrupt as error:
         raise ReportedError("interrupted", INTERRUPTED) from error
     except BrokenPipeError as error:
@@ -51,9 +51,9 @@ def reported_errors(context: click.Context) -> Iterator[None]:
         raise click.exceptions.Exit(0) from error
     except MemoryError as error:
         message = "out of memory: use a smaller model or a smaller context (-c)"
-        raise ReportedError(_noted(message, error), _OUT_OF_MEMORY) from error
+        raise ReportedError(noted(message, error), _OUT_OF_MEMORY) from error
     except OSError as error:
-        raise ReportedError(_noted(_sentence(error), error), 1) from error
+        raise ReportedError(noted(_sentence(error), error), 1) from error
     except Exception as error:
         hint = "this is a mistake in specrun"
         if context.meta.get(_VERBOSITY_KEY, 0) >= 2:
@@ -61,7 +61,7 @@ def reported_errors(context: click.Context) -> Iterator[None]:
         else:
             hint += "; run with -vv for the traceback"
         message = f"{type(error).__name__}: {error} ({hint})"
-        raise ReportedError(_noted(message, error), 1) from error
+        raise ReportedError(noted(message, error), 1) from error
 
 
 def _sentence(error: OSError) -> str:
@@ -69,7 +69,7 @@ def _sentence(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def _noted(message: str, error: BaseException) -> str:
+def noted(message: str, error: BaseException) -> str:
     """Return the message and, a line each, what was noted on the error on its way (`add_note`)."""
     return "\n".join([message, *getattr(error, "__notes__", ())])
 
