@@ -100,6 +100,10 @@ class WorkerLostError(SpecrunError):
     """Another process or machine that holds a part of a model cannot be reached any more."""
 
 
+class HubError(SpecrunError):
+    """The hub that models are fetched from cannot be reached, or does not answer as it should."""
+
+
 class MissingPackageError(SpecrunError):
     """`what` needs a package that is not installed; pyproject.toml's `extra` brings it."""
 

@@ -15,6 +15,7 @@ _COMMANDS = (
     LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
     LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
     LazyCommand("specrun.cli.worker", "worker", "Lend this machine's devices to another one."),
+    LazyCommand("specrun.cli.models", "models", "List the models on this disk."),
     LazyCommand(
         "specrun.cli.inspect.command", "inspect", "Show what a GGUF file holds, and what fits it."
     ),
@@ -41,6 +42,8 @@ _EPILOG = """\b
 Examples:
   specrun chat --demo                             the embedded models, offline
   specrun chat -m target.gguf -md small.gguf      a target and a draft model
+  specrun chat -hf ggml-org/gemma-3-1b-it-GGUF    a model of the Hugging Face hub
+  specrun models                                  those that are on this disk
   specrun generate -m target.gguf -p "Once upon a time" --json
   specrun inspect target.gguf -md small.gguf      whether they fit
   specrun convert folder -o model.gguf            from Hugging Face's form

@@ -27,6 +27,7 @@ from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import parse_expression
+from specrun.runtime.models.names import locate_model
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset, unknown_option, whole_number
@@ -76,10 +77,12 @@ class RuntimeOptions:
 class Runtime:
     """A target, a drafter and their cache, ready to answer. Not for several threads at once.
 
-    `drafter` is an expression of the drafter language (`"none"`, `"prompt-lookup"`,
-    `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions`, of its
-    `context` and its `placement`, such as `n_ctx=8192` or `devices=["CUDA0"]`; an unknown one
-    raises `OptionError` naming the nearest. Close it, or use it as a context manager.
+    `target` is a path, an unambiguous name of a model that the hub, llama.cpp, ollama or LM Studio
+    keep on this disk, or `hf:OWNER/REPO:QUANT`, which is fetched from the hub. `drafter` is an
+    expression of the drafter language (`"none"`, `"prompt-lookup"`, `"draft(small.gguf, n=5)"`,
+    ...). Further options are those of `RuntimeOptions`, of its `context` and its `placement`, such
+    as `n_ctx=8192` or `devices=["CUDA0"]`; an unknown one raises `OptionError` naming the nearest.
+    Close it, or use it as a context manager.
     """
 
     def __init__(
@@ -88,7 +91,8 @@ class Runtime:
         drafter: str | None = "none",
         **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
     ) -> None:
-        self._open(Path(target), drafter or "none", _parse_options(options), {})
+        parsed = _parse_options(options)
+        self._open(locate_model(target), drafter or "none", parsed, {})
 
     @classmethod
     def demo(cls, drafter: str = "draft", **options: Any) -> Runtime:  # noqa: ANN401 - see __init__

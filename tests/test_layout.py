@@ -64,6 +64,7 @@ FLOORS = (
     Floor("heads", ("heads",)),
     Floor("shapes of trees", ("trees",)),
     Floor("costs", ("costs",)),
+    Floor("models that are there, or on the hub", ("models",)),
     Floor("what all methods share", ("drafters",)),
     Floor("datastores", ("drafters/retrieval/datastore",)),
     Floor(
@@ -162,6 +163,7 @@ LOADED = """
 import sys
 import specrun.runtime
 heavy = {"llama_cpp", "torch", "gguf", "jinja2", "click", "rich", "hypothesis", "matplotlib", "transformers"}
+heavy |= {"huggingface_hub", "httpx2", "http.client", "ssl"}
 print(sorted(heavy & set(sys.modules)))
 """  # noqa: E501 - as it is shown
 
@@ -194,7 +196,7 @@ def test_folders_of_the_runtime_import_in_no_circle():
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 27, "runtime/acceptance": 15}) == []
-    assert len(of("runtime")) <= 148
+    assert len(of("runtime")) <= 155
     assert too_much(SOURCES, most_files=445, most_lines=66_500) == []
 
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import click
 from click.core import ParameterSource
 from click.types import OptionHelpExtra
 
+from specrun.cli.options.model_files import MODEL_FILE, locate_all, set_offline, with_hub_value
+
 ENVIRONMENT_PREFIX = "SPECRUN"
+_HUB_OPTIONS = {
+    "-m": ("-hf, -hfr, --hf-repo", "hf_repo"),
+    "-md": ("-hfd, -hfrd, --hf-repo-draft", "hf_repo_draft"),
+}
+_INSTEAD_OF_MODELS = ("demo", "drafter")
 CommandFunction: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
 
@@ -64,6 +71,23 @@ class SectionedOption(click.Option):
         return extra
 
 
+class ModelOption(SectionedOption):
+    """An option that names a model, beside one that names a repository of the hub in its place."""
+
+    def __init__(self, *args: Any, hub: str, **attributes: Any) -> None:  # noqa: ANN401 - click's
+        super().__init__(*args, **attributes)
+        self._hub = hub
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, Any]
+    ) -> tuple[Any, ParameterSource]:
+        """Return what was given, -hf OWNER/REPO as hf:OWNER/REPO."""
+        own = super().consume_value(ctx, opts)
+        hub = next(known for known in ctx.command.params if known.name == self._hub)
+        assert isinstance(hub, click.Option)
+        return with_hub_value(ctx, opts, own, self.opts[0], hub)
+
+
 class Section:
     """A heading in the help; its methods return click's decorators for options below it."""
 
@@ -87,9 +111,9 @@ class Section:
         *names, last = usage.split(", ")
         name, _, metavar = last.partition(" ")
         attributes.setdefault("show_default", attributes.get("default") is not None or None)
+        attributes.setdefault("cls", SectionedOption)
         return click.option(
             *(*names, name, *([dest] if dest else [])),
-            cls=SectionedOption,
             section=self.name,
             type=kind,
             metavar=metavar or None,
@@ -100,6 +124,20 @@ class Section:
     def flag(self, usage: str, help: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - click's
         """Declare an option without a value."""
         return self.option(usage, help, is_flag=True, **attributes)
+
+    def model(self, usage: str, help: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - click's
+        """Declare an option that names a model, and -hf (-hfd for what drafts) beside it."""
+        own = usage.split(", ")[0]
+        names, dest = _HUB_OPTIONS["-md" if own == "-md" else "-m"]
+        option = self.option(usage, help, MODEL_FILE, cls=ModelOption, hub=dest, **attributes)
+        hub = self.option(
+            f"{names} OWNER/REPO[:QUANT]",
+            f"Short for {own} hf:OWNER/REPO[:QUANT]: a model of the Hugging Face hub, fetched into "
+            "the cache; without QUANT its Q4_K_M, Q8_0 or first file.",
+            expose_value=False,
+            multiple=bool(attributes.get("multiple")),
+        )
+        return declare(option, hub)
 
     def threads(self, help: str, *, usage: str = "-t, --threads N", most: int = 512) -> Decorator:
         """Declare -t, by default one thread a core."""
@@ -120,8 +158,19 @@ _ORDER = [
 class SectionedCommand(click.Command):
     """A command whose help lists its options by section.
 
-    Sections of its own come first, then those of `_ORDER`, which many commands have.
+    Sections of its own come first, then those of `_ORDER`, which many commands have. Where an
+    option names a model, there is --offline too, and the command gets the model's file.
     """
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:  # noqa: ANN401 - click's
+        super().__init__(*args, **attributes)
+        if any(isinstance(option, ModelOption) for option in self.params):
+            self.params.append(_offline_option())
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
+        """Find the models that are named, and run the command."""
+        locate_all(ctx, lambda name: bool(outvoted([name], by=_INSTEAD_OF_MODELS)))
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, one definition list a section."""
@@ -134,6 +183,19 @@ class SectionedCommand(click.Command):
         for name in sorted(sections, key=_place):
             with formatter.section(name):
                 formatter.write_dl(sections[name], col_max=34)
+
+
+def _offline_option() -> click.Option:
+    def nothing() -> None: ...
+
+    MODEL.flag(
+        "--offline",
+        "Take models of the hub from the cache, without asking it.",
+        expose_value=False,
+        callback=set_offline,
+    )(nothing)
+    option: click.Option = nothing.__click_params__[0]  # type: ignore[attr-defined]
+    return option
 
 
 def _place(section: str) -> int:
