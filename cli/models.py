@@ -74,33 +74,69 @@ def _is_called(model: StoredModel, wanted: str) -> bool:
 
 def _print(terminal: Terminal, entries: Sequence[ModelEntry]) -> None:
     numbers = {entry.model.name: f"{number}" for number, entry in enumerate(entries, 1)}
-    rows = [
-        (
-            numbers[entry.model.name],
-            entry.model.name,
-            entry.model.store,
-            bytes_text(entry.n_bytes),
-            entry.architecture or "?",
-            "" if entry.n_parameters is None else count_text(entry.n_parameters),
-            entry.quantization or "?",
-            _use(entry),
-            " ".join(numbers[name] for name in entry.drafters if name in numbers),
-        )
-        for entry in entries
+    drafters = [
+        " ".join(numbers[name] for name in entry.drafters if name in numbers) for entry in entries
     ]
     total = bytes_text(sum(entry.n_bytes for entry in entries))
-    head = ("", "name", "in", "size", "architecture", "weights", "type", "use", "drafters")
-    print_table(terminal, f"{len(entries)} models, {total}", head, rows)
-    if any(row[-1] for row in rows):
+    title = f"{len(entries)} model{'s' * (len(entries) > 1)}, {total}"
+    rows = [_row(entry) for entry in entries]
+    if terminal.answers_on_screen:
+        _print_framed(terminal, title, rows, [entry.model.store for entry in entries], drafters)
+    else:
+        head = ("", "name", "in", "size", "model", "type", "use", "drafters")
+        lines = [
+            (f"{number}", row[0], entry.model.store, *row[1:], by)
+            for number, (row, entry, by) in enumerate(zip(rows, entries, drafters, strict=True), 1)
+        ]
+        print_table(terminal, title, head, lines)
+    if any(drafters):
         terminal.note("drafters: what could draft for it, by number; `specrun tune` measures")
 
 
+def _row(entry: ModelEntry) -> tuple[str, ...]:
+    weights = "" if entry.n_parameters is None else count_text(entry.n_parameters)
+    model = f"{entry.architecture or '?'} {weights}".strip()
+    size = bytes_text(entry.n_bytes)
+    kind = "damaged" if entry.problem else entry.quantization or "?"
+    return entry.model.name, size, model, kind, _use(entry)
+
+
+def _print_framed(
+    terminal: Terminal,
+    title: str,
+    rows: Sequence[Sequence[str]],
+    stores: Sequence[str],
+    drafters: Sequence[str],
+) -> None:
+    """Print the models below the names of their stores; only long names are broken."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table.pad_edge, table.padding = False, (0, 2, 0, 0)
+    table.add_column("", justify="right", style="dim", no_wrap=True)
+    table.add_column("name", overflow="fold")
+    for name in ("size", "model", "type", "use"):
+        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
+    before = None
+    for number, (row, store, by) in enumerate(zip(rows, stores, drafters, strict=True), 1):
+        if store != before:
+            table.add_row("", Text(one_line(store), style="bold cyan"))
+            before = store
+        name = Text(one_line(row[0]))
+        if by:
+            name.append(f"\ndrafters: {by}", style="dim")
+        table.add_row(f"{number}", name, *(Text(one_line(cell)) for cell in row[1:]))
+    Console(no_color=not terminal.color_answers, highlight=False).print(table)
+
+
 def _use(entry: ModelEntry) -> str:
-    """Return in a word or two what a file is good for."""
+    """Return in a word what a file is good for: chat needs a template, heads draft."""
     if entry.problem is not None:
-        return "damaged"
+        return ""
     if entry.method is not None:
-        return f"drafts: {entry.method}"
+        return "head"
     return "chat" if entry.chat_template else "text"
 
 

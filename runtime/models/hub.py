@@ -35,6 +35,7 @@ Progress = Callable[[str, int, int], None]
 """Told what is under way, the bytes that are done and the bytes in all."""
 
 _LISTING_SECONDS = 20.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _YES = {"1", "on", "yes", "true"}
 CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -197,8 +198,11 @@ def _fetch_file(
                 opened.flush()
                 os.fsync(opened.fileno())
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in _FULL:
                 partial.unlink(missing_ok=True)  # it would keep the disk full
+            raise
+        except KeyboardInterrupt as error:
+            error.add_note("what was fetched is kept: the same command goes on behind it")
             raise
         if not file.matches(partial, lambda n: progress(f"checking {file.name}", n, file.size)):
             partial.unlink()
@@ -261,12 +265,14 @@ def _size(path: Path) -> int:
 def _hub() -> Any:  # noqa: ANN401 - a module
     try:
         import huggingface_hub
+        from huggingface_hub import constants
+        from huggingface_hub.utils import logging as hub_logging
     except ImportError as error:
         raise MissingPackageError("fetching models", "huggingface_hub", "hub") from error
     # Its warnings are about attempts that it repeats by itself.
-    huggingface_hub.utils.logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     # An interrupt loses what is not written yet, and progress is told when it is: 10 MB at a time.
-    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
+    constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     return huggingface_hub
 
 
@@ -281,7 +287,7 @@ def _full_disk_named(folder: Path) -> Iterator[None]:
     except SpecrunError:
         raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise SpecrunError(f"the disk of {folder} is full: free some space") from error
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise SpecrunError(f"{folder} cannot be written ({reason}); set HF_HUB_CACHE") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,23 @@ def test_what_is_misspelt_is_said_before_anything_is_fetched(run: Run, served: M
         assert result.exit_code in (2, 3), result.stderr
     assert run(*GENERATE, "-hf", "target").exit_code == 2
     assert served.requests == []
+
+
+def test_a_process_of_its_own_fetches_too(home: Path, served: MockHub) -> None:
+    """Nothing else has imported parts of huggingface_hub there."""
+    environment = {name: text for name, text in os.environ.items() if "SPECRUN" not in name}
+    environment |= {"HOME": str(home), "HF_ENDPOINT": served.url, "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", "from specrun.cli.main import main; main()", "inspect"]
+    done = subprocess.run(
+        [*command, "hf:ann/draft-GGUF", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["file"].endswith("draft-Q8_0.gguf")
+    assert len(served.transfers) == 1
 
 
 def test_the_environment_gives_way_to_what_is_typed(

@@ -101,6 +101,24 @@ def test_an_interrupted_download_goes_on_where_it_ended(home, served) -> None:
     assert cached(home) == [digest, "main", "tiny-Q4_K_M.gguf"]
 
 
+def test_ctrl_c_keeps_what_was_fetched(home, served) -> None:
+    def interrupt(_what: str, done: int, _total: int) -> None:
+        if done > 20_000:
+            raise KeyboardInterrupt
+
+    # Progress is told at most ten times a second: here at once.
+    hub.time.monotonic, before = iter(range(10**6)).__next__, hub.time.monotonic
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            fetch_model(NAME, progress=interrupt)
+    finally:
+        hub.time.monotonic = before
+    assert "goes on behind it" in caught.value.__notes__[0]
+    kept = next((home / ".cache").rglob("*.incomplete")).stat().st_size
+    assert fetch_model(NAME).read_bytes() == Q4
+    assert [span for _, span in served.transfers] == [None, f"bytes={kept}-"]
+
+
 def test_a_connection_that_breaks_once_is_taken_up_at_once(home, served) -> None:
     served.fault = "once half"
     assert fetch_model(NAME).read_bytes() == Q4
