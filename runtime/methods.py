@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.language import Expression, ExpressionOptions
-from specrun.runtime.sampling import unknown_option
+from specrun.runtime.sampling import unknown_name
 
 TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 """The options that ask for a tree of drafts where a method would draft a chain."""
@@ -270,7 +270,7 @@ def find_method(name: str) -> Method:
         problem = "is the name of an acceptance rule (--accept), not of a drafter"
         raise OptionError(f"{name} {problem}: the drafter is cascade(draft(FILE), prompt-lookup)")
     if method is None:
-        raise unknown_option(name, list(METHODS), "the drafter language")
+        raise unknown_name(name, list(METHODS), "drafter")
     return method
 
 

@@ -183,7 +183,7 @@ def _fetch_file(
     progress: Progress,
 ) -> None:
     """Fetch a file's blob, from where an interrupted download ended."""
-    from huggingface_hub.utils import WeakFileLock
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     lock, partial = repo.lock(file.etag), _partial(repo, file)
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def _transfer(
 ) -> None:
     """Append the rest of a file to what is there; a connection that breaks is taken up again."""
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
     from huggingface_hub.utils.tqdm import silent_tqdm
 
     hub = _hub()
@@ -268,9 +268,9 @@ def _hub() -> Any:  # noqa: ANN401 - a module
         from huggingface_hub import constants
         from huggingface_hub.utils import logging as hub_logging
     except ImportError as error:
-        raise MissingPackageError("fetching models", "huggingface_hub", "hub") from error
+        raise MissingPackageError("fetching models", "huggingface_hub") from error
     # Its warnings are about attempts that it repeats by itself.
-    hub_logging.set_verbosity_error()
+    hub_logging.set_verbosity(hub_logging.ERROR)
     # An interrupt loses what is not written yet, and progress is told when it is: 10 MB at a time.
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     return huggingface_hub
