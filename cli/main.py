@@ -33,6 +33,9 @@ _COMMANDS = (
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
     LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),
     LazyCommand("specrun.cli.prove", "prove", "Check that a pair's text is the target's own."),
+    LazyCommand("specrun.cli.config", "config", "Show the config file, and what is set."),
+    LazyCommand("specrun.cli.completion", "completion", "Print a shell's completion script."),
+    LazyCommand("specrun.cli.man", "man", "Print the manual page."),
     LazyCommand(
         "specrun.cli.doctor.command", "doctor", "Check this installation and this machine."
     ),
@@ -51,7 +54,7 @@ Examples:
 
 \b
 Every option may come from the environment: SPECRUN_MODEL=target.gguf, or for one command
-SPECRUN_CHAT_MODEL. Completion: eval "$(_SPECRUN_COMPLETE=bash_source specrun)" (zsh, fish too).
+SPECRUN_CHAT_MODEL; or from a config file (specrun config). Completion: specrun completion.
 Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 pair that does not fit,
 5 out of memory or a prompt larger than the context, 130 interrupted.
 """

@@ -16,6 +16,8 @@ import click
 from click.core import ParameterSource
 from click.types import OptionHelpExtra
 
+from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.cli.options.config_file import config_path, defaults_of
 from specrun.cli.options.model_files import MODEL_FILE, locate_all, set_offline, with_hub_value
 
 ENVIRONMENT_PREFIX = "SPECRUN"
@@ -63,6 +65,16 @@ class SectionedOption(click.Option):
         for name in (old.strip("-").replace("-", "_").upper() for old in self.old_names):
             known += [f"{ctx.auto_envvar_prefix}_{name}", f"{ENVIRONMENT_PREFIX}_{name}"]
         return next((os.environ[name] for name in known if os.environ.get(name)), None)
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's
+        """Convert the value; one that the config file gave is said to be from there."""
+        try:
+            return super().process_value(ctx, value)
+        except (click.UsageError, SpecrunError) as error:
+            if ctx.get_parameter_source(str(self.name)) is ParameterSource.DEFAULT_MAP:
+                text = error.format_message() if isinstance(error, click.UsageError) else error
+                raise OptionError(f"{config_path()}: {text}") from error
+            raise
 
     def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:
         """Return what the help puts in brackets: the default, not the range of valid values."""
@@ -167,6 +179,12 @@ class SectionedCommand(click.Command):
         if any(isinstance(option, ModelOption) for option in self.params):
             self.params.append(_offline_option())
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; what they and the environment leave out the config file may say."""
+        if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
+            ctx.default_map = defaults_of(ctx)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
         """Find the models that are named, and run the command."""
         locate_all(ctx, lambda name: bool(outvoted([name], by=_INSTEAD_OF_MODELS)))
@@ -180,7 +198,7 @@ class SectionedCommand(click.Command):
             if record is not None:
                 name = parameter.section if isinstance(parameter, SectionedOption) else _OTHER
                 sections.setdefault(name, []).append(record)
-        for name in sorted(sections, key=_place):
+        for name in sorted(sections, key=place_of_section):
             with formatter.section(name):
                 formatter.write_dl(sections[name], col_max=34)
 
@@ -198,7 +216,8 @@ def _offline_option() -> click.Option:
     return option
 
 
-def _place(section: str) -> int:
+def place_of_section(section: str) -> int:
+    """Return where a heading of the help stands; those of a command's own come first."""
     return _ORDER.index(section) if section in _ORDER else -1
 
 
@@ -236,12 +255,14 @@ def declare(*options: Decorator) -> Decorator:
 
 
 def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
-    """Return the `losers` that come from the environment where one of `by` was typed."""
+    """Return the `losers` that are said less directly than one of `by`.
+
+    What was typed goes before the environment, and that before the config file.
+    """
     context = click.get_current_context()
 
-    def came_from(name: str, source: ParameterSource) -> bool:
-        return context.get_parameter_source(name) is source
+    def source(name: str) -> ParameterSource:
+        return context.get_parameter_source(name) or ParameterSource.DEFAULT
 
-    if not any(came_from(name, ParameterSource.COMMANDLINE) for name in by):
-        return set()
-    return {name for name in losers if came_from(name, ParameterSource.ENVIRONMENT)}
+    first = min(map(source, by), default=ParameterSource.DEFAULT)
+    return {name for name in losers if first < source(name) < ParameterSource.DEFAULT}
