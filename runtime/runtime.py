@@ -214,6 +214,27 @@ class Runtime:
 
         return chat_tokens(self.chat_template, self.vocabulary, messages)
 
+    # -- keeping a prompt's cache ------------------------------------------------------------------
+
+    def save_session(self, path: str | os.PathLike[str]) -> int:
+        """Keep the cache of the conversation so far in a file; return how many tokens it holds.
+
+        `load_session` of another runtime with the same model and settings takes it up: what its
+        prompts share with the conversation is then not evaluated again. Errors: `session_file`.
+        """
+        from specrun.runtime.session_file import save_session
+
+        return save_session(self.session, Path(path))
+
+    def load_session(self, path: str | os.PathLike[str]) -> int:
+        """Take up a kept cache; return how many tokens it holds, 0 where the drafter forbids it.
+
+        That is one which reads the target's states: it would have to be shown those of the prompt.
+        """
+        from specrun.runtime.session_file import load_session
+
+        return load_session(self.session, Path(path))
+
     # -- what is open ------------------------------------------------------------------------------
 
     @property

@@ -83,7 +83,7 @@ FLOORS = (
         ),
     ),
     Floor("combinators", ("drafters/combinators",)),
-    Floor("an answer", ("sequential", "session")),
+    Floor("an answer", ("sequential", "session", "session_file")),
     Floor("tuning", ("tuning",)),
     Floor("the interface", ("runtime", "__init__")),
     Floor("trials of heads", ("trial",)),
@@ -195,8 +195,8 @@ def test_folders_of_the_runtime_import_in_no_circle():
 
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
-    assert crowded_folders(of("runtime"), 14, {"runtime": 27, "runtime/acceptance": 15}) == []
-    assert len(of("runtime")) <= 155
+    assert crowded_folders(of("runtime"), 14, {"runtime": 28, "runtime/acceptance": 15}) == []
+    assert len(of("runtime")) <= 156
     assert too_much(SOURCES, most_files=445, most_lines=66_500) == []
 
 
