@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import (
     DraftSettings,
@@ -68,6 +69,7 @@ one object), everything else goes to stderr. Options also come from SPECRUN_<OPT
 @terminal_options
 @answer_display_options
 @session_option
+@lora_option
 @json_option("Print one JSON object instead of the text.")
 def generate(
     load: LoadSettings,
@@ -79,11 +81,12 @@ def generate(
     terminal: Terminal,
     display: AnswerDisplay,
     session: Path | None,
+    lora: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Continue a prompt, or answer it where the model has a chat template."""
     text = read_prompt(prompt)
-    with open_runtime(load, draft, template, answer.params, terminal) as runtime:
+    with open_runtime(load, draft, template, answer.params, terminal, lora) as runtime:
         check_sampling(answer.params, runtime)
         writer = None if as_json else AnswerWriter(terminal, show_draft=display.show_draft)
         with kept_session(runtime, session, terminal):

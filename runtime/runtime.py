@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
+from specrun.bindings.lora import LoraFile
 from specrun.bindings.model import Model
 from specrun.bindings.placement import Placement, placing
 from specrun.bindings.rope_scaling import RopeScaling
@@ -56,7 +57,8 @@ class RuntimeOptions:
     evaluates as many tokens whatever is drafted, so that a text is the same to the bit with any
     drafter of point masses of that width. `backend_sampling` "on", or "auto" where a GPU has the
     whole target, sends only the best logits of each row to the host, in answers without log-
-    probabilities that keep a top k; no GPU has yet been tried.
+    probabilities that keep a top k; no GPU has yet been tried. `lora` are adapters for the target,
+    each a FILE or FILE:SCALE; the drafter stays as it is, and its acceptance tells.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -72,6 +74,7 @@ class RuntimeOptions:
     trust: bool = False
     shape: Shape = "free"
     backend_sampling: BackendSampling = "off"
+    lora: Sequence[str] = ()
 
 
 class Runtime:
@@ -123,6 +126,8 @@ class Runtime:
                 load_nextn=reads_own_blocks(parse_expression(drafter)),
             )
             opened.callback(self.model.close)
+            for text in options.lora:
+                self.model.add_lora(LoraFile.parse(text))
             samples = is_wanted(options.backend_sampling, self.model)
             sized = dataclasses.replace(options.context, n_ctx=options.context.size_for(self.model))
             environment = DraftEnvironment(

@@ -22,7 +22,6 @@ from specrun.bindings.errors import (
     PairError,
     UnsupportedModelError,
 )
-from specrun.bindings.model import Model
 from specrun.bindings.saved_sequence import load_sequence, save_sequence, sequence_bytes
 from specrun.runtime.session import Session
 
@@ -96,19 +95,20 @@ def _require_kept(session: Session) -> None:
 
 def _facts(session: Session) -> dict[str, Any]:
     """Return what must be the same for a cache to be of use."""
-    options = session.target.context.options
+    options, model = session.target.context.options, session.target.context.model
     return {
         "version": _VERSION,
-        "model": model_digest(session.target.context.model),
+        "model": file_digest(model.path),
         "cache types": f"{options.cache_type_k}, {options.cache_type_v}",
         "rope scaling": str(options.rope),
+        "adapters": [f"{file_digest(lora.path)}:{lora.scale:g}" for lora in model.loras],
     }
 
 
-def model_digest(model: Model) -> str:
-    """Return a hash of a model's files: their sizes, their first bytes, and samples of the rest."""
+def file_digest(path: Path) -> str:
+    """Return a hash of a model's file: its size, its first bytes, and samples of the rest."""
     digest = hashlib.sha256()
-    with model.path.open("rb") as file:
+    with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         digest.update(struct.pack("<Q", size))
         for place in range(_SAMPLES):

@@ -13,6 +13,7 @@ from specrun.cli.chat.input import make_line_reader
 from specrun.cli.chat.loop import Chat
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
+from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import (
     DraftSettings,
@@ -55,6 +56,7 @@ _DEMO_NOTE = "The embedded models are tiny: drafting gains no time with them, it
 @terminal_options
 @answer_display_options
 @session_option
+@lora_option
 def chat(
     load: LoadSettings,
     draft: DraftSettings,
@@ -64,9 +66,10 @@ def chat(
     terminal: Terminal,
     display: AnswerDisplay,
     session: Path | None,
+    lora: tuple[str, ...],
 ) -> None:
     """Talk to a model, with its drafts verified so that it says what it would have said without."""
-    with open_runtime(load, draft, template, answer.params, terminal) as runtime:
+    with open_runtime(load, draft, template, answer.params, terminal, lora) as runtime:
         check_sampling(answer.params, runtime)
         _ = runtime.chat_template  # a model without one is refused before the first message
         _print_banner(runtime, answer, terminal, demo=load.demo)

@@ -24,7 +24,6 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.terminal.terminal import one_line
-from specrun.runtime.sampling import unknown_name
 
 PATH_VARIABLE = "SPECRUN_CONFIG"
 Settings = dict[str, Any]
@@ -88,7 +87,9 @@ def _levels(
     known = _subcommands(command)
     for table in tables:
         if table not in known:
-            raise OptionError(f"{path}: {unknown_name(table, list(known), 'command')}")
+            near = difflib.get_close_matches(table, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "a table is for a command"
+            raise OptionError(f"{path}: there is no command {table!r}: {hint}")
     yield {key: value for key, value in settings.items() if key not in tables}, command
     if names and names[0] in tables:
         yield from _levels(path, known[names[0]](), tables[names[0]], names[1:])
