@@ -8,17 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specrun.bindings.devices import Device
+from specrun.bindings.installation import build_command, source_folder
 from specrun.bindings.library import llama, native_function
 
 _NVIDIA_DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 _RENDERERS = Path("/dev/dri")
-# What builds a backend, by its name in ggml.
-_BUILDS = {
-    "CUDA": "`make chat CUDA=1` builds it, without a CUDA toolkit, too",
-    "Vulkan": "`make chat VULKAN=1` builds it",
-    "Metal": "`make chat` builds it on Apple silicon",
-    "RPC": "`make chat` builds it",
-}
+# What builds a backend, by its name in ggml: the setting of `make`.
+_BUILDS = {"CUDA": " CUDA=1", "Vulkan": " VULKAN=1", "Metal": "", "RPC": ""}
 _ALIASES = {"MTL": "Metal"}
 
 
@@ -46,8 +42,16 @@ def describe_backends(built: Sequence[str], found: Sequence[Device]) -> dict[str
         elif name in built:
             sentences[name] = f"built, no device: {_without_device(name)}"
         else:
-            sentences[name] = f"not built{_seen(name)}: {_BUILDS[name]}"
+            sentences[name] = f"not built{_seen(name)}: {_how_to_build(name)}"
     return sentences
+
+
+def _how_to_build(name: str) -> str:
+    from_sources = source_folder() is not None
+    toolkit = ", without a CUDA toolkit, too" if from_sources else ", with the CUDA toolkit"
+    remark = {"CUDA": toolkit, "Metal": " on Apple silicon"}.get(name, "")
+    command = build_command(f"make chat{_BUILDS[name]}", f"GGML_{name.upper()}=ON")
+    return f"{command} builds it{remark}"
 
 
 def _without_device(name: str) -> str:

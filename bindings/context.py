@@ -21,6 +21,7 @@ from specrun.bindings.errors import (
 from specrun.bindings.input_observer import InputObserver
 from specrun.bindings.layer_inputs import check_layer_inputs
 from specrun.bindings.library import NativeHandle, last_native_errors, llama, step_functions
+from specrun.bindings.lora import set_loras
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import show_nextn_states
@@ -171,7 +172,10 @@ class Context:
         # llama.cpp keeps the observer's callback, and pointers to samplers.
         kept = model, self._observer, self._samplers.chains
         free = freed_while_there(self._native.llama_free, self.model.placed.workers)
-        return NativeHandle(handle, free, *kept)
+        owned = NativeHandle(handle, free, *kept)
+        if self.model.adapters:
+            set_loras(owned, self.model.adapters)
+        return owned
 
     @property
     def handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from specrun.bindings.installation import extra_command, install_command
+
 
 class SpecrunError(Exception):
     """Anything specrun raises on purpose."""
@@ -100,16 +102,19 @@ class WorkerLostError(SpecrunError):
     """Another process or machine that holds a part of a model cannot be reached any more."""
 
 
+class HubError(SpecrunError):
+    """The hub that models are fetched from cannot be reached, or does not answer as it should."""
+
+
 class MissingPackageError(SpecrunError):
-    """`what` needs a package that is not installed; pyproject.toml's `extra` brings it."""
+    """`what` needs a package that is not installed; an `extra` of pyproject.toml brings it.
 
-    def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(f"{what} needs the package {package}: {extra_command(extra)}")
+    Without an extra it should have come with specrun.
+    """
 
-
-def extra_command(extra: str) -> str:
-    """Return what to do so that the packages of an extra are there."""
-    return f"run pip install -c constraints.txt -e '.[{extra}]' in specrun's folder"
+    def __init__(self, what: str, package: str, extra: str | None = None) -> None:
+        command = f"run {install_command([package])}" if extra is None else extra_command(extra)
+        super().__init__(f"{what} needs the package {package}: {command}")
 
 
 class StaleViewError(SpecrunError):

@@ -19,6 +19,7 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.gguf import GGUFHeader, read_header
 from specrun.bindings.library import NativeHandle, last_native_errors, llama
+from specrun.bindings.lora import LoraFile, load_lora
 from specrun.bindings.model_checks import check_model
 from specrun.bindings.nextn import ROLLBACK_ARCHITECTURES, read_nextn
 from specrun.bindings.placement import current_placement, resolve_placement
@@ -68,6 +69,8 @@ class Model:
         self._handle: Any = None
         self._contexts: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._vocab_only = vocab_only
+        self.loras: tuple[LoraFile, ...] = ()
+        self.adapters: list[tuple[Any, float]] = []
         if n_gpu_layers < -1:
             raise OptionError(f"n_gpu_layers is {n_gpu_layers}: give -1 (all) or a count of layers")
         check_fork()
@@ -128,6 +131,12 @@ class Model:
             advice = "Use a smaller quantization or fewer GPU layers (-ngl)"
             raise OutOfMemoryError(f"no memory to load {self.path}: {reason}. {advice}")
         raise ModelLoadError(f"llama.cpp cannot load {self.path}: {reason}")
+
+    def add_lora(self, lora: LoraFile) -> None:
+        """Add an adapter to every context that is made from now on; the model frees it."""
+        adapter = load_lora(self, lora)
+        self.adapters.append((adapter, lora.scale))
+        self.loras = (*self.loras, lora)
 
     @property
     def handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer

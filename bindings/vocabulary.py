@@ -10,16 +10,41 @@ from itertools import compress, repeat
 from typing import Any
 
 from specrun.bindings.errors import ClosedError, OptionError
+from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.library import llama, native_function
 
 # llama_vocab_type
 _KIND_NAMES = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
+STORED_KINDS = {
+    "llama": "SPM",
+    "gpt2": "BPE",
+    "bert": "WPM",
+    "t5": "UGM",
+    "rwkv": "RWKV",
+    "plamo2": "PLAMO2",
+}
+"""Kinds of vocabularies by the names that files have for them."""
 _ATTRIBUTE_UNKNOWN = 1 << 0
 _ATTRIBUTE_CONTROL = 1 << 3
 _ATTRIBUTE_BYTE = 1 << 5
 
 _PIECE_SIZE = 64  # longer ones are rare
 _Piece = ctypes.c_char * _PIECE_SIZE
+
+
+def stored_fingerprint(header: GGUFHeader) -> bytes | None:
+    """Return `Vocabulary.fingerprint` of a file's header, None where it has no usual vocabulary."""
+    name, tokens = (header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "tokens"))
+    if not isinstance(tokens, ArrayValue) or tokens.element_type != "string":
+        return None
+    kind = STORED_KINDS.get(str(name))
+    if kind is None:
+        return None
+    digest = hashlib.sha256(f"{kind} {len(tokens)}".encode())
+    for token in range(len(tokens)):
+        text = tokens.bytes_at(token)
+        digest.update(len(text).to_bytes(4, "little") + text)
+    return digest.digest()
 
 
 class Vocabulary:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import OptionError, WorkerLostError
+from specrun.bindings.installation import build_command
 from specrun.bindings.library import native_function
 from specrun.bindings.threads import note_work
 
@@ -74,7 +75,8 @@ def rpc_function(name: str, result: Any, *arguments: Any) -> Any:  # noqa: ANN40
         address = find(registry, name.encode())
     if not address:
         problem = "this build of llama.cpp cannot use other machines (GGML_RPC is off)"
-        raise OptionError(f"{problem}: `make chat` builds one that can")
+        builds = build_command("make chat", "GGML_RPC=ON")
+        raise OptionError(f"{problem}: {builds} builds one that can")
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 

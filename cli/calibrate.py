@@ -57,7 +57,7 @@ class CalibrationOutput:
 calibration_source_options = option_group(
     "source",
     CalibrationSource,
-    MODEL.option(MODEL_DRAFT, "The heads: a GGUF file of Medusa, Hydra or any EAGLE.", FILE),
+    MODEL.model(MODEL_DRAFT, "The heads: a GGUF file of Medusa, Hydra or any EAGLE."),
     _TEXTS.option(
         "-f, --file",
         "A text to ask the heads along, as it stands; otherwise the target writes one.",

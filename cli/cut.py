@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrun.cli.options.group import OUTPUT, Section, SectionedCommand
+from specrun.cli.options.model_files import MODEL_FILE
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import FILE, PATH, ParametersType
+from specrun.cli.options.types import PATH, ParametersType
 from specrun.cli.terminal.progress import progress_bar
 from specrun.cli.terminal.table import bytes_text, count_text
 from specrun.cli.terminal.terminal import Terminal
@@ -35,7 +36,7 @@ _CUT = Section("Cut")
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("source", metavar="IN", type=FILE)
+@click.argument("source", metavar="IN", type=MODEL_FILE)
 @click.argument("output", metavar="OUT", type=PATH)
 @_CUT.option("--layers LIST", "The layers to keep, such as 0-11 or 0-3,8,10-.")
 @_CUT.option("--skip-layers LIST", "The layers to leave out, such as 4,6,9-12.")

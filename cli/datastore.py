@@ -62,7 +62,7 @@ stays below some 300 MB whatever the size. Ctrl-C leaves nothing behind.
 
 @click.command(cls=SectionedCommand, epilog=_BUILD_EPILOG)
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILES...")
-@MODEL.option("-m, --model", "The target: its vocabulary is used.", FILE, required=True)
+@MODEL.model("-m, --model", "The target: its vocabulary is used.", required=True)
 @OUTPUT.option("-o, --output STORE", "The datastore to write.", PATH, required=True)
 @OUTPUT.flag("--force", "Overwrite an existing file.")
 @trust_option
@@ -122,7 +122,7 @@ def _described(what: str, done: int, total: int) -> str:
 
 @click.command(cls=SectionedCommand)
 @click.argument("store", type=FILE, metavar="STORE")
-@MODEL.option("-m, --model", "Also say whether it fits this target.", FILE)
+@MODEL.model("-m, --model", "Also say whether it fits this target.")
 @json_option()
 @trust_option
 @terminal_options

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
+from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import (
     DraftSettings,
@@ -31,6 +33,7 @@ from specrun.cli.options.prompt import (
     system_prompt_options,
 )
 from specrun.cli.options.sampling import AnswerSettings, answer_options
+from specrun.cli.options.session import kept_session, session_option
 from specrun.cli.terminal.answer import (
     Answer,
     AnswerWriter,
@@ -65,6 +68,8 @@ one object), everything else goes to stderr. Options also come from SPECRUN_<OPT
 @system_prompt_options
 @terminal_options
 @answer_display_options
+@session_option
+@lora_option
 @json_option("Print one JSON object instead of the text.")
 def generate(
     load: LoadSettings,
@@ -75,19 +80,22 @@ def generate(
     system: str | None,
     terminal: Terminal,
     display: AnswerDisplay,
+    session: Path | None,
+    lora: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Continue a prompt, or answer it where the model has a chat template."""
     text = read_prompt(prompt)
-    with open_runtime(load, draft, template, answer.params, terminal) as runtime:
+    with open_runtime(load, draft, template, answer.params, terminal, lora) as runtime:
         check_sampling(answer.params, runtime)
-        stream = _start(runtime, text, system, answer, template)
         writer = None if as_json else AnswerWriter(terminal, show_draft=display.show_draft)
-        answered = run_stream(stream, writer)
+        with kept_session(runtime, session, terminal):
+            stream = _start(runtime, text, system, answer, template)
+            answered = run_stream(stream, writer)
         full = context_full(answered, answer.max_tokens, runtime)
         trained = runtime.model.n_ctx_train
     if as_json:
-        terminal.answer(_as_json(answered) + "\n")
+        terminal.answer(_as_json(answered, with_cache=session is not None) + "\n")
     if display.show_timings:
         terminal.note(statistics_line(answered.result, trained))
     if full:
@@ -121,8 +129,9 @@ def _start(
     )
 
 
-def _as_json(answered: Answer) -> str:
+def _as_json(answered: Answer, *, with_cache: bool) -> str:
     values: dict[str, Any] = answered.result.to_dict()
-    del values["usage"]["cached_tokens"]  # nothing is cached before the first prompt
+    if not with_cache:
+        del values["usage"]["cached_tokens"]  # nothing is cached before the first prompt
     unicode_output = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     return json.dumps(values, ensure_ascii=not unicode_output, allow_nan=False)

@@ -37,7 +37,7 @@ the chunks that are done; --resume goes on behind them and ends with the same nu
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@MODEL.option("-m, --model", "The model: best F16 or F32.", FILE)
+@MODEL.model("-m, --model", "The model: best F16 or F32.")
 @_TEXT.option("-f, --file", "The text to read; one that is like its use.", FILE)
 @_TEXT.option("-c, --ctx-size N", "Tokens of a chunk.", click.IntRange(16, MAX_COUNT), default=512)
 @_TEXT.option(

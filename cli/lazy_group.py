@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from specrun.cli.terminal.errors import reported_errors
 
@@ -49,6 +50,13 @@ class LazyGroup(click.Group):
         """Write the table of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.short_help) for name, command in self._lazy.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names of commands without importing them."""
+        names = {name: known.short_help for name, known in self._lazy.items()}
+        found = [(name, text) for name, text in names.items() if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=text) for name, text in found), *options]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

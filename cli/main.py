@@ -15,6 +15,7 @@ _COMMANDS = (
     LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
     LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
     LazyCommand("specrun.cli.worker", "worker", "Lend this machine's devices to another one."),
+    LazyCommand("specrun.cli.models", "models", "List the models on this disk."),
     LazyCommand(
         "specrun.cli.inspect.command", "inspect", "Show what a GGUF file holds, and what fits it."
     ),
@@ -32,6 +33,9 @@ _COMMANDS = (
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
     LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),
     LazyCommand("specrun.cli.prove", "prove", "Check that a pair's text is the target's own."),
+    LazyCommand("specrun.cli.config", "config", "Show the config file, and what is set."),
+    LazyCommand("specrun.cli.completion", "completion", "Print a shell's completion script."),
+    LazyCommand("specrun.cli.man", "man", "Print the manual page."),
     LazyCommand(
         "specrun.cli.doctor.command", "doctor", "Check this installation and this machine."
     ),
@@ -41,6 +45,8 @@ _EPILOG = """\b
 Examples:
   specrun chat --demo                             the embedded models, offline
   specrun chat -m target.gguf -md small.gguf      a target and a draft model
+  specrun chat -hf ggml-org/gemma-3-1b-it-GGUF    a model of the Hugging Face hub
+  specrun models                                  those that are on this disk
   specrun generate -m target.gguf -p "Once upon a time" --json
   specrun inspect target.gguf -md small.gguf      whether they fit
   specrun convert folder -o model.gguf            from Hugging Face's form
@@ -48,7 +54,7 @@ Examples:
 
 \b
 Every option may come from the environment: SPECRUN_MODEL=target.gguf, or for one command
-SPECRUN_CHAT_MODEL. Completion: eval "$(_SPECRUN_COMPLETE=bash_source specrun)" (zsh, fish too).
+SPECRUN_CHAT_MODEL; or from a config file (specrun config). Completion: specrun completion.
 Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 pair that does not fit,
 5 out of memory or a prompt larger than the context, 130 interrupted.
 """

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.sampling import unknown_option
+from specrun.runtime.sampling import unknown_name, unknown_option
 
 _TOKEN = re.compile(
     r"""\s*(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'"""
@@ -219,7 +219,7 @@ class ExpressionOptions:
         """Return one of the allowed words."""
         text = self.text(name, default)
         if text not in allowed:
-            raise unknown_option(text, allowed, f"{self._name}: {name}")
+            raise unknown_name(text, allowed, f"{name} of {self._name} called")
         return text
 
     def _refuse_counts(self, expressions: Iterable[Expression]) -> None:

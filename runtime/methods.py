@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.language import Expression, ExpressionOptions
-from specrun.runtime.sampling import unknown_option
+from specrun.runtime.sampling import unknown_name
 
 TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 """The options that ask for a tree of drafts where a method would draft a chain."""
@@ -47,12 +47,14 @@ class DraftFile:
 
     `content` and `example` are what messages say of it, `made_by` names the command that writes
     such files where that is not `convert`. A method does without a file that is not `needed`.
+    One that `is_model` (heads are) may be named in every way that models are (`models.names`).
     """
 
     content: str
     example: str
     needed: bool = True
     made_by: str | None = None
+    is_model: bool = True
 
     @property
     def request(self) -> str:
@@ -200,7 +202,12 @@ METHODS: Mapping[str, Method] = {
             "REST: what followed the last tokens in a datastore of texts, a suffix array.",
             "specrun.runtime.drafters.retrieval.build",
             options=("n", "nodes", "branches", "places", "min_match", "always"),
-            file=DraftFile("the datastore", "rest(docs.store)", made_by="specrun datastore build"),
+            file=DraftFile(
+                "the datastore",
+                "rest(docs.store)",
+                made_by="specrun datastore build",
+                is_model=False,
+            ),
         ),
         Method(
             "lookahead",
@@ -263,7 +270,7 @@ def find_method(name: str) -> Method:
         problem = "is the name of an acceptance rule (--accept), not of a drafter"
         raise OptionError(f"{name} {problem}: the drafter is cascade(draft(FILE), prompt-lookup)")
     if method is None:
-        raise unknown_option(name, list(METHODS), "the drafter language")
+        raise unknown_name(name, list(METHODS), "drafter")
     return method
 
 

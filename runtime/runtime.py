@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
+from specrun.bindings.lora import LoraFile
 from specrun.bindings.model import Model
 from specrun.bindings.placement import Placement, placing
 from specrun.bindings.rope_scaling import RopeScaling
@@ -32,6 +33,7 @@ from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import parse_expression
 from specrun.runtime.memory import Fitted, Loading, fit_here, noting_plan, plan_in_use
+from specrun.runtime.models.names import locate_model
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.padding import Wider
 from specrun.runtime.results import GenerationResult
@@ -62,7 +64,9 @@ class RuntimeOptions:
     "fixed", or a width in tokens, evaluates as many tokens whatever is drafted, so that a text is
     the same to the bit with any drafter of point masses of that width. `backend_sampling` "on", or
     "auto" where a GPU has the whole target, sends only the best logits of each row to the host, in
-    answers without log- probabilities that keep a top k; no GPU has yet been tried.
+    answers without log-probabilities that keep a top k; no GPU has yet been tried. `lora` are
+    adapters for the target, each a FILE or FILE:SCALE; the drafter stays as it is, and its
+    acceptance tells.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -78,6 +82,7 @@ class RuntimeOptions:
     trust: bool = False
     shape: Shape = "free"
     backend_sampling: BackendSampling = "off"
+    lora: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,8 @@ def opening(
                 load_nextn=reads_own_blocks(parse_expression(loading.drafter)),
             )
             opened.callback(model.close)
+            for text in options.lora:
+                model.add_lora(LoraFile.parse(text))
             is_wanted(options.backend_sampling, model)  # raises for what is no choice
             sized = dataclasses.replace(loading.context, n_ctx=loading.context.size_for(model))
             environment = DraftEnvironment(
@@ -160,10 +167,12 @@ def opening(
 class Runtime:
     """A target, a drafter and their cache, ready to answer. Not for several threads at once.
 
-    `drafter` is an expression of the drafter language (`"none"`, `"prompt-lookup"`,
-    `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions`, of its
-    `context` and its `placement`, such as `n_ctx=8192` or `devices=["CUDA0"]`; an unknown one
-    raises `OptionError` naming the nearest. Close it, or use it as a context manager.
+    `target` is a path, an unambiguous name of a model that the hub, llama.cpp, ollama or LM Studio
+    keep on this disk, or `hf:OWNER/REPO:QUANT`, which is fetched from the hub. `drafter` is an
+    expression of the drafter language (`"none"`, `"prompt-lookup"`, `"draft(small.gguf, n=5)"`,
+    ...). Further options are those of `RuntimeOptions`, of its `context` and its `placement`, such
+    as `n_ctx=8192` or `devices=["CUDA0"]`; an unknown one raises `OptionError` naming the nearest.
+    Close it, or use it as a context manager.
     """
 
     def __init__(
@@ -172,7 +181,8 @@ class Runtime:
         drafter: str | None = "none",
         **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
     ) -> None:
-        self._open(Path(target), drafter or "none", parse_options(options), {})
+        parsed = parse_options(options)
+        self._open(locate_model(target), drafter or "none", parsed, {})
 
     @classmethod
     def demo(cls, drafter: str = "draft", **options: Any) -> Runtime:  # noqa: ANN401 - see __init__
@@ -272,6 +282,27 @@ class Runtime:
         from specrun.runtime.chat_template import chat_tokens
 
         return chat_tokens(self.chat_template, self.vocabulary, messages)
+
+    # -- keeping a prompt's cache ------------------------------------------------------------------
+
+    def save_session(self, path: str | os.PathLike[str]) -> int:
+        """Keep the cache of the conversation so far in a file; return how many tokens it holds.
+
+        `load_session` of another runtime with the same model and settings takes it up: what its
+        prompts share with the conversation is then not evaluated again. Errors: `session_file`.
+        """
+        from specrun.runtime.session_file import save_session
+
+        return save_session(self.session, Path(path))
+
+    def load_session(self, path: str | os.PathLike[str]) -> int:
+        """Take up a kept cache; return how many tokens it holds, 0 where the drafter forbids it.
+
+        That is one which reads the target's states: it would have to be shown those of the prompt.
+        """
+        from specrun.runtime.session_file import load_session
+
+        return load_session(self.session, Path(path))
 
     # -- what is open ------------------------------------------------------------------------------
 

@@ -22,11 +22,19 @@ RANDOM_SEED = -1
 """The seed that stands for a random one, as in llama.cpp."""
 
 
+def unknown_name(name: str, known: list[str], kind: str) -> OptionError:
+    """Return the error for a name that nothing of this kind has, with the nearest that has."""
+    return OptionError(f"there is no {kind} {name!r}: {_nearest(name, known)}")
+
+
 def unknown_option(name: str, known: list[str], where: str) -> OptionError:
     """Return the error for an option that does not exist, with the nearest one that does."""
+    return OptionError(f"{where} has no option {name!r}: {_nearest(name, known)}")
+
+
+def _nearest(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-    return OptionError(f"{where} has no option {name!r}: {hint}")
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
 
 
 def whole_number(value: object) -> int | None:

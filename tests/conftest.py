@@ -23,6 +23,7 @@ from specrun.runtime.drafters import build
 # that they start know the files that were written here.
 _CACHE = tempfile.mkdtemp(prefix="specrun-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE
+os.environ["XDG_CONFIG_HOME"] = os.path.join(_CACHE, "config")  # nor are the user's settings read
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
 

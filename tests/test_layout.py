@@ -66,6 +66,7 @@ FLOORS = (
     Floor("heads", ("heads",)),
     Floor("shapes of trees", ("trees",)),
     Floor("costs", ("costs",)),
+    Floor("models that are there, or on the hub", ("models",)),
     Floor("what all methods share", ("drafters",)),
     Floor("datastores", ("drafters/retrieval/datastore",)),
     Floor(
@@ -84,7 +85,7 @@ FLOORS = (
         ),
     ),
     Floor("combinators", ("drafters/combinators",)),
-    Floor("an answer", ("sequential", "session")),
+    Floor("an answer", ("sequential", "session", "session_file")),
     Floor("tuning", ("tuning",)),
     Floor("the interface", ("runtime",)),
     Floor("several conversations", ("engine",)),
@@ -166,6 +167,7 @@ LOADED = """
 import sys
 import specrun.runtime
 heavy = {"llama_cpp", "torch", "gguf", "jinja2", "click", "rich", "hypothesis", "matplotlib", "transformers"}
+heavy |= {"huggingface_hub", "httpx2", "http.client", "ssl"}
 print(sorted(heavy & set(sys.modules)))
 """  # noqa: E501 - as it is shown
 

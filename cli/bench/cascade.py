@@ -87,7 +87,7 @@ class _Extent:
 _compared_options = option_group(
     "compared",
     _Compared,
-    _MODELS.option(MODEL_DRAFT, "The small model; --demo has its own.", FILE),
+    _MODELS.model(MODEL_DRAFT, "The small model; --demo has its own."),
     _MODELS.option(
         "--accept RULE",
         "A rule to measure, as generate takes it; repeatable.",

@@ -59,10 +59,9 @@ class Measuring:
 drafter_choice_options = option_group(
     "chosen",
     DrafterChoice,
-    _DRAFTERS.option(
+    _DRAFTERS.model(
         MODEL_DRAFT,
         'A draft model or heads: short for --drafter KIND("FILE"); repeatable.',
-        FILE,
         multiple=True,
     ),
     _DRAFTERS.option(

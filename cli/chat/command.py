@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -12,6 +13,7 @@ from specrun.cli.chat.input import make_line_reader
 from specrun.cli.chat.loop import Chat
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
+from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import (
     DraftSettings,
@@ -25,6 +27,7 @@ from specrun.cli.options.opening import check_sampling, open_runtime
 from specrun.cli.options.output import AnswerDisplay, answer_display_options, terminal_options
 from specrun.cli.options.prompt import system_prompt_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
+from specrun.cli.options.session import kept_session, session_option
 from specrun.cli.terminal.table import count_text
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime import Runtime
@@ -52,6 +55,8 @@ _DEMO_NOTE = "The embedded models are tiny: drafting gains no time with them, it
 @system_prompt_options
 @terminal_options
 @answer_display_options
+@session_option
+@lora_option
 def chat(
     load: LoadSettings,
     draft: DraftSettings,
@@ -60,16 +65,19 @@ def chat(
     system: str | None,
     terminal: Terminal,
     display: AnswerDisplay,
+    session: Path | None,
+    lora: tuple[str, ...],
 ) -> None:
     """Talk to a model, with its drafts verified so that it says what it would have said without."""
-    with open_runtime(load, draft, template, answer.params, terminal) as runtime:
+    with open_runtime(load, draft, template, answer.params, terminal, lora) as runtime:
         check_sampling(answer.params, runtime)
         _ = runtime.chat_template  # a model without one is refused before the first message
         _print_banner(runtime, answer, terminal, demo=load.demo)
         conversation = Conversation(answer.params, answer.max_tokens, system)
-        exit_code = Chat(runtime, conversation, terminal, display).run(
-            make_line_reader(COMMAND_NAMES), handle_command
-        )
+        with kept_session(runtime, session, terminal):
+            exit_code = Chat(runtime, conversation, terminal, display).run(
+                make_line_reader(COMMAND_NAMES), handle_command
+            )
     if not sys.stdin.isatty():
         click.get_current_context().exit(exit_code)
 

@@ -14,7 +14,7 @@ from specrun.runtime.samplers.order import (
     read_sampler_letters,
     read_samplers,
 )
-from specrun.runtime.sampling import SamplingParams, unknown_option
+from specrun.runtime.sampling import SamplingParams, unknown_name
 
 MAX_TOKENS = "max_tokens"
 _ALIASES = {
@@ -125,7 +125,7 @@ def change_setting(conversation: Conversation, name: str, text: str, *, vocab_si
     name = name.lstrip("-").replace("-", "_").lower()
     name = _ALIASES.get(name, name)
     if name not in _READERS:
-        raise unknown_option(name, list(_READERS), "/set")
+        raise unknown_name(name, list(_READERS), "setting")
     value = _READERS[name](text)
     if name == "logit_bias" and (beyond := [token for token in value if token >= vocab_size]):
         raise OptionError(

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import click
 
-from specrun.bindings.errors import extra_command
+from specrun.bindings.installation import build_command, extra_command
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.terminal.table import bytes_text, print_facts, print_table
@@ -49,8 +49,8 @@ _TIMEOUT_S = 120.0
 _ILLEGAL_INSTRUCTIONS = {-getattr(signal, "SIGILL", 4), 0xC000001D, -1073741795}
 _REBUILD = (
     "rebuild llama-cpp-python with CFLAGS and CXXFLAGS set to "
-    '"-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" (`make chat` does), or with '
-    'CMAKE_ARGS="-DGGML_NATIVE=OFF"'
+    '"-mno-amx-tile -mno-amx-int8 -mno-amx-bf16", or for any processor: '
+    f"{build_command('make chat', 'GGML_NATIVE=OFF')}"
 )
 State = Literal["ok", "failed", "skipped"]
 

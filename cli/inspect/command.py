@@ -30,6 +30,7 @@ from specrun.cli.inspect.memory import (
 from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise, tensor_rows
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, trust_option
+from specrun.cli.options.model_files import MODEL_FILE
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, LayerCountType
 from specrun.cli.terminal.paths import read_text
@@ -204,10 +205,10 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
 
 
 @click.command(cls=_InspectCommand, epilog=_EPILOG)
-@click.argument("file", type=FILE, required=False)
-@click.argument("other", type=FILE, required=False)
-@MODEL.option("-m, --model", "The model, in the place of FILE.", FILE, allow_from_autoenv=False)
-@MODEL.option(MODEL_DRAFT, "Check a draft model or heads.", FILE)
+@click.argument("file", type=MODEL_FILE, metavar="[FILE]", required=False)
+@click.argument("other", type=MODEL_FILE, metavar="[OTHER]", required=False)
+@MODEL.model("-m, --model", "The model, in the place of FILE.", allow_from_autoenv=False)
+@MODEL.model(MODEL_DRAFT, "Check a draft model or heads.")
 @MODEL.option(
     "--sha256 [HEX]",
     "Print the file's checksum; with HEX, fail if it is another.",

@@ -8,16 +8,9 @@ from typing import Any
 
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
+from specrun.bindings.vocabulary import STORED_KINDS
 from specrun.cli.terminal.table import bytes_text, count_text
 
-_VOCABULARY_KINDS = {
-    "llama": "SPM",
-    "gpt2": "BPE",
-    "bert": "WPM",
-    "t5": "UGM",
-    "rwkv": "RWKV",
-    "plamo2": "PLAMO2",
-}
 _SPECIAL = "_token_id"
 _TOKENIZER = "tokenizer.ggml."
 
@@ -165,7 +158,7 @@ def _vocabulary(header: GGUFHeader) -> dict[str, Any]:
             name = key.removeprefix(_TOKENIZER).removesuffix(_SPECIAL)
             special[name] = {"id": value, "text": text}
     return {
-        "kind": _VOCABULARY_KINDS.get(str(kind), str(kind)) if kind is not None else None,
+        "kind": STORED_KINDS.get(str(kind), str(kind)) if kind is not None else None,
         "size": len(tokens) if isinstance(tokens, ArrayValue) else None,
         "pre_tokenizer": _value(header, f"{_TOKENIZER}pre"),
         "special_tokens": special,

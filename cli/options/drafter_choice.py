@@ -13,6 +13,7 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.model import DraftSettings
+from specrun.cli.options.model_files import located
 from specrun.cli.terminal.paths import require_file
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.language import Expression, parse_expression, quoted
@@ -68,18 +69,19 @@ def is_bare_auto(drafter: str) -> bool:
 
 
 def require_draft_files(expression: Expression) -> None:
-    """Raise with near names if a file named in an expression is missing."""
+    """Raise with near names if a file named in an expression is missing; fetch those of the hub."""
     method = METHODS.get(expression.atom)
-    takes_file = method is not None and method.file is not None
-    files = [given for given in expression.arguments if takes_file or given.atom.endswith(".gguf")]
-    files += [
-        value
-        for name, value in expression.options
-        if value.atom.endswith(".gguf") or name == "reference"
-    ]
-    for file in files:
-        if not file.is_call:
+    takes = None if method is None else method.file
+    for file in expression.arguments:
+        if file.is_call:
+            continue
+        if takes is not None and takes.is_model:
+            located(file.atom)
+        elif takes is not None or file.atom.endswith(".gguf"):
             require_file(Path(file.atom).expanduser())
+    for name, value in expression.options:
+        if not value.is_call and (value.atom.endswith(".gguf") or name == "reference"):
+            require_file(Path(value.atom).expanduser())
     for file in (*expression.arguments, *(value for _, value in expression.options)):
         require_draft_files(file)
 

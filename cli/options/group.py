@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import click
 from click.core import ParameterSource
 from click.types import OptionHelpExtra
 
+from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.cli.options.config_file import config_path, defaults_of
+from specrun.cli.options.model_files import MODEL_FILE, locate_all, set_offline, with_hub_value
+
 ENVIRONMENT_PREFIX = "SPECRUN"
+_HUB_OPTIONS = {
+    "-m": ("-hf, -hfr, --hf-repo", "hf_repo"),
+    "-md": ("-hfd, -hfrd, --hf-repo-draft", "hf_repo_draft"),
+}
+_INSTEAD_OF_MODELS = ("demo", "drafter")
 CommandFunction: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
 
@@ -57,11 +66,38 @@ class SectionedOption(click.Option):
             known += [f"{ctx.auto_envvar_prefix}_{name}", f"{ENVIRONMENT_PREFIX}_{name}"]
         return next((os.environ[name] for name in known if os.environ.get(name)), None)
 
+    def process_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's
+        """Convert the value; one that the config file gave is said to be from there."""
+        try:
+            return super().process_value(ctx, value)
+        except (click.UsageError, SpecrunError) as error:
+            if ctx.get_parameter_source(str(self.name)) is ParameterSource.DEFAULT_MAP:
+                text = error.format_message() if isinstance(error, click.UsageError) else error
+                raise OptionError(f"{config_path()}: {text}") from error
+            raise
+
     def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:
         """Return what the help puts in brackets: the default, not the range of valid values."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
+
+
+class ModelOption(SectionedOption):
+    """An option that names a model, beside one that names a repository of the hub in its place."""
+
+    def __init__(self, *args: Any, hub: str, **attributes: Any) -> None:  # noqa: ANN401 - click's
+        super().__init__(*args, **attributes)
+        self._hub = hub
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, Any]
+    ) -> tuple[Any, ParameterSource]:
+        """Return what was given, -hf OWNER/REPO as hf:OWNER/REPO."""
+        own = super().consume_value(ctx, opts)
+        hub = next(known for known in ctx.command.params if known.name == self._hub)
+        assert isinstance(hub, click.Option)
+        return with_hub_value(ctx, opts, own, self.opts[0], hub)
 
 
 class Section:
@@ -87,9 +123,9 @@ class Section:
         *names, last = usage.split(", ")
         name, _, metavar = last.partition(" ")
         attributes.setdefault("show_default", attributes.get("default") is not None or None)
+        attributes.setdefault("cls", SectionedOption)
         return click.option(
             *(*names, name, *([dest] if dest else [])),
-            cls=SectionedOption,
             section=self.name,
             type=kind,
             metavar=metavar or None,
@@ -100,6 +136,20 @@ class Section:
     def flag(self, usage: str, help: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - click's
         """Declare an option without a value."""
         return self.option(usage, help, is_flag=True, **attributes)
+
+    def model(self, usage: str, help: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - click's
+        """Declare an option that names a model, and -hf (-hfd for what drafts) beside it."""
+        own = usage.split(", ")[0]
+        names, dest = _HUB_OPTIONS["-md" if own == "-md" else "-m"]
+        option = self.option(usage, help, MODEL_FILE, cls=ModelOption, hub=dest, **attributes)
+        hub = self.option(
+            f"{names} OWNER/REPO[:QUANT]",
+            f"Short for {own} hf:OWNER/REPO[:QUANT]: a model of the Hugging Face hub, fetched into "
+            "the cache; without QUANT its Q4_K_M, Q8_0 or first file.",
+            expose_value=False,
+            multiple=bool(attributes.get("multiple")),
+        )
+        return declare(option, hub)
 
     def threads(self, help: str, *, usage: str = "-t, --threads N", most: int = 512) -> Decorator:
         """Declare -t, by default one thread a core."""
@@ -120,8 +170,25 @@ _ORDER = [
 class SectionedCommand(click.Command):
     """A command whose help lists its options by section.
 
-    Sections of its own come first, then those of `_ORDER`, which many commands have.
+    Sections of its own come first, then those of `_ORDER`, which many commands have. Where an
+    option names a model, there is --offline too, and the command gets the model's file.
     """
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:  # noqa: ANN401 - click's
+        super().__init__(*args, **attributes)
+        if any(isinstance(option, ModelOption) for option in self.params):
+            self.params.append(_offline_option())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; what they and the environment leave out the config file may say."""
+        if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
+            ctx.default_map = defaults_of(ctx)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
+        """Find the models that are named, and run the command."""
+        locate_all(ctx, lambda name: bool(outvoted([name], by=_INSTEAD_OF_MODELS)))
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, one definition list a section."""
@@ -131,12 +198,26 @@ class SectionedCommand(click.Command):
             if record is not None:
                 name = parameter.section if isinstance(parameter, SectionedOption) else _OTHER
                 sections.setdefault(name, []).append(record)
-        for name in sorted(sections, key=_place):
+        for name in sorted(sections, key=place_of_section):
             with formatter.section(name):
                 formatter.write_dl(sections[name], col_max=34)
 
 
-def _place(section: str) -> int:
+def _offline_option() -> click.Option:
+    def nothing() -> None: ...
+
+    MODEL.flag(
+        "--offline",
+        "Take models of the hub from the cache, without asking it.",
+        expose_value=False,
+        callback=set_offline,
+    )(nothing)
+    option: click.Option = nothing.__click_params__[0]  # type: ignore[attr-defined]
+    return option
+
+
+def place_of_section(section: str) -> int:
+    """Return where a heading of the help stands; those of a command's own come first."""
     return _ORDER.index(section) if section in _ORDER else -1
 
 
@@ -174,12 +255,14 @@ def declare(*options: Decorator) -> Decorator:
 
 
 def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
-    """Return the `losers` that come from the environment where one of `by` was typed."""
+    """Return the `losers` that are said less directly than one of `by`.
+
+    What was typed goes before the environment, and that before the config file.
+    """
     context = click.get_current_context()
 
-    def came_from(name: str, source: ParameterSource) -> bool:
-        return context.get_parameter_source(name) is source
+    def source(name: str) -> ParameterSource:
+        return context.get_parameter_source(name) or ParameterSource.DEFAULT
 
-    if not any(came_from(name, ParameterSource.COMMANDLINE) for name in by):
-        return set()
-    return {name for name in losers if came_from(name, ParameterSource.ENVIRONMENT)}
+    first = min(map(source, by), default=ParameterSource.DEFAULT)
+    return {name for name in losers if first < source(name) < ParameterSource.DEFAULT}

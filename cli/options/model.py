@@ -185,7 +185,7 @@ def attention_options(section: Section) -> list[Decorator]:
 load_options = option_group(
     "load",
     _load_settings,
-    MODEL.option("-m, --model", "The target: a GGUF file.", FILE),
+    MODEL.model("-m, --model", "The target: a GGUF file, or a name of `specrun models`."),
     MODEL.flag("--demo", "The embedded target and drafter, instead of -m."),
     trust_option,
     EVALUATION.option(
@@ -263,11 +263,10 @@ def _rules() -> str:
 draft_options = option_group(
     "draft",
     _draft_settings,
-    DRAFTING.option(
+    DRAFTING.model(
         MODEL_DRAFT,
         "What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short for "
         '--drafter KIND("FILE").',
-        FILE,
     ),
     DRAFTING.option(
         "--drafter EXPR",

@@ -29,6 +29,7 @@ def open_runtime(
     template: TemplateSettings,
     params: SamplingParams,
     terminal: Terminal,
+    lora: tuple[str, ...] = (),
 ) -> Iterator[Runtime]:
     """Load the models that the options name, until the end; `params` choose among tuned plans."""
     check_named(load)
@@ -41,6 +42,7 @@ def open_runtime(
         "seed": None,
         "reference": draft.reference,
         "shape": shape,
+        "lora": lora,
     }
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:

@@ -45,7 +45,7 @@ def reported_errors(context: click.Context) -> Iterator[None]:
     except SpecrunError as error:
         raise ReportedError(noted(str(error), error), error.exit_code) from error
     except KeyboardInterrupt as error:
-        raise ReportedError("interrupted", INTERRUPTED) from error
+        raise ReportedError(noted("interrupted", error), INTERRUPTED) from error
     except BrokenPipeError as error:
         _forget_streams()
         raise click.exceptions.Exit(0) from error

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from specrun.cli.terminal.table import duration_text
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.table import bytes_text, duration_text
+from specrun.cli.terminal.terminal import Terminal, one_line
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 _WIDTH = 24
 
@@ -59,6 +59,29 @@ def progress_bar(terminal: Terminal, first: str) -> Iterator[Callable[[str, floa
 @contextmanager
 def byte_progress(terminal: Terminal, what: str) -> Iterator[Callable[[int, int], None]]:
     """Yield what shows the bytes done and the bytes in all, with speed and time left."""
+    with _byte_bar(terminal) as report:
+        yield lambda done, total: report(what, done, total)
+
+
+@contextmanager
+def fetch_progress(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield what shows one file after the other, its bytes done and in all; else a line each."""
+    told: set[str] = set()
+    with _byte_bar(terminal) as report:
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in told and not what.startswith("checking "):
+                told.add(what)
+                rest = f" ({bytes_text(done)} are there)" if done else ""
+                terminal.note(f"fetching {one_line(what)}, {bytes_text(total)}{rest}")
+            report(one_line(what, 60), done, total)
+
+        yield show
+
+
+@contextmanager
+def _byte_bar(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield what shows a name, the bytes done and the bytes in all, with speed and time left."""
 
     def columns() -> list[ProgressColumn]:
         from rich.progress import (
@@ -69,15 +92,23 @@ def byte_progress(terminal: Terminal, what: str) -> Iterator[Callable[[int, int]
             TransferSpeedColumn,
         )
 
-        text, size = TextColumn("{task.description}"), DownloadColumn(binary_units=True)
+        text, size = (
+            TextColumn("{task.description}", markup=False),
+            DownloadColumn(binary_units=True),
+        )
         return [text, BarColumn(), size, TransferSpeedColumn(), TimeRemainingColumn()]
 
     with screen_bar(terminal, columns) as bar:
-        task = None if bar is None else bar.add_task(what, total=None)
+        tasks: dict[str, TaskID] = {}
 
-        def report(done: int, total: int) -> None:
-            if bar is not None and task is not None:
-                bar.update(task, completed=done, total=total)
+        def report(what: str, done: int, total: int) -> None:
+            if bar is None:
+                return
+            if what not in tasks:
+                for earlier in tasks.values():
+                    bar.update(earlier, visible=False)
+                tasks[what] = bar.add_task(what, total=total, completed=done)
+            bar.update(tasks[what], completed=done, total=total)
 
         yield report
 

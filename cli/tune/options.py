@@ -51,7 +51,7 @@ class TuneOutput:
 tune_text_options = option_group(
     "text",
     TuneText,
-    MODEL.option(MODEL_DRAFT, "The draft model: a GGUF file.", FILE),
+    MODEL.model(MODEL_DRAFT, "The draft model: a GGUF file."),
     prompts_option(_TEXTS),
     _TEXTS.option("-f, --file", "A file that is one prompt.", FILE),
     no_template_option(_TEXTS),

@@ -27,7 +27,7 @@ from specrun.runtime.acceptance.spec_cascade import (
 from specrun.runtime.acceptance.typical import TypicalRule
 from specrun.runtime.acceptance.user_rule import LawFunction, UserRule
 from specrun.runtime.language import Expression, ExpressionOptions, parse_expression
-from specrun.runtime.sampling import unknown_option
+from specrun.runtime.sampling import unknown_name
 
 Rule = AcceptanceRule | PairRule
 """What decides rounds: by the target's law alone, or by the drafter's too."""
@@ -56,10 +56,10 @@ def build_rule(text: str) -> Rule | SequentialCascade:
         problem = "is a drafter (--drafter), not an acceptance rule"
         raise OptionError(f"cascade {problem}: the rules of speculative cascades are {cascades}")
     rule = _RULES.get(name)
+    if has_options and (rule is not None or name in _REGISTERED):
+        raise OptionError(f"the acceptance rule {name} has no options: {expression}")
     if rule is None:
-        raise unknown_option(expression.atom, rule_names(), "the acceptance rule")
-    if has_options:
-        raise unknown_option(str(expression), rule_names(), "the acceptance rule")
+        raise unknown_name(expression.atom, rule_names(), "acceptance rule")
     return rule()
 
 

@@ -18,6 +18,7 @@ from specrun.runtime.drafter import DrafterWeights, make_all
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import find_method
+from specrun.runtime.models.names import locate_model
 from specrun.runtime.offload import LayerCount
 
 _FIXED_WIDTH = 8  # CPUs pay twice as much for 16 tokens, for few more that are accepted
@@ -121,3 +122,11 @@ def file_of(expression: Expression, env: DraftEnvironment) -> Path:
         request = "there is no file to name" if file is None else file.request
         raise OptionError(f"{expression}: {request}")
     return default
+
+
+def model_file_of(expression: Expression, env: DraftEnvironment) -> Path:
+    """Return the file of a model or heads; an expression may also name it as `locate_model` does.
+
+    That is `hf:OWNER/REPO:QUANT`, or an unambiguous name of a model that is stored here.
+    """
+    return locate_model(file_of(expression, env))

@@ -347,7 +347,7 @@ def test_a_bad_option_is_refused_and_nothing_stays_open(tiny_model, options, nam
         ("prompt-lookup(min_ngram=17)", "min_ngram <= max_ngram"),
         ("draft", "name the GGUF file"),
         ("draft(a.gguf, b.gguf)", "at most"),
-        ("draft(a.gguf, sampling=no)", "no option 'no'"),
+        ("draft(a.gguf, sampling=no)", "no sampling of draft called 'no'"),
         ("draft(", "character 7"),
     ],
 )

@@ -31,7 +31,12 @@ from specrun.runtime.drafters.draft_model import (
     draft_context_options,
     open_draft_model,
 )
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts, file_of
+from specrun.runtime.drafters.environment import (
+    BuildPart,
+    DraftEnvironment,
+    build_parts,
+    model_file_of,
+)
 from specrun.runtime.drafters.lookahead import MAX_NGRAM, WindowGuard
 from specrun.runtime.drafters.lookahead.build import open_pool
 from specrun.runtime.language import Expression
@@ -102,7 +107,7 @@ def _open_cascade(
     expression: Expression, outer: Expression, env: DraftEnvironment, max_rounds: int
 ) -> _CascadeModel:
     chain = _cascade_chain(outer, expression)
-    model = open_draft_model(file_of(outer, env), env)
+    model = open_draft_model(model_file_of(outer, env), env)
     return _CascadeModel(model, str(expression), chain, max_rounds, env)
 
 

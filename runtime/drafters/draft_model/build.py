@@ -20,7 +20,7 @@ from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftS
 from specrun.runtime.drafters.draft_model.pair import DraftPair
 from specrun.runtime.drafters.draft_model.retokenised import RetokenisedDrafter
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.methods import TREE_OPTIONS, options_of
@@ -108,7 +108,7 @@ def _build_draft_tree(
         raise OptionError(f"{expression}: {problem}")
     p_min = options.number("p_min", 0.0)
     sampling = tree_sampling(options, "argmax" if tree.is_dynamic else "without")
-    path = file_of(expression, env)
+    path = model_file_of(expression, env)
 
     def plan(nodes: int, depth: int) -> Topology:
         measured = measured_acceptance(env.target.path, path, sampling)
@@ -138,7 +138,7 @@ def _with_draft_model(
     n_outputs: int = 1,
 ) -> DrafterWeights:
     """Open a draft model; every conversation gets what `make` makes of a context of this size."""
-    model = _load_draft_model(file_of(expression, env), env)
+    model = _load_draft_model(model_file_of(expression, env), env)
     try:
         pair = DraftPair.of(env.target, model, expression)
         if pair.by_text:

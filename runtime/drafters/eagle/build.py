@@ -16,7 +16,7 @@ from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
 from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head
 from specrun.runtime.drafters.eagle.eagle_head import EagleHead
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, ExpressionOptions
@@ -44,7 +44,7 @@ def _build(
     if tree.n is None and not tree.asks_for_tree:
         tree = _DEFAULT
     sampling = tree_sampling(options, "argmax")
-    path = file_of(expression, env)
+    path = model_file_of(expression, env)
     plan = _planner(expression, options, tree, sampling, path, env)
     shape = _shape(tree, env, plan)
     check_sampling(shape, sampling)

@@ -7,7 +7,7 @@ import dataclasses
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import TYPICAL_PATH_ACCURACY
 from specrun.runtime.drafter import DrafterWeights
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.hydra.drafter import HydraDrafter
 from specrun.runtime.drafters.hydra.hydra_head import HydraHead
 from specrun.runtime.drafters.tree_options import TreeOptions, head_tree, ranks_by_depth
@@ -23,7 +23,7 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
     `n` for a chain.
     """
     options = options_of(expression)
-    path = file_of(expression, env)
+    path = model_file_of(expression, env)
     head = HydraHead(path, env.target, n_threads=env.context.n_threads)
     try:
         shape = _shape(expression, options, env, head)

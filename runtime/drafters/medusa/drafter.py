@@ -11,7 +11,7 @@ from specrun.runtime.costs import TYPICAL_ACCURACY
 from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
 from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
 from specrun.runtime.heads import NativeShare
@@ -133,7 +133,7 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
     Where neither says which nodes there are, a round verifies what pays of the largest tree.
     """
     options = options_of(expression)
-    path = file_of(expression, env)
+    path = model_file_of(expression, env)
     head = MedusaHead(path, env.target, n_threads=env.context.n_threads)
     share = head.evaluated_params / env.target.n_params
     chosen = options.optional("tree") is None and options.optional("nodes") in (None, "auto")

@@ -18,7 +18,7 @@ from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import MtpContext, check_nextn
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DrafterWeights, DraftRequest
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.mtp.state import MtpState
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads import FloatRows
@@ -127,7 +127,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
     check_p_min(p_min)
     owns_model, model = bool(expression.arguments), env.target
     if owns_model:
-        model = _open(Path(expression.arguments[0].atom).expanduser(), env)
+        model = _open(model_file_of(expression, env), env)
     try:
         n_tokens = _n_tokens(expression, model, n, env.most_drafted)
         check_nextn(model)

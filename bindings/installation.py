@@ -1,0 +1,58 @@
+"""The installation (its sources, pip or pipx), for messages that say what to run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shlex
+import sys
+from pathlib import Path
+
+_EXTRA = re.compile(r"(?P<package>[^;]+?)\s*;\s*extra\s*==\s*['\"](?P<extra>\w+)['\"]")
+_OWN = re.compile(r"specrun\[(?P<extra>\w+)\]")
+_LLAMA = "llama-cpp-python"
+
+
+def source_folder() -> Path | None:
+    """Return the folder of the sources that are run; None: an installed copy is."""
+    folder = Path(__file__).resolve().parent.parent
+    return folder if (folder / "pyproject.toml").is_file() else None
+
+
+def install_command(packages: list[str]) -> str:
+    """Return the command that installs packages beside specrun."""
+    listed = " ".join(map(shlex.quote, packages))
+    if "pipx" in Path(sys.prefix).parts:
+        return f"pipx inject specrun {listed}"
+    return f"{shlex.quote(sys.executable)} -m pip install {listed}"
+
+
+def extra_command(extra: str) -> str:
+    """Return what to do so that the packages of an extra of pyproject.toml are there."""
+    if source_folder() is not None:
+        return f"run pip install -c constraints.txt -e '.[{extra}]' in specrun's folder"
+    return f"run {install_command(_packages(extra))}"
+
+
+def build_command(make: str, *settings: str) -> str:
+    """Return what builds llama.cpp with CMake settings; `make` does it in specrun's folder."""
+    if source_folder() is not None:
+        return f"`{make}`"
+    version = importlib.metadata.version(_LLAMA)
+    options = " ".join(f"-D{setting}" for setting in settings)
+    again = f"--force-reinstall --no-deps --no-cache-dir --no-binary {_LLAMA} {_LLAMA}=={version}"
+    return (
+        f"`CMAKE_ARGS={shlex.quote(options)} {shlex.quote(sys.executable)} -m pip install {again}`"
+    )
+
+
+def _packages(extra: str) -> list[str]:
+    """Return the packages of an extra, as the installed metadata has them."""
+    found: list[str] = []
+    for text in importlib.metadata.requires("specrun") or ():
+        match = _EXTRA.fullmatch(text)
+        if match is None or match["extra"] != extra:
+            continue
+        own = _OWN.fullmatch(match["package"])
+        found += _packages(own["extra"]) if own else [match["package"]]
+    return list(dict.fromkeys(found))

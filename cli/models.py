@@ -1,0 +1,158 @@
+"""`specrun models`: the GGUF models that are on this disk, and which could draft for which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specrun.bindings.errors import FileMissingError
+from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.terminal.table import bytes_text, count_text, print_table
+from specrun.cli.terminal.terminal import Terminal, one_line
+
+if TYPE_CHECKING:
+    from specrun.runtime.models import ModelEntry, StoredModel
+
+_EPILOG = """\b
+Examples:
+  specrun models                      everything
+  specrun models smollm               those whose names hold this
+  specrun chat -m smollm2-135m        a name that only one model has opens it
+  specrun models --json
+
+\b
+Read are the caches of the Hugging Face hub, llama.cpp, ollama and LM Studio, nothing is changed:
+LLAMA_CACHE, HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and OLLAMA_MODELS say where they lie. A model
+could draft for those of the same vocabulary that are at least twice as large.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("name", required=False)
+@json_option()
+@terminal_options
+def models(name: str | None, as_json: bool, terminal: Terminal) -> None:
+    """List the models on this disk: size, architecture, quantization, and what drafts for what."""
+    from specrun.runtime.models import catalogue, stored_models
+
+    found = stored_models()
+    entries = _chosen(name, catalogue(found.models))
+    if as_json:
+        problems = list(found.problems)
+        facts = {"models": [_facts(entry) for entry in entries], "problems": problems}
+        terminal.answer(json.dumps(facts) + "\n")
+        return
+    if entries:
+        _print(terminal, entries)
+    else:
+        terminal.say("There are no models in the caches; specrun chat -hf OWNER/REPO fetches one.")
+    for entry in entries:
+        if entry.problem:
+            terminal.warn(one_line(entry.problem, 400))
+    for problem in found.problems:
+        terminal.warn(one_line(problem, 400))
+
+
+def _chosen(name: str | None, entries: list[ModelEntry]) -> list[ModelEntry]:
+    """Return the entries whose names hold `name`; raises FileMissingError if none does."""
+    if name is None:
+        return entries
+    wanted = name.casefold()
+    chosen = [entry for entry in entries if _is_called(entry.model, wanted)]
+    if not chosen:
+        raise FileMissingError(f"no model here is called {name}: `specrun models` lists all")
+    return chosen
+
+
+def _is_called(model: StoredModel, wanted: str) -> bool:
+    return any(wanted in said.casefold() for said in (model.name, *model.aliases))
+
+
+def _print(terminal: Terminal, entries: Sequence[ModelEntry]) -> None:
+    numbers = {entry.model.name: f"{number}" for number, entry in enumerate(entries, 1)}
+    drafters = [
+        " ".join(numbers[name] for name in entry.drafters if name in numbers) for entry in entries
+    ]
+    total = bytes_text(sum(entry.n_bytes for entry in entries))
+    title = f"{len(entries)} model{'s' * (len(entries) > 1)}, {total}"
+    rows = [_row(entry) for entry in entries]
+    if terminal.answers_on_screen:
+        _print_framed(terminal, title, rows, [entry.model.store for entry in entries], drafters)
+    else:
+        head = ("", "name", "in", "size", "model", "type", "use", "drafters")
+        lines = [
+            (f"{number}", row[0], entry.model.store, *row[1:], by)
+            for number, (row, entry, by) in enumerate(zip(rows, entries, drafters, strict=True), 1)
+        ]
+        print_table(terminal, title, head, lines)
+    if any(drafters):
+        terminal.note("drafters: what could draft for it, by number; `specrun tune` measures")
+
+
+def _row(entry: ModelEntry) -> tuple[str, ...]:
+    weights = "" if entry.n_parameters is None else count_text(entry.n_parameters)
+    model = f"{entry.architecture or '?'} {weights}".strip()
+    size = bytes_text(entry.n_bytes)
+    kind = "damaged" if entry.problem else entry.quantization or "?"
+    return entry.model.name, size, model, kind, _use(entry)
+
+
+def _print_framed(
+    terminal: Terminal,
+    title: str,
+    rows: Sequence[Sequence[str]],
+    stores: Sequence[str],
+    drafters: Sequence[str],
+) -> None:
+    """Print the models below the names of their stores; only long names are broken."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table.pad_edge, table.padding = False, (0, 2, 0, 0)
+    table.add_column("", justify="right", style="dim", no_wrap=True)
+    table.add_column("name", overflow="fold")
+    for name in ("size", "model", "type", "use"):
+        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
+    before = None
+    for number, (row, store, by) in enumerate(zip(rows, stores, drafters, strict=True), 1):
+        if store != before:
+            table.add_row("", Text(one_line(store), style="bold cyan"))
+            before = store
+        name = Text(one_line(row[0]))
+        if by:
+            name.append(f"\ndrafters: {by}", style="dim")
+        table.add_row(f"{number}", name, *(Text(one_line(cell)) for cell in row[1:]))
+    Console(no_color=not terminal.color_answers, highlight=False).print(table)
+
+
+def _use(entry: ModelEntry) -> str:
+    """Return in a word what a file is good for: chat needs a template, heads draft."""
+    if entry.problem is not None:
+        return ""
+    if entry.method is not None:
+        return "head"
+    return "chat" if entry.chat_template else "text"
+
+
+def _facts(entry: ModelEntry) -> dict[str, Any]:
+    return {
+        "name": entry.model.name,
+        "store": entry.model.store,
+        "files": [str(path) for path in entry.model.files],
+        "bytes": entry.n_bytes,
+        "architecture": entry.architecture,
+        "parameters": entry.n_parameters,
+        "quantization": entry.quantization,
+        "chat_template": entry.chat_template,
+        "context_length": entry.n_ctx_train,
+        "vocabulary_sha256": entry.vocabulary,
+        "drafts_by": entry.method,
+        "drafters": entry.drafters,
+        "problem": entry.problem,
+    }

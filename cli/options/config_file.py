@@ -1,0 +1,150 @@
+"""The user's config file: defaults of options, in TOML; flags and the environment go before it.
+
+Keys are options' long names without dashes before them. Those at the top hold for every command
+that has the option, those of a table for the command of that name:
+
+    threads = 4
+    [chat]
+    temp = 0.7
+    [bench.drafters]
+    repetitions = 5
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.terminal.terminal import one_line
+
+PATH_VARIABLE = "SPECRUN_CONFIG"
+Settings = dict[str, Any]
+
+
+def config_path() -> Path:
+    """Return where the file lies, there or not: SPECRUN_CONFIG, or the user's config folder."""
+    given = os.environ.get(PATH_VARIABLE)
+    return Path(given).expanduser() if given else Path(click.get_app_dir("specrun"), "config.toml")
+
+
+def read_config(path: Path) -> Settings:
+    """Return what a file says, {} without one; raises OptionError for what is no TOML."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is not TOML: {one_line(str(error))}") from error
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def defaults_of(context: click.Context) -> Settings:
+    """Return what the file says for the running command, by the names of its parameters.
+
+    Raises OptionError, with the nearest name, for a key that is no option of the command that its
+    table is for, or for one at the top that no command has.
+    """
+    path = config_path()
+    settings = read_config(path)
+    if not settings:
+        return {}
+    names = command_names(context)
+    levels = list(_levels(path, context.find_root().command, settings, names))
+    found: Settings = {}
+    for level, command in levels:
+        for key, value in level.items():
+            option = option_named(context.command, key)
+            if option is None:
+                _require_known(path, command, key)
+                continue
+            found[str(option.name)] = _checked(path, option, key, value)
+    return found
+
+
+def command_names(context: click.Context) -> list[str]:
+    """Return the names that lead from the program to the running command."""
+    names: list[str] = []
+    while context.parent is not None:
+        names.insert(0, str(context.info_name))
+        context = context.parent
+    return names
+
+
+def _levels(
+    path: Path, command: click.Command, settings: Settings, names: list[str]
+) -> Iterator[tuple[Settings, click.Command]]:
+    """Yield what is said of all commands of a group, then of one of them, and so on."""
+    tables = {key: value for key, value in settings.items() if isinstance(value, dict)}
+    known = _subcommands(command)
+    for table in tables:
+        if table not in known:
+            near = difflib.get_close_matches(table, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "a table is for a command"
+            raise OptionError(f"{path}: there is no command {table!r}: {hint}")
+    yield {key: value for key, value in settings.items() if key not in tables}, command
+    if names and names[0] in tables:
+        yield from _levels(path, known[names[0]](), tables[names[0]], names[1:])
+
+
+def _subcommands(command: click.Command) -> Mapping[str, Any]:
+    """Return the commands of a group by name, each to be called for: they are imported then."""
+    if not isinstance(command, click.Group):
+        return {}
+    context = click.Context(command)
+    names = command.list_commands(context)
+    return {name: functools.partial(command.get_command, context, name) for name in names}
+
+
+def option_named(command: click.Command, key: str) -> click.Option | None:
+    """Return the option of a command with this long name, None without one."""
+    name = f"--{key.replace('_', '-')}"
+    options = (option for option in command.params if isinstance(option, click.Option))
+    return next((option for option in options if name in option.opts and not option.hidden), None)
+
+
+def _require_known(path: Path, command: click.Command, key: str) -> None:
+    """Raise OptionError unless some command below this one has the option."""
+    names: set[str] = set()
+    for leaf in _leaves(command):
+        if option_named(leaf, key) is not None:
+            return
+        options = (option for option in leaf.params if isinstance(option, click.Option))
+        shown = (option for option in options if not option.hidden)
+        names |= {name[2:] for option in shown for name in option.opts if name.startswith("--")}
+    near = difflib.get_close_matches(key.replace("_", "-"), sorted(names), 1)
+    hint = f"did you mean {near[0]!r}?" if near else "`specrun config show COMMAND` lists them"
+    of = "any command" if isinstance(command, click.Group) else f"specrun {command.name}"
+    raise OptionError(f"{path}: {key!r} is no option of {of}: {hint}")
+
+
+def _leaves(command: click.Command) -> Iterator[click.Command]:
+    if isinstance(command, click.Group):
+        for load in _subcommands(command).values():
+            yield from _leaves(load())
+    else:
+        yield command
+
+
+def _checked(path: Path, option: click.Option, key: str, value: object) -> Any:  # noqa: ANN401
+    """Return the value as click takes it from a file; its type converts it."""
+    items = value if isinstance(value, list) else [value]
+    plain = all(isinstance(item, str | int | float) for item in items)
+    if not plain or (isinstance(value, list) and not option.multiple):
+        raise OptionError(f"{path}: {key} is {value!r}, and {option.opts[-1]} takes one value")
+    if option.is_flag != isinstance(value, bool) and not option.count:
+        wanted = "true or false" if option.is_flag else "a value"
+        raise OptionError(f"{path}: {key} is {_toml(value)}: give {wanted}")
+    return items if option.multiple else value
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)

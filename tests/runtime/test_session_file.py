@@ -1,0 +1,165 @@
+"""Session files: a kept cache answers as a fresh one, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tiny_heads import random_medusa
+from support.tiny_models import EXACT, F32
+
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    OptionError,
+    PairError,
+    SpecrunError,
+)
+from specrun.runtime import RopeScaling, Runtime, SamplingParams, session_file
+
+PROMPT = list(range(97, 123)) * 6
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@contextmanager
+def opened(model: Path, drafter: str = "none", **options: object) -> Iterator[Runtime]:
+    with Runtime(model, drafter, **{**F32, **options}) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def kept(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("kept") / "prompt.session"
+    with opened(tiny_model) as runtime:
+        runtime.generate(PROMPT, GREEDY, max_tokens=3)
+        assert runtime.save_session(path) == len(PROMPT) + 2  # the last token was not evaluated
+    return path
+
+
+def logprobs(runtime: Runtime, prompt: list[int]) -> list[float]:
+    events = list(runtime.stream(prompt, GREEDY, max_tokens=6))
+    return [event.logprob for event in events]
+
+
+@pytest.mark.parametrize(
+    "drafter", ["none", "prompt-lookup", "draft(FILE, n=3)", "draft(FILE, tree=2x2)", "lookahead"]
+)
+def test_a_kept_cache_answers_as_a_fresh_one(
+    tiny_model: Path, tiny_flat_twin: Path, kept: Path, drafter: str
+) -> None:
+    expression = drafter.replace("FILE", f'"{tiny_flat_twin}"')
+    longer = [*PROMPT, 98, 99]
+    with opened(tiny_model, expression) as runtime:
+        fresh = logprobs(runtime, longer)
+    with opened(tiny_model, expression) as runtime:
+        assert runtime.load_session(kept) == len(PROMPT) + 2
+        result = runtime.generate(longer, GREEDY, max_tokens=1)
+        assert result.usage.cached_tokens >= len(PROMPT)
+        np.testing.assert_allclose(logprobs(runtime, longer), fresh, atol=1e-5)
+
+
+def test_the_cache_of_another_text_would_be_noticed(tiny_model: Path, kept: Path) -> None:
+    """The control of the test above: with other tokens under the same name the answers differ."""
+    with opened(tiny_model) as runtime:
+        fresh = logprobs(runtime, [*PROMPT[::-1], 98])
+    with opened(tiny_model) as runtime:
+        runtime.load_session(kept)
+        text = runtime.session.conversation
+        text.tokens = [*PROMPT[::-1], 98, 99]
+        assert np.abs(np.subtract(logprobs(runtime, [*PROMPT[::-1], 98]), fresh)).max() > 1e-3
+
+
+def test_a_prompt_that_shares_nothing_is_evaluated_whole(tiny_model: Path, kept: Path) -> None:
+    with opened(tiny_model) as runtime:
+        fresh = logprobs(runtime, [65, 66, 67])
+        runtime.load_session(kept)
+        np.testing.assert_allclose(logprobs(runtime, [65, 66, 67]), fresh, atol=1e-5)
+
+
+def test_drafters_of_states_take_nothing(tiny_model: Path, kept: Path, tmp_path: Path) -> None:
+    with opened(tiny_model) as runtime:
+        width = runtime.model.n_embd
+    heads = random_medusa(width, 320).write(tmp_path / "heads.gguf", 320)
+    with opened(tiny_model, f'medusa("{heads}")') as runtime:
+        assert runtime.load_session(kept) == 0
+        assert runtime.generate(PROMPT, GREEDY, max_tokens=2).usage.cached_tokens == 0
+
+
+def test_another_model_or_settings_are_refused(
+    tiny_model: Path, tiny_flat_twin: Path, kept: Path
+) -> None:
+    with opened(tiny_flat_twin) as runtime, pytest.raises(PairError, match="its model is"):
+        runtime.load_session(kept)
+    with Runtime(tiny_model, **EXACT) as runtime, pytest.raises(PairError, match="cache types"):
+        runtime.load_session(kept)
+    with opened(tiny_model, rope=RopeScaling("linear", scale=2)) as runtime:
+        with pytest.raises(PairError, match="rope scaling"):
+            runtime.load_session(kept)
+
+
+def test_another_version_is_refused(tiny_model: Path, kept: Path, monkeypatch) -> None:
+    monkeypatch.setattr(session_file, "_VERSION", 2)
+    with opened(tiny_model) as runtime, pytest.raises(PairError, match="its version is 1"):
+        runtime.load_session(kept)
+
+
+def test_damaged_files_never_reach_llama_cpp(
+    tiny_model: Path, kept: Path, tmp_path: Path, monkeypatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("llama.cpp was asked")
+
+    monkeypatch.setattr(session_file, "load_sequence", refuse)
+    whole, path = kept.read_bytes(), tmp_path / "damaged.session"
+    with opened(tiny_model) as runtime:
+        for place in (0, len(whole) // 2, len(whole) - 70, len(whole) - 40, len(whole) - 1):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(MalformedFileError, match="damaged"):
+                runtime.load_session(path)
+        for content in (b"", b"x" * 20, whole[:-1], whole[: len(whole) // 2], b"x" * 5000):
+            path.write_bytes(content)
+            with pytest.raises(MalformedFileError, match="damaged"):
+                runtime.load_session(path)
+        with pytest.raises(FileMissingError):
+            runtime.load_session(tmp_path / "absent")
+        with pytest.raises(AssertionError, match="was asked"):
+            runtime.load_session(kept)
+
+
+def test_a_shorter_context_refuses_a_longer_text(tiny_model: Path, kept: Path, tmp_path) -> None:
+    path = tmp_path / "long.session"
+    with opened(tiny_model, n_ctx=1024) as runtime:
+        runtime.generate(PROMPT * 4, GREEDY, max_tokens=1)
+        runtime.save_session(path)
+    with opened(tiny_model) as runtime:
+        with pytest.raises(MalformedFileError, match="does not fit"):
+            runtime.load_session(path)
+        fresh = runtime.generate(PROMPT, GREEDY, max_tokens=4)  # and goes on as if nothing was
+        assert fresh.usage.completion_tokens == 4
+
+
+def test_saving_replaces_whole_or_not_at_all(tiny_model, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "a.session"
+    with opened(tiny_model) as runtime:
+        runtime.generate(PROMPT, GREEDY, max_tokens=2)
+        runtime.save_session(path)
+        before = path.read_bytes()
+        monkeypatch.setattr(session_file, "MAX_BYTES", 1000)
+        with pytest.raises(OptionError, match="above"):
+            runtime.save_session(path)
+        monkeypatch.setattr(session_file, "MAX_BYTES", 1 << 30)
+        monkeypatch.setattr(session_file, "save_sequence", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            runtime.save_session(path)
+        monkeypatch.setattr(session_file, "require_free_space", _full)
+        with pytest.raises(SpecrunError, match="full"):
+            runtime.save_session(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _full(_folder: Path, _n_bytes: int) -> None:
+    raise SpecrunError("the disk is full")
