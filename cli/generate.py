@@ -89,7 +89,7 @@ def generate(
     with open_runtime(load, draft, template, answer.params, terminal, lora) as runtime:
         check_sampling(answer.params, runtime)
         writer = None if as_json else AnswerWriter(terminal, show_draft=display.show_draft)
-        with kept_session(runtime, session, terminal):
+        with kept_session(lambda: runtime, session, terminal):
             stream = _start(runtime, text, system, answer, template)
             answered = run_stream(stream, writer)
         full = context_full(answered, answer.max_tokens, runtime)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from specrun.cli.chat.commands import COMMAND_NAMES, handle_command
 from specrun.cli.chat.conversation import Conversation
 from specrun.cli.chat.input import make_line_reader
 from specrun.cli.chat.loop import Chat
+from specrun.cli.chat.models import ChatModels
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
 from specrun.cli.options.adapters import lora_option
@@ -23,7 +25,6 @@ from specrun.cli.options.model import (
     load_options,
     template_options,
 )
-from specrun.cli.options.opening import check_sampling, open_runtime
 from specrun.cli.options.output import AnswerDisplay, answer_display_options, terminal_options
 from specrun.cli.options.prompt import system_prompt_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
@@ -69,13 +70,12 @@ def chat(
     lora: tuple[str, ...],
 ) -> None:
     """Talk to a model, with its drafts verified so that it says what it would have said without."""
-    with open_runtime(load, draft, template, answer.params, terminal, lora) as runtime:
-        check_sampling(answer.params, runtime)
-        _ = runtime.chat_template  # a model without one is refused before the first message
+    with closing(ChatModels(load, draft, template, terminal, lora)) as models:
+        runtime = models.open(answer.params)
         _print_banner(runtime, answer, terminal, demo=load.demo)
         conversation = Conversation(answer.params, answer.max_tokens, system)
-        with kept_session(runtime, session, terminal):
-            exit_code = Chat(runtime, conversation, terminal, display).run(
+        with kept_session(lambda: models.runtime, session, terminal):
+            exit_code = Chat(models, conversation, terminal, display).run(
                 make_line_reader(COMMAND_NAMES), handle_command
             )
     if not sys.stdin.isatty():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.cli.chat.conversation import load_conversation, save_conversation
 from specrun.cli.chat.loop import Chat
 from specrun.cli.chat.settings import (
@@ -144,6 +144,34 @@ def _regen(chat: Chat, _argument: str) -> None:
             conversation.messages[:] = before
 
 
+def _model(chat: Chat, argument: str) -> None:
+    if argument:
+        try:
+            chat.models.switch_model(argument, chat.conversation.params)
+        except SpecrunError:
+            chat.terminal.note("the model stays; any other can answer with /drafter none")
+            raise
+    chat.terminal.say(f"  model {one_line(str(chat.runtime.model.path))}")
+    _say_drafter(chat)
+
+
+def _drafter(chat: Chat, argument: str) -> None:
+    if argument:
+        chat.models.switch_drafter(argument, chat.conversation.params)
+    _say_drafter(chat)
+
+
+def _accept(chat: Chat, argument: str) -> None:
+    if argument:
+        chat.models.switch_rule(argument, chat.conversation.params)
+    _say_drafter(chat)
+
+
+def _say_drafter(chat: Chat) -> None:
+    rule = chat.runtime.session.rule.name
+    chat.terminal.say(f"  drafter {one_line(chat.runtime.drafter)} · {rule}")
+
+
 def _save(chat: Chat, argument: str) -> None:
     _write(chat, argument, force=False)
 
@@ -184,6 +212,11 @@ _COMMANDS = {
         "/set NAME VALUE", "change a setting, such as temperature; alone: list them", _set
     ),
     "/show": _Command("/show", "the models and all settings", _show),
+    "/model": _Command(
+        "/model NAME", "answer with another model: a file, a name, hf:OWNER/REPO", _model
+    ),
+    "/drafter": _Command("/drafter EXPR", "draft otherwise, as --drafter or -md says", _drafter),
+    "/accept": _Command("/accept RULE", "accept drafts by another rule", _accept),
     "/stats": _Command("/stats", "what the last answer and the chat took", _stats),
     "/clear": _Command("/clear", "forget the conversation, keep the settings", _clear),
     "/system": _Command("/system TEXT", "set the system prompt; alone: remove it", _system),

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from specrun.bindings.errors import ContextFullError, SpecrunError
 from specrun.cli.chat.conversation import Conversation, Totals
 from specrun.cli.chat.input import LineReader, read_message
+from specrun.cli.chat.models import ChatModels
 from specrun.cli.options.output import AnswerDisplay
 from specrun.cli.terminal.answer import (
     Answer,
@@ -30,12 +31,12 @@ class Chat:
 
     def __init__(
         self,
-        runtime: Runtime,
+        models: ChatModels,
         conversation: Conversation,
         terminal: Terminal,
         display: AnswerDisplay,
     ) -> None:
-        self.runtime = runtime
+        self.models = models
         self.conversation = conversation
         self.terminal = terminal
         self.totals = Totals()
@@ -43,6 +44,11 @@ class Chat:
         self.index = 0
         self._display = display
         self._told_colors = False
+
+    @property
+    def runtime(self) -> Runtime:
+        """What answers now: commands switch it."""
+        return self.models.runtime
 
     def run(self, read_line: LineReader, handle_command: CommandHandler) -> int:
         """Read and answer until the input ends or a command says so; return the exit code.

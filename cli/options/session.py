@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,12 +22,18 @@ session_option = EVALUATION.option(
 
 
 @contextmanager
-def kept_session(runtime: Runtime, path: Path | None, terminal: Terminal) -> Iterator[None]:
-    """Take up the cache of a file, and keep what is cached at the end of the block."""
+def kept_session(
+    opened: Callable[[], Runtime], path: Path | None, terminal: Terminal
+) -> Iterator[None]:
+    """Take up the cache of a file, and keep what is cached at the end of the block.
+
+    `opened` returns what is open; where that is another model in the end, the file stays as it was.
+    """
     if path is None:
         yield
         return
-    path = path.expanduser()
+    path, runtime = path.expanduser(), opened()
+    model = runtime.model.path
     check_target(path, force=True)
     require_writable(path)
     if path.exists():
@@ -38,5 +44,9 @@ def kept_session(runtime: Runtime, path: Path | None, terminal: Terminal) -> Ite
             why = f"{runtime.drafter} reads the target's states of the whole prompt"
             terminal.note(f"{path} is not taken up: {why}")
     yield
+    runtime = opened()
+    if runtime.model.path != model:
+        terminal.note(f"{path} stays as it was: it is another model's now that answers")
+        return
     n_tokens = runtime.save_session(path)
     terminal.note(f"{path}: {n_tokens:,} tokens kept, {bytes_text(path.stat().st_size)}")
