@@ -142,6 +142,13 @@ METHODS: Mapping[str, Method] = {
             spec_types=("draft-simple",),
         ),
         Method(
+            "partial",
+            "TriForce: the target's own weights with a cache of the first and last tokens.",
+            "specrun.runtime.drafters.partial.build",
+            options=("sink", "window", "n", "sampling", "p_min", *TREE_OPTIONS),
+            counted_by_n=True,
+        ),
+        Method(
             "medusa",
             "Medusa: heads on the target's hidden state guess the next tokens independently.",
             "specrun.runtime.drafters.medusa.drafter",

@@ -66,17 +66,18 @@ FLOORS = (
     Floor("costs", ("costs",)),
     Floor("what all methods share", ("drafters",)),
     Floor("datastores", ("drafters/retrieval/datastore",)),
+    Floor("a draft model", ("drafters/draft_model",)),
     Floor(
         "methods",
         tuple(
             f"drafters/{method}"
             for method in (
-                "draft_model",
                 "eagle",
                 "hydra",
                 "lookahead",
                 "medusa",
                 "mtp",
+                "partial",
                 "retrieval",
             )
         ),
