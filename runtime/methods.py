@@ -210,6 +210,13 @@ METHODS: Mapping[str, Method] = {
             file=DraftFile("the datastore", "rest(docs.store)", made_by="specrun datastore build"),
         ),
         Method(
+            "ngram",
+            "Smoothed n-gram counts as a law to draw from: text, file and pool.",
+            "specrun.runtime.drafters.ngram.build",
+            options=("order", "file", "pool", "n", "sampling", "p_min"),
+            counted_by_n=True,
+        ),
+        Method(
             "lookahead",
             "Lookahead decoding: a pool of n-grams that Jacobi iterations on the target fill.",
             "specrun.runtime.drafters.lookahead.build",

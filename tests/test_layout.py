@@ -77,6 +77,7 @@ FLOORS = (
                 "lookahead",
                 "medusa",
                 "mtp",
+                "ngram",
                 "partial",
                 "retrieval",
             )
@@ -194,9 +195,10 @@ def test_folders_of_the_runtime_import_in_no_circle():
 
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
-    assert crowded_folders(of("runtime"), 14, {"runtime": 27, "runtime/acceptance": 15}) == []
-    assert len(of("runtime")) <= 148
-    assert too_much(SOURCES, most_files=445, most_lines=66_500) == []
+    larger = {"runtime": 27, "runtime/acceptance": 15, "runtime/costs": 16}
+    assert crowded_folders(of("runtime"), 14, larger) == []
+    assert len(of("runtime")) <= 160
+    assert too_much(SOURCES, most_files=460, most_lines=68_500) == []
 
 
 @settled

@@ -153,8 +153,8 @@ def bytes_per_position(header: GGUFHeader, options: ContextOptions | None = None
     width = _count(header, "embedding_length") // heads
     key = _count(header, "attention.key_length") or width
     value = _count(header, "attention.value_length") or width
-    one = _stored(key, options.cache_type_k) + _stored(value, options.cache_type_v)
-    return sum(groups) * one
+    pair = _stored(key, options.cache_type_k) + _stored(value, options.cache_type_v)
+    return sum(groups) * pair
 
 
 def _stored(width: int, cache_type: str) -> float:

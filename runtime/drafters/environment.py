@@ -106,8 +106,8 @@ class DraftEnvironment:
             seconds = lambda _: fixed  # noqa: E731
         if text_share is None:
             return seconds
-        one = curve.seconds(1)
-        return lambda n: seconds(n) + one * text_share()
+        plain = curve.seconds(1)
+        return lambda n: seconds(n) + plain * text_share()
 
 
 BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]
