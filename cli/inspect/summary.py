@@ -9,6 +9,8 @@ from typing import Any
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.cli.terminal.table import bytes_text, count_text
+from specrun.cli.tune.mixture import SIZES, experts_text
+from specrun.runtime.costs.memory_traffic import expected_experts, mixture
 
 _VOCABULARY_KINDS = {
     "llama": "SPM",
@@ -42,6 +44,7 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "feed_forward_width": _own(header, "feed_forward_length"),
         "heads": _own(header, "attention.head_count"),
         "key_value_heads": _own(header, "attention.head_count_kv"),
+        "experts": _experts(header),
         "vocabulary": _vocabulary(header),
         "chat_template": isinstance(header.metadata.get("tokenizer.chat_template"), str),
         "cut_layers": _cut_layers(header),
@@ -78,6 +81,7 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "feed-forward width": facts["feed_forward_width"],
         "heads": facts["heads"],
         "key-value heads": facts["key_value_heads"],
+        "experts": _experts_text(facts),
         "vocabulary": size and f"{vocabulary['kind']}, {size:,} tokens",
         "pre-tokenizer": vocabulary["pre_tokenizer"],
         "special tokens": special or None,
@@ -139,6 +143,19 @@ def _padded_text(facts: dict[str, Any]) -> str | None:
         f"{count_text(facts['padded_parameters'])} of the parameters only cost time: "
         f"{facts['padded_from']}, widened"
     )
+
+
+def _experts(header: GGUFHeader) -> dict[str, Any] | None:
+    n_experts, n_used = mixture(header)
+    if not n_experts:
+        return None
+    read = {str(n): round(expected_experts(n_experts, n_used, n), 2) for n in SIZES}
+    return {"count": n_experts, "used": n_used, "read_by_tokens": read}
+
+
+def _experts_text(facts: dict[str, Any]) -> str | None:
+    experts = facts["experts"]
+    return experts and experts_text(experts["count"], experts["used"])
 
 
 def _nextn_text(facts: dict[str, Any]) -> str | None:

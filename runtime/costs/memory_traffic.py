@@ -129,6 +129,24 @@ def memory_traffic(model: Model, options: ContextOptions | None = None) -> Memor
     )
 
 
+def multiplications(model: Model) -> float:
+    """Return how many multiplications with weights a token takes: c-hat is the ratio of two models.
+
+    Each element of a matrix is multiplied once; of experts those in use; embeddings are looked up,
+    and are the output matrix where there is no other. Attention over the text is left out.
+    """
+    header = read_header(model.path)
+    n_experts, n_used = mixture(header)
+    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    total = 0.0
+    for tensor in header.tensors:
+        if len(tensor.shape) < 2 or (tensor.name == "token_embd.weight" and not tied):
+            continue
+        mixed = n_experts and _EXPERTS.match(tensor.name)
+        total += tensor.n_elements * (n_used / n_experts if mixed else 1.0)
+    return total or float(model.n_params)
+
+
 def mixture(header: GGUFHeader) -> tuple[int, int]:
     """Return how many experts a layer has and how many of them a token uses; (0, 0) without."""
     n_experts, n_used = (_count(header, f"expert_{name}count") for name in ("", "used_"))

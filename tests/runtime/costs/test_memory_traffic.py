@@ -21,6 +21,7 @@ from specrun.runtime.costs.memory_traffic import (
     expected_experts,
     memory_traffic,
     mixture,
+    multiplications,
 )
 
 
@@ -110,3 +111,18 @@ def test_what_a_file_says(tmp_path: Path) -> None:
         embeddings = next(t.n_bytes for t in header.tensors if t.name == "token_embd.weight")
         assert traffic == MemoryTraffic(model.n_bytes - embeddings, one * 4)
     assert mixture(header) == (0, 0)
+
+
+def test_multiplications_are_the_elements_of_matrices(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_random_llama(path, RandomLlama(vocab_size=320, scale=2.0))
+    wanted = 0
+    for tensor in read_header(path).tensors:
+        if len(tensor.shape) == 2 and tensor.name != "token_embd.weight":
+            wanted += tensor.shape[0] * tensor.shape[1]
+    with Model(path) as model:
+        assert multiplications(model) == wanted < model.n_params
+    tied = tmp_path / "tied.gguf"
+    write_random_llama(tied, RandomLlama(vocab_size=320, scale=2.0, tied=True))
+    with Model(tied) as model:
+        assert multiplications(model) == wanted
