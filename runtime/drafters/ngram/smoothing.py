@@ -15,13 +15,14 @@ to be drawn from.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from specrun.runtime.drafters.ngram.text_counts import Followers
-from specrun.runtime.law import FloatArray, IdArray, Law
+from specrun.runtime.law import IdArray, Law
 
 _NO_IDS = np.zeros(0, np.intp)
 
@@ -32,7 +33,10 @@ class Counts(Protocol):
     order: int
 
     def followers(self, context: Sequence[int]) -> Followers:
-        """Return the tokens that followed a context, ascending, and how often."""
+        """Return the tokens that followed a context, ascending, and how often.
+
+        Of the empty context the array of tokens is the same object while they are the same.
+        """
 
 
 class NgramLaw:
@@ -40,37 +44,37 @@ class NgramLaw:
 
     def __init__(self, sources: Sequence[Counts]) -> None:
         self._sources = sources
+        # The tokens that any source has, and where each source's are among them. They are worked
+        # out again when a source has other tokens: most rounds bring none.
+        self._known: list[IdArray] = []
+        self._ids = _NO_IDS
+        self._places: list[IdArray] = []
 
     def after(self, tokens: Sequence[int]) -> Law | None:
         """Return the law of the next token, on the tokens that were counted; None without any."""
-        ids, probs = _NO_IDS, np.zeros(0)
-        for source in self._sources:
+        self._align()
+        if not len(self._ids):
+            return None
+        probs, is_empty = np.zeros(len(self._ids)), True
+        for source, all_places in zip(self._sources, self._places, strict=True):
             for length in range(min(source.order, len(tokens) + 1)):
-                context = tokens[len(tokens) - length :]
-                followers, counts = source.followers(context)
+                followers, counts = source.followers(tokens[len(tokens) - length :])
                 if not len(followers):
                     break  # a longer context was not seen either
-                ids, probs = _interpolated(ids, probs, followers, counts)
-        return Law(probs, ids) if len(ids) else None
+                places = all_places if length == 0 else self._ids.searchsorted(followers)
+                total = float(counts.sum())
+                if not is_empty:
+                    n_different = float(len(followers))
+                    total += n_different
+                    probs *= n_different / total
+                probs[places] += counts / total
+                is_empty = False
+        return Law(probs, self._ids)
 
-
-def _interpolated(
-    ids: IdArray, probs: FloatArray, followers: IdArray, counts: FloatArray
-) -> tuple[IdArray, FloatArray]:
-    """Return (c + N P) / (sum c + N) on the tokens of both; relative frequencies without P."""
-    if not len(ids):
-        return followers, counts / counts.sum()
-    n = float(len(followers))
-    total = float(counts.sum()) + n
-    places = ids.searchsorted(followers)
-    known = places < len(ids)
-    known[known] = ids[places[known]] == followers[known]
-    if not known.all():
-        # Only where the longer source has tokens that the shorter one lacks.
-        wider = np.union1d(ids, followers)
-        spread = np.zeros(len(wider))
-        spread[wider.searchsorted(ids)] = probs
-        ids, probs, places = wider, spread, wider.searchsorted(followers)
-    left = probs * (n / total)
-    left[places] += counts / total
-    return ids, left
+    def _align(self) -> None:
+        known = [source.followers(())[0] for source in self._sources]
+        if len(known) == len(self._known) and all(map(operator.is_, known, self._known)):
+            return
+        ids = known[0] if len(known) == 1 else np.unique(np.concatenate([_NO_IDS, *known]))
+        self._ids, self._places = ids, [ids.searchsorted(tokens) for tokens in known]
+        self._known = known

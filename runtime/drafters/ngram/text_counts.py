@@ -56,6 +56,7 @@ class TextCounts:
             self._keys.append(keys)
             self._counts.append(counts.astype(np.float64))
             above = places.astype(np.int64)
+        self._all: Followers = self._keys[0].astype(np.intp), self._counts[0]
 
     def __len__(self) -> int:
         """Return how many different n-grams there are, of all lengths."""
@@ -63,6 +64,8 @@ class TextCounts:
 
     def followers(self, context: Sequence[int]) -> Followers:
         """Return what followed a context of fewer than `order` tokens; the tokens for an empty."""
+        if not context:
+            return self._all
         entry = 0
         for level, token in enumerate(context):
             keys = self._keys[level]
