@@ -10,7 +10,7 @@ from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.cli.terminal.table import bytes_text, count_text
 from specrun.cli.tune.mixture import SIZES, experts_text
-from specrun.runtime.costs.memory_traffic import expected_experts, mixture
+from specrun.runtime.costs.memory_traffic import bytes_per_position, expected_experts, mixture
 
 _VOCABULARY_KINDS = {
     "llama": "SPM",
@@ -44,6 +44,7 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "feed_forward_width": _own(header, "feed_forward_length"),
         "heads": _own(header, "attention.head_count"),
         "key_value_heads": _own(header, "attention.head_count_kv"),
+        "key_value_bytes_per_token": int(bytes_per_position(header)) or None,
         "experts": _experts(header),
         "vocabulary": _vocabulary(header),
         "chat_template": isinstance(header.metadata.get("tokenizer.chat_template"), str),
@@ -81,6 +82,7 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "feed-forward width": facts["feed_forward_width"],
         "heads": facts["heads"],
         "key-value heads": facts["key_value_heads"],
+        "keys and values": _key_value_text(facts),
         "experts": _experts_text(facts),
         "vocabulary": size and f"{vocabulary['kind']}, {size:,} tokens",
         "pre-tokenizer": vocabulary["pre_tokenizer"],
@@ -143,6 +145,11 @@ def _padded_text(facts: dict[str, Any]) -> str | None:
         f"{count_text(facts['padded_parameters'])} of the parameters only cost time: "
         f"{facts['padded_from']}, widened"
     )
+
+
+def _key_value_text(facts: dict[str, Any]) -> str | None:
+    size = facts["key_value_bytes_per_token"]
+    return size and f"{bytes_text(size)} a token in F16, read for every token after it"
 
 
 def _experts(header: GGUFHeader) -> dict[str, Any] | None:

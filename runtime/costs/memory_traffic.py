@@ -150,7 +150,7 @@ def multiplications(model: Model) -> float:
 def mixture(header: GGUFHeader) -> tuple[int, int]:
     """Return how many experts a layer has and how many of them a token uses; (0, 0) without."""
     n_experts, n_used = (_count(header, f"expert_{name}count") for name in ("", "used_"))
-    return (n_experts, min(n_used, n_experts)) if n_experts > 1 else (0, 0)
+    return (n_experts, min(max(n_used, 0), n_experts)) if n_experts > 1 else (0, 0)
 
 
 def bytes_per_position(header: GGUFHeader, options: ContextOptions | None = None) -> float:
@@ -162,7 +162,7 @@ def bytes_per_position(header: GGUFHeader, options: ContextOptions | None = None
     layers, heads = _count(header, "block_count"), _count(header, "attention.head_count")
     if not layers or not heads:
         return 0.0
-    groups = _by_layer(header, "attention.head_count_kv", layers, heads)
+    groups = _sum_over_layers(header, "attention.head_count_kv", layers, heads)
     rank = _count(header, "attention.kv_lora_rank")
     if rank and _count(header, "attention.key_length_mla"):
         # Multi-head latent attention keeps one compressed vector, and no values.
@@ -172,7 +172,7 @@ def bytes_per_position(header: GGUFHeader, options: ContextOptions | None = None
     key = _count(header, "attention.key_length") or width
     value = _count(header, "attention.value_length") or width
     pair = _stored(key, options.cache_type_k) + _stored(value, options.cache_type_v)
-    return sum(groups) * pair
+    return groups * pair
 
 
 def _stored(width: int, cache_type: str) -> float:
@@ -190,8 +190,9 @@ def _count(header: GGUFHeader, key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _by_layer(header: GGUFHeader, key: str, layers: int, default: int) -> list[int]:
+def _sum_over_layers(header: GGUFHeader, key: str, layers: int, default: int) -> int:
     value = _value(header, key)
     if isinstance(value, ArrayValue):
-        return [int(number) for number in value if isinstance(number, int)][:layers]
-    return [value if isinstance(value, int) else default] * layers
+        return sum(int(number) for number in value[:layers] if isinstance(number, int))
+    # No list of the layers: a damaged file may claim any number of them.
+    return layers * (value if isinstance(value, int) else default)

@@ -35,6 +35,7 @@ def test_the_facts_of_a_header(run: Run, models: Models) -> None:
         "feed_forward_width": 16,
         "heads": 4,
         "key_value_heads": 2,
+        "key_value_bytes_per_token": 4 * 32 / 2 * 2 * 2,  # half of 4 layers' width, twice, in F16
         "chat_template": True,
     }
     assert {name: facts[name] for name in expected} == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -126,3 +127,19 @@ def test_multiplications_are_the_elements_of_matrices(tmp_path: Path) -> None:
     write_random_llama(tied, RandomLlama(vocab_size=320, scale=2.0, tied=True))
     with Model(tied) as model:
         assert multiplications(model) == wanted
+
+
+def test_damaged_files_cost_nothing_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_random_llama(path, RandomLlama(vocab_size=320, scale=2.0))
+    header = read_header(path)
+    for changes in (
+        {"llama.block_count": 2**40},
+        {"llama.attention.head_count": 0},
+        {"llama.embedding_length": "wide"},
+        {"llama.expert_count": 8, "llama.expert_used_count": -3},
+    ):
+        damaged = dataclasses.replace(header, metadata={**header.metadata, **changes})
+        assert bytes_per_position(damaged) >= 0.0
+        n_experts, n_used = mixture(damaged)
+        assert 0 <= n_used <= n_experts

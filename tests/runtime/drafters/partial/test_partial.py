@@ -146,6 +146,24 @@ def test_after_any_rounds_the_logits_are_those_of_the_kept_tokens(
     assert different == moved  # the control: a window off by a token
 
 
+def test_compiled_chains_go_on_from_the_kept_tokens(target: Model) -> None:
+    """The most likely tokens in one call, beyond the window and where it moves."""
+    window, text = Window(2, 6), [number * 7 % 400 for number in range(40)]
+    with Context(target, ContextOptions(**{**F32, "n_ctx": window.most_cells + 8})) as context:
+        state = PartialState(context, window)
+        for root in range(20, 34):
+            state.rewind(min(len(state.cached), root - 1))
+            token = int(state.feed(text[len(state.cached) : root]).argmax())
+            said = state.feed_likeliest(token, 3, frozenset())
+            if said is None:
+                pytest.skip("the loops were not compiled")
+            known = [*kept_tokens(window, text[:root], root), token]
+            for found in said:
+                assert found == int(fresh_logits(target, known)[-1].argmax())
+                known.append(found)
+            state.rewind(root)
+
+
 def test_nodes_of_a_tree_see_the_kept_tokens_and_their_own_path(target: Model) -> None:
     window, text = Window(2, 6), [number * 7 % 400 for number in range(33)]
     options = ContextOptions(**F32, n_sequences=3, n_outputs=3)
