@@ -144,6 +144,13 @@ METHODS: Mapping[str, Method] = {
             spec_types=("draft-simple",),
         ),
         Method(
+            "partial",
+            "TriForce: the target's own weights with a cache of the first and last tokens.",
+            "specrun.runtime.drafters.partial.build",
+            options=("sink", "window", "n", "sampling", "p_min", *TREE_OPTIONS),
+            counted_by_n=True,
+        ),
+        Method(
             "medusa",
             "Medusa: heads on the target's hidden state guess the next tokens independently.",
             "specrun.runtime.drafters.medusa.drafter",
@@ -208,6 +215,13 @@ METHODS: Mapping[str, Method] = {
                 made_by="specrun datastore build",
                 is_model=False,
             ),
+        ),
+        Method(
+            "ngram",
+            "Smoothed n-gram counts as a law to draw from: text, file and pool.",
+            "specrun.runtime.drafters.ngram.build",
+            options=("order", "file", "pool", "n", "sampling", "p_min"),
+            counted_by_n=True,
         ),
         Method(
             "lookahead",

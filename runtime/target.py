@@ -271,11 +271,12 @@ class TargetModel:
         """
         memory, was_cached = self.context.memory, text.n_cached
         # A failed evaluation clears a memory that cannot drop a part: what it holds is the truth.
-        text.n_cached = min(was_cached, memory.last_position(self._first) + 1)
+        last = memory.last_position(self._first)
+        text.n_cached = min(was_cached, self._index(last + 1))
         text.cut(length)
         if self._can_branch:
             # Even if nothing was cut: an interrupted round's nodes lie behind what is cached.
-            self._drop(text.n_cached)
+            self._drop(self._cell(text.n_cached))
         # A recurrent state cannot drop a part: it starts again from nothing.
         elif text.n_cached < was_cached or memory.last_position(self._first) >= text.n_cached:
             text.n_cached = 0
@@ -305,7 +306,8 @@ class TargetModel:
         text.n_prompt = end
         for start, stop in self._pieces(text.n_cached, end, self.longest_piece):
             piece = self._fed(text.tokens[start:stop])
-            self._batch.fill_chain(piece, start, self._all_ids, len(piece) if hidden_states else 0)
+            n_rows, cell = len(piece) if hidden_states else 0, self._cell(start)
+            self._batch.fill_chain(piece, cell, self._all_ids, n_rows)
             rows = self.context.decode(self._batch)
             if has_states and learn is not None:
                 learn(start, rows, len(piece))
@@ -329,7 +331,7 @@ class TargetModel:
         end = len(text.tokens)
         start = max(text.n_cached, end - min(_PREFILL_CHUNK, self.context.n_batch))
         self.prefill(text, start)
-        self._batch.fill_chain(self._fed(text.tokens[start:]), start, self._all_ids, 1)
+        self._batch.fill_chain(self._fed(text.tokens[start:]), self._cell(start), self._all_ids, 1)
         rows = self.context.decode(self._batch)
         text.n_cached = end
         return rows
@@ -344,6 +346,14 @@ class TargetModel:
         """Yield where pieces of a prompt begin and end, of at most so many tokens."""
         return ((place, min(place + most, end)) for place in range(start, end, most))
 
+    def _cell(self, index: int) -> int:
+        """Return the position in the cache of the text's token `index`."""
+        return index
+
+    def _index(self, cell: int) -> int:
+        """Return which token of the text has this position in the cache."""
+        return cell
+
     def _fed(self, tokens: list[int]) -> list[int]:
         """Return what the model is fed for these tokens."""
         return tokens
@@ -351,9 +361,9 @@ class TargetModel:
     def _evaluate_at(
         self, start: int, tokens: list[int], parents: tuple[int, ...]
     ) -> EvaluatedRows:
-        """Evaluate a root at position `start`, and below it the tree of the other tokens."""
+        """Evaluate a root, the text's token `start`, and below it the tree of the other tokens."""
         layout = self._layout(parents)
-        self._batch.fill_shape(self._fed(tokens), start, layout.shape)
+        self._batch.fill_shape(self._fed(tokens), self._cell(start), layout.shape)
         return self.context.decode(self._batch)
 
     def _layout(self, parents: tuple[int, ...]) -> TreeLayout:
@@ -367,9 +377,10 @@ class TargetModel:
         return layout
 
     def _keep_at(self, root: int, parents: tuple[int, ...], path: Sequence[int]) -> None:
-        """Keep the token at `root` and the nodes of `path` below it, for every sequence."""
+        """Keep the text's token `root` and the nodes of `path` below it, for every sequence."""
         n_sequences, first = self._n_sequences, self._first
         layout = layout_tree(parents, n_sequences, first)
+        root = self._cell(root)
         end = root + 1 + len(path)
         memory = self.context.memory
         # Before anything is changed: it raises for what is no path.

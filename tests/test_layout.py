@@ -69,17 +69,19 @@ FLOORS = (
     Floor("models that are there, or on the hub", ("models",)),
     Floor("what all methods share", ("drafters",)),
     Floor("datastores", ("drafters/retrieval/datastore",)),
+    Floor("a draft model", ("drafters/draft_model",)),
     Floor(
         "methods",
         tuple(
             f"drafters/{method}"
             for method in (
-                "draft_model",
                 "eagle",
                 "hydra",
                 "lookahead",
                 "medusa",
                 "mtp",
+                "ngram",
+                "partial",
                 "retrieval",
             )
         ),

@@ -10,6 +10,8 @@ from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.bindings.vocabulary import STORED_KINDS
 from specrun.cli.terminal.table import bytes_text, count_text
+from specrun.cli.tune.mixture import SIZES, experts_text
+from specrun.runtime.costs.memory_traffic import bytes_per_position, expected_experts, mixture
 
 _SPECIAL = "_token_id"
 _TOKENIZER = "tokenizer.ggml."
@@ -35,6 +37,8 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "feed_forward_width": _own(header, "feed_forward_length"),
         "heads": _own(header, "attention.head_count"),
         "key_value_heads": _own(header, "attention.head_count_kv"),
+        "key_value_bytes_per_token": int(bytes_per_position(header)) or None,
+        "experts": _experts(header),
         "vocabulary": _vocabulary(header),
         "chat_template": isinstance(header.metadata.get("tokenizer.chat_template"), str),
         "cut_layers": _cut_layers(header),
@@ -71,6 +75,8 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "feed-forward width": facts["feed_forward_width"],
         "heads": facts["heads"],
         "key-value heads": facts["key_value_heads"],
+        "keys and values": _key_value_text(facts),
+        "experts": _experts_text(facts),
         "vocabulary": size and f"{vocabulary['kind']}, {size:,} tokens",
         "pre-tokenizer": vocabulary["pre_tokenizer"],
         "special tokens": special or None,
@@ -132,6 +138,24 @@ def _padded_text(facts: dict[str, Any]) -> str | None:
         f"{count_text(facts['padded_parameters'])} of the parameters only cost time: "
         f"{facts['padded_from']}, widened"
     )
+
+
+def _key_value_text(facts: dict[str, Any]) -> str | None:
+    size = facts["key_value_bytes_per_token"]
+    return size and f"{bytes_text(size)} a token in F16, read for every token after it"
+
+
+def _experts(header: GGUFHeader) -> dict[str, Any] | None:
+    n_experts, n_used = mixture(header)
+    if not n_experts:
+        return None
+    read = {str(n): round(expected_experts(n_experts, n_used, n), 2) for n in SIZES}
+    return {"count": n_experts, "used": n_used, "read_by_tokens": read}
+
+
+def _experts_text(facts: dict[str, Any]) -> str | None:
+    experts = facts["experts"]
+    return experts and experts_text(experts["count"], experts["used"])
 
 
 def _nextn_text(facts: dict[str, Any]) -> str | None:

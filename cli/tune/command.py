@@ -20,6 +20,7 @@ from specrun.cli.terminal.paths import require_file
 from specrun.cli.terminal.progress import progress_bar
 from specrun.cli.terminal.table import print_table
 from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import (
     LayerSkip,
     TuneOutput,
@@ -52,6 +53,7 @@ def print_tuning(draft: Path, result: TuneResult, terminal: Terminal) -> None:
     _print_curves(result, terminal)
     for setting in result.settings:
         _print_acceptance(setting, terminal)
+        _print_alphas(setting, terminal)
         _print_plans(setting, terminal)
     _print_theory(result, terminal)
     for setting in result.settings:
@@ -84,6 +86,29 @@ def _print_acceptance(setting: TunedSetting, terminal: Terminal) -> None:
     print_table(terminal, title, head, rows)
 
 
+def _print_alphas(setting: TunedSetting, terminal: Terminal) -> None:
+    rows = [
+        (
+            row.drafter,
+            f"{row.alpha:.3f}",
+            f"{row.theory.cost_ratio:.3f}",
+            f"{row.operation_ratio:.3f}",
+            str(row.theory.length),
+            f"{row.theory.expected_tokens:.2f}",
+            f"{row.theory.improvement:.2f}",
+            f"{row.theory.operations:.2f}",
+            f"{row.bytes:.2f}",
+        )
+        for row in setting.alphas
+    ]
+    theory = ("n", "tokens/round", "speed-up", "operations", "bytes")
+    title = (
+        "Drawn drafts, alpha = mean sum min(p, q) (Leviathan et al. 2023), "
+        f"temperature {setting.params.temperature:g}"
+    )
+    print_table(terminal, title, ("drafter", "alpha", "c", "c-hat", *theory), rows)
+
+
 def _print_plans(setting: TunedSetting, terminal: Terminal) -> None:
     rows = [
         (
@@ -109,9 +134,9 @@ def _print_theory(result: TuneResult, terminal: Terminal) -> None:
     rows = []
     for setting in result.settings:
         theory = setting.theory
-        speeds = (found.measured for found in setting.candidates if found.kind == "chain")
-        fastest = max(filter(None, speeds), default=None)
-        gain = None if fastest is None else fastest / setting.plain.speed
+        chains = [run for run in setting.candidates if run.kind == "chain" and run.measured]
+        fastest = max(chains, key=lambda run: run.speed, default=None)
+        gain = None if fastest is None else fastest.speed / setting.plain.speed
         rows.append(
             (
                 f"{setting.params.temperature:g}",
@@ -122,11 +147,22 @@ def _print_theory(result: TuneResult, terminal: Terminal) -> None:
                 f"{theory.expected_tokens:.2f}",
                 f"{theory.operations:.2f}",
                 _measured_text(gain, ".2f"),
+                _measured_text(_operations(setting, fastest), ".2f"),
             )
         )
     models = ("free width", "measured T(n)", "tokens/round", "operations")
     title = "Theory of chains (Leviathan et al. 2023): times the speed of plain decoding"
-    print_table(terminal, title, ("temp", "alpha", "c", *models, "measured"), rows)
+    print_table(
+        terminal, title, ("temp", "1st accepted", "c", *models, "measured", "operations"), rows
+    )
+
+
+def _operations(setting: TunedSetting, chain: Candidate | None) -> float | None:
+    """Return the operations of a chain's tokens over plain decoding's, by the rounds that ran."""
+    if chain is None or not chain.mean_accepted_length or not setting.alphas:
+        return None
+    ratio = setting.alphas[0].operation_ratio
+    return (chain.depth * ratio + chain.depth + 1.0) / chain.mean_accepted_length
 
 
 def _gain(candidate: Candidate, setting: TunedSetting) -> str:
@@ -278,6 +314,7 @@ def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal
         terminal.answer(json.dumps(content, indent=2) + "\n")
         return
     print_tuning(options.draft, result, terminal)
+    warn_of_experts(options.target, result.target, terminal)
 
 
 def _measured(result: TuneResult) -> dict[str, object]:

@@ -14,6 +14,7 @@ from specrun.cli.terminal.paths import require_file
 from specrun.cli.terminal.progress import progress_bar
 from specrun.cli.terminal.table import print_table
 from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import TuneOutput, TuneText
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def run_target_costs(
         _show(curve, terminal)
         if len(types) > 1:
             _show_types(types, terminal)
+        warn_of_experts(target, curve, terminal)
     if output.save:
         path = save_curve(curve, target, context, layers)
         terminal.note(

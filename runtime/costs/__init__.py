@@ -33,6 +33,7 @@ from specrun.runtime.costs.theory import (
 )
 from specrun.runtime.costs.tune_result import (
     Candidate,
+    DrafterAlpha,
     PlanKind,
     ShapeTrial,
     TunedSetting,

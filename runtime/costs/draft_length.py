@@ -131,6 +131,7 @@ class DraftLength:
         # Lengths of drawn drafts decide which text comes: each answer starts alike, so that a seed
         # gives the same one again.
         self._learnt.pop(False, None)
+        self._thresholds = None  # those of the last answer may be near enough to be kept, not equal
         for learnt in self._learnt.values():
             learnt.recovery = _RECOVERY  # another text: it may pay here
 

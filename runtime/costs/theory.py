@@ -244,9 +244,9 @@ class ChainTheory:
 
 
 def chain_theory(
-    acceptance: float, costs: RoundCosts, parameter_ratio: float, *, max_length: int = 16
+    acceptance: float, costs: RoundCosts, operation_cost_ratio: float, *, max_length: int = 16
 ) -> ChainTheory:
-    """Return what the formulas say; `parameter_ratio` is draft parameters over target ones."""
+    """Return what the formulas say; `operation_cost_ratio` is c-hat (`operation_ratio`)."""
 
     def target_seconds(n: int) -> float:
         # T(1) is plain decoding, which pays for no tree and no drafted node.
@@ -266,7 +266,7 @@ def chain_theory(
         length=length,
         improvement=measured_improvement(tokens, length, target_seconds, length * step),
         expected_tokens=tokens,
-        operations=operation_ratio(acceptance, length, parameter_ratio),
+        operations=operation_ratio(acceptance, length, operation_cost_ratio),
     )
 
 

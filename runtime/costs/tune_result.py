@@ -93,12 +93,33 @@ class ShapeTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterAlpha:
+    """A drafter's law beside the target's, and what Leviathan et al. (2023) say of its chains.
+
+    `theory` has alpha, the mean of sum min(p, q) (`acceptance`), and c (`cost_ratio`), both
+    measured. `operation_ratio` is c-hat, the drafter's operations for a token over the target's;
+    `bytes` what a round of `theory.length` drafts reads for a token, over plain decoding's.
+    """
+
+    drafter: str
+    operation_ratio: float
+    bytes: float
+    theory: ChainTheory
+
+    @property
+    def alpha(self) -> float:
+        """The mean over positions of sum min(p, q)."""
+        return self.theory.acceptance
+
+
+@dataclass(frozen=True, slots=True)
 class TunedSetting:
     """What was found for one sampling setting: first the candidates that ran, fastest first.
 
     `acceptance` holds for each proposal scheme the share of positions at which the child of each
     rank is accepted, `theory` what the formulas say about chains whose acceptance is that of the
-    best scheme's first rank, `shape` what a fixed shape costs the fastest.
+    best scheme's first rank, `shape` what a fixed shape costs the fastest. `alphas` are those of
+    drafters that have a law, the draft model first.
     """
 
     params: SamplingParams
@@ -106,6 +127,7 @@ class TunedSetting:
     theory: ChainTheory
     candidates: tuple[Candidate, ...]
     shape: ShapeTrial = ShapeTrial(left_out="nothing is drafted")
+    alphas: tuple[DrafterAlpha, ...] = ()
 
     @property
     def best(self) -> Candidate:
@@ -124,6 +146,7 @@ class TunedSetting:
             **{name: getattr(self.params, name) for name in names},
             "acceptance_by_rank": self.acceptance,
             "theory": dataclasses.asdict(self.theory),
+            "alpha": [{"alpha": row.alpha, **dataclasses.asdict(row)} for row in self.alphas],
             "plans": [dataclasses.asdict(candidate) for candidate in self.candidates],
             "best": self.best.options or "none",
             "shape": {**dataclasses.asdict(self.shape), "chosen": self.shape.chosen},

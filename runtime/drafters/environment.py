@@ -81,24 +81,34 @@ class DraftEnvironment:
         width = self.shape if isinstance(self.shape, int) else usual
         return max(1, min(width, self.context.n_batch) - 1)
 
-    def draft_length(self, share: float) -> DraftLength:
-        """Return where chains end for a drafter that reads `share` of the target for a token."""
-        curve, most = self.curve, self.most_drafted
-        step = max(share, _LEAST_STEP) * curve.seconds(1)
-        if self.shape == "free":
-            return DraftLength(curve.seconds, step, most)
-        # A fixed width costs the same whatever is drafted.
-        seconds = curve.seconds(most + 1)
-        return DraftLength(lambda _: seconds, step, most)
+    def draft_length(
+        self, share: float, text_share: Callable[[], float] | None = None
+    ) -> DraftLength:
+        """Return where chains end for a drafter that reads `share` of the target for a token.
 
-    def tree_size(self, share: float) -> TreeSize:
+        `text_share` is what evaluations of the target read beside its weights, the keys and values
+        of the text, as a share of these; asked for in every round, where drafters read less of it.
+        """
+        step = max(share, _LEAST_STEP) * self.curve.seconds(1)
+        return DraftLength(self._seconds(text_share), step, self.most_drafted)
+
+    def tree_size(self, share: float, text_share: Callable[[], float] | None = None) -> TreeSize:
         """Return how large trees are for a drafter that reads `share` of the target for one."""
-        curve, most = self.curve, self.most_drafted
-        draft = max(share, _LEAST_STEP) * curve.seconds(1)
-        if self.shape == "free":
-            return TreeSize(curve.seconds, draft, most)
-        seconds = curve.seconds(most + 1)  # whatever is drafted
-        return TreeSize(lambda _: seconds, draft, most)
+        draft = max(share, _LEAST_STEP) * self.curve.seconds(1)
+        return TreeSize(self._seconds(text_share), draft, self.most_drafted)
+
+    def _seconds(self, text_share: Callable[[], float] | None) -> Callable[[int], float]:
+        """Return the seconds of an evaluation of n tokens, below a text of any length."""
+        curve = self.curve
+        seconds: Callable[[int], float] = curve.seconds
+        if self.shape != "free":
+            # A fixed width costs the same whatever is drafted.
+            fixed = curve.seconds(self.most_drafted + 1)
+            seconds = lambda _: fixed  # noqa: E731
+        if text_share is None:
+            return seconds
+        plain = curve.seconds(1)
+        return lambda n: seconds(n) + plain * text_share()
 
 
 BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]

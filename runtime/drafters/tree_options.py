@@ -104,15 +104,20 @@ class TreeOptions:
         return shape
 
     def size(
-        self, shape: Topology | DynamicShape, env: DraftEnvironment, share: float
+        self,
+        shape: Topology | DynamicShape,
+        env: DraftEnvironment,
+        share: float,
+        text_share: Callable[[], float] | None = None,
     ) -> TreeSize | None:
         """Return what chooses how much of a tree is verified, with nodes=auto.
 
-        `share` of the target is read for each depth of it.
+        `share` of the target is read for each depth of it, `text_share` beside its weights
+        (`DraftEnvironment.tree_size`).
         """
         if self.nodes != "auto" or not isinstance(shape, DynamicShape):
             return None
-        return env.tree_size(share * shape.depth)
+        return env.tree_size(share * shape.depth, text_share)
 
     def _planned(self, plan: Callable[[int, int], Topology]) -> Topology:
         if self.nodes == "auto":

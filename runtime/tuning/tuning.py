@@ -31,6 +31,7 @@ from specrun.runtime.costs import (
     measure_cost_curve,
 )
 from specrun.runtime.costs.measure import MEASURED_SIZES, sized_to_measure
+from specrun.runtime.costs.memory_traffic import memory_traffic, multiplications
 from specrun.runtime.drafter import DrafterWeights, NoDrafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.draft_model import draft_context_options, draft_size
@@ -43,6 +44,7 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.trees import DynamicShape, TreeSampling
 from specrun.runtime.tuning.dynamic_acceptance import measure_dynamic_acceptance
+from specrun.runtime.tuning.law_acceptance import alpha_rows
 from specrun.runtime.tuning.rank_acceptance import (
     CalibrationText,
     LawPair,
@@ -173,10 +175,23 @@ class _Bench:
         plain = Candidate("", "plain", "", 0, 0, 1.0, 1.0 / costs.plain_seconds, speed, 1.0)
         acceptance, candidates = self._candidates(pairs, costs, params)
         unique = {candidate.options: candidate for candidate in (plain, *candidates, *dynamic)}
-        alpha = max(shares[0] for shares in acceptance.values())
-        theory = chain_theory(alpha, costs, draft.n_params / self._target.n_params)
+        first = max(shares[0] for shares in acceptance.values())
+        ratio = multiplications(draft) / multiplications(self._target)
+        theory = chain_theory(first, costs, ratio)
+        alphas = alpha_rows(
+            f"draft({draft.path.name})",
+            texts,
+            pairs,
+            costs,
+            params,
+            operation_ratio=ratio,
+            traffic=(
+                memory_traffic(self._target, self._context),
+                memory_traffic(draft, self._context),
+            ),
+        )
         ordered = sorted(unique.values(), key=lambda candidate: -candidate.predicted)
-        return TunedSetting(params, acceptance, theory, tuple(ordered))
+        return TunedSetting(params, acceptance, theory, tuple(ordered), alphas=alphas)
 
     def _candidates(
         self, pairs: list[LawPair], costs: RoundCosts, params: SamplingParams

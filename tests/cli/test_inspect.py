@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -11,6 +12,8 @@ from support.moved_tokens import with_moved_tokens
 from support.tiny_heads import random_medusa
 from support.tiny_nextn import TinyNextN
 
+from specrun.bindings.gguf import read_header
+from specrun.cli.inspect.summary import describe_summary, summarise
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
@@ -32,6 +35,7 @@ def test_the_facts_of_a_header(run: Run, models: Models) -> None:
         "feed_forward_width": 16,
         "heads": 4,
         "key_value_heads": 2,
+        "key_value_bytes_per_token": 4 * 32 / 2 * 2 * 2,  # half of 4 layers' width, twice, in F16
         "chat_template": True,
     }
     assert {name: facts[name] for name in expected} == expected
@@ -182,3 +186,16 @@ def test_a_missing_file(run: Run, models: Models) -> None:
     result = run("inspect", models.target.with_name("traget.gguf"))
     assert result.exit_code == 3
     assert f"Did you mean {models.target}" in result.stderr
+
+
+def test_mixtures_of_experts_say_what_several_tokens_read(models: Models) -> None:
+    """Of 8 experts a token uses 2: two tokens read 8 (1 - 0.75^2) = 3.5 of them."""
+    header = read_header(models.target)
+    mixed = {**header.metadata, "llama.expert_count": 8, "llama.expert_used_count": 2}
+    facts = summarise(models.target, dataclasses.replace(header, metadata=mixed))
+    assert facts["experts"]["read_by_tokens"] == {"2": 3.5, "4": 5.47, "8": 7.2}
+    text = describe_summary(facts)["experts"]
+    assert text.startswith("2 of 8 for a token; 2, 4 and 8 tokens read about 3.5, 5.5, 7.2")
+    dense = summarise(models.target, header)
+    assert dense["experts"] is None
+    assert "experts" not in describe_summary(dense)

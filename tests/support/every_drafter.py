@@ -47,6 +47,9 @@ MODELS = [
     "draft(FILE:twin, n=4, vocabulary=tokens)",
     "draft(FILE:twin, tree=2x2, vocabulary=tokens)",
     "draft(FILE:twin, n=4, vocabulary=text)",
+    "partial(sink=2, window=5, n=4)",
+    "partial(sink=2, window=7, tree=2x2)",
+    "partial(sink=0, window=7, depth=3, topk=2, nodes=5)",
 ]
 """Those without heads whose drafts follow from the text, of a target that can branch."""
 
@@ -54,6 +57,8 @@ LEARNING = [
     "prompt-lookup(min_ngram=1)",
     "prompt-lookup(min_ngram=1, reference=FILE:text)",
     "rest(FILE:store, min_match=1)",
+    "ngram(order=2, n=4)",
+    "ngram(order=3, file=FILE:text, n=3)",
     "jacobi",
     "lookahead(window=2, ngram=4, guesses=3)",
 ]
@@ -62,7 +67,10 @@ LEARNING = [
 COMBINED = [
     "cascade(draft(FILE:twin, n=6), draft(FILE:small, tree=2x2))",
     "cascade(draft(FILE:twin, n=6), prompt-lookup(min_ngram=1))",
+    "cascade(partial(sink=2, window=8, n=4), draft(FILE:small, n=3))",
+    "cascade(draft(FILE:twin, n=6), ngram(n=3))",
     "relay(draft(FILE:twin)@2, draft(FILE:small)@3)",
+    "ensemble(draft(FILE:twin), ngram(order=3, n=3))",
     "ensemble(draft(FILE:twin), prompt-lookup(min_ngram=1), lookahead(window=2, ngram=4))",
     "ouroboros(draft(FILE:twin, n=3))",
     "auto(draft(FILE:twin), prompt-lookup(min_ngram=1), none)",

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import can_draft_nextn
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.auto import AutoDrafter, read_choice_logs
+from specrun.runtime.drafters.combinators.bounded_target import BoundedTarget
 from specrun.runtime.drafters.combinators.cascade import (
     JOINED_TOKENS,
     CascadeDrafter,
@@ -39,6 +41,7 @@ from specrun.runtime.drafters.environment import (
 )
 from specrun.runtime.drafters.lookahead import MAX_NGRAM, WindowGuard
 from specrun.runtime.drafters.lookahead.build import open_pool
+from specrun.runtime.drafters.partial import PartialCache, partial_cache
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import TREE_OPTIONS, find_method, options_of
 from specrun.runtime.trees import check_leaves
@@ -58,20 +61,24 @@ def build_cascade(
         # For the inner drafter the draft model is the target.
         parts = build(inner, dataclasses.replace(env, target=draft.model, learnt=None))
     except BaseException:
-        draft.model.close()
+        draft.close()
         raise
-    return DrafterWeights(str(expression), lambda: draft.start(parts.start()), [parts, draft.model])
+    return DrafterWeights(str(expression), lambda: draft.start(parts.start()), [parts, draft])
 
 
 @dataclass(frozen=True, slots=True)
 class _CascadeModel:
-    """The draft model of a cascade: what every conversation's own cascade is started from."""
+    """The draft model of a cascade: what every conversation's own cascade is started from.
+
+    With `cache` it is the target itself, whose model is not closed here.
+    """
 
     model: Model
     name: str
     chain: ChainOptions
     max_rounds: int
     env: DraftEnvironment
+    cache: PartialCache | None = None
 
     @property
     def n(self) -> int:
@@ -82,16 +89,15 @@ class _CascadeModel:
         """Return a conversation's cascade, which owns `inner`: if anything fails, it is closed."""
         with contextlib.ExitStack() as opened:  # closed again if anything below fails
             opened.callback(inner.close)
-            options = dataclasses.replace(
-                draft_context_options(self.env.context, self.model),
-                n_sequences=inner.max_leaves,
-                n_outputs=inner.max_nodes + 1 + JOINED_TOKENS,
-            )
-            context = Context(self.model, options)
+            context = Context(self.model, self._context_options(inner))
             opened.callback(context.close)
             target_size = self.env.target.vocabulary.size
+            if self.cache is None:
+                model = DraftModelTarget(context, target_vocab_size=target_size)
+            else:
+                model = BoundedTarget(context, self.cache)
             drafter = CascadeDrafter(
-                DraftModelTarget(context, target_vocab_size=target_size),
+                model,
                 inner,
                 num_draft_tokens=self.n,
                 sampling=self.chain.sampling,
@@ -99,14 +105,30 @@ class _CascadeModel:
                 max_rounds=self.max_rounds,
                 name=self.name,
             )
+            drafter.remark = "" if self.cache is None else self.cache.remark
             opened.pop_all()
         return drafter
+
+    def _context_options(self, inner: Drafter) -> ContextOptions:
+        n_sequences, n_outputs = inner.max_leaves, inner.max_nodes + 1 + JOINED_TOKENS
+        if self.cache is not None:
+            return self.cache.context_options(self.n + n_outputs, n_sequences, n_outputs)
+        options = draft_context_options(self.env.context, self.model)
+        return dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+
+    def close(self) -> None:
+        """Free the draft model, unless it is the target."""
+        if self.cache is None:
+            self.model.close()
 
 
 def _open_cascade(
     expression: Expression, outer: Expression, env: DraftEnvironment, max_rounds: int
 ) -> _CascadeModel:
     chain = _cascade_chain(outer, expression)
+    if outer.atom == "partial":
+        cache = partial_cache(outer, env, chain.n or USUAL_LENGTH)
+        return _CascadeModel(env.target, str(expression), chain, max_rounds, env, cache)
     model = open_draft_model(model_file_of(outer, env), env)
     return _CascadeModel(model, str(expression), chain, max_rounds, env)
 
@@ -132,7 +154,7 @@ def build_ouroboros(
         _require_room(expression, draft.n + count * length, env)
         curve = env.curve
     except BaseException:
-        draft.model.close()
+        draft.close()
         raise
 
     def start() -> Drafter:
@@ -143,7 +165,7 @@ def build_ouroboros(
             cascade, own, count=count, length=length, guard=guard, name=str(expression)
         )
 
-    return DrafterWeights(str(expression), start, [store, draft.model])
+    return DrafterWeights(str(expression), start, [store, draft])
 
 
 def _require_room(expression: Expression, nodes: int, env: DraftEnvironment) -> None:
@@ -156,9 +178,9 @@ def _require_room(expression: Expression, nodes: int, env: DraftEnvironment) -> 
 
 
 def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
-    if outer.atom != "draft":
+    if outer.atom not in ("draft", "partial"):
         raise OptionError(
-            f"{whole}: the first part is a draft model that decodes speculatively itself, as in "
+            f"{whole}: the first part is a model that decodes speculatively itself, as in "
             f"{whole.atom}(draft(a.gguf, n=5){', prompt-lookup' * (whole.atom == 'cascade')})"
         )
     trees = {name for name, _ in outer.options}.intersection(TREE_OPTIONS)
@@ -167,10 +189,10 @@ def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
         raise OptionError(f"{whole}: {whole.atom} drafts chains: leave out {names}")
     chain = chain_options(outer)
     if options_of(outer).is_auto("n"):
-        problem = "n=auto is for draft(...) on its own; give a number here, or leave n out"
+        problem = "n=auto is for a drafter on its own; give a number here, or leave n out"
         raise OptionError(f"{outer}: {problem}")
     if chain.adaptive_exit is not None:
-        problem = "p_min=adaptive is for draft(...) on its own; give a fixed p_min here"
+        problem = "p_min=adaptive is for a drafter on its own; give a fixed p_min here"
         raise OptionError(f"{outer}: {problem}")
     return chain
 

@@ -5,8 +5,8 @@
 2. Phrases after the draft's last token extend the draft as branches (section 3.3), point masses
   below it.
 3. The target's evaluation answers at every node. The answers along the branches are refined
-   phrases, and what it agrees with behind a rejected token are phrases too (sections 3.3 and 3.4).
-   Both flow back, with the text's own.
+   phrases, which replace those that were drafted; what it agrees with behind a rejected token are
+   phrases too (sections 3.3 and 3.4). Both flow back, with the text's own.
 4. The pool outlives the answer, and with a file the process: warm start (section 3.5).
 
 The paper decodes greedily. Here drawn tokens keep their laws, and phrases are point masses, so
@@ -38,8 +38,10 @@ def phrase_tree(
     return builder.build()
 
 
-def refined_phrases(tree: DraftTree, first: int, rows: EvaluatedRows) -> Iterator[list[int]]:
-    """Yield each path of a phrase tree as the target would have it: its answers at the nodes.
+def refined_phrases(
+    tree: DraftTree, first: int, rows: EvaluatedRows
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield each path of a phrase tree, and as the target would have it: its answers at the nodes.
 
     `first` is the token before the phrases, `rows` are numbered as the tree's. A phrase N O X Q to
     which the target answers O, P, Q becomes N O P Q.
@@ -49,7 +51,9 @@ def refined_phrases(tree: DraftTree, first: int, rows: EvaluatedRows) -> Iterato
     answers = [_answer(rows, node) if node in inner else 0 for node in range(ROOT, len(tree))]
     for leaf in range(len(tree)):
         if leaf not in inner:
-            yield [first, *(answers[tree.parents[node] + 1] for node in tree.path_to(leaf))]
+            path = tree.path_to(leaf)
+            refined = [first, *(answers[tree.parents[node] + 1] for node in path)]
+            yield [first, *(tree.tokens[node] for node in path)], refined
 
 
 def matched_phrases(
@@ -192,8 +196,12 @@ class OuroborosDrafter(Drafter):
         if len(proposal.phrases):
             places = [proposal.places[node] for node in range(ROOT, len(proposal.phrases))]
             rows = MemberRows(outcome.rows, places)
-            for phrase in refined_phrases(proposal.phrases, proposal.last, rows):
-                self._store.add(phrase)
+            # Refinement replaces: what the target would not say makes room (section 3.3).
+            for phrase, refined in refined_phrases(proposal.phrases, proposal.last, rows):
+                if phrase != refined:
+                    self._store.replace(phrase, refined)
+                else:
+                    self._store.add(phrase)
 
     def _learn_text(self, tokens: Sequence[int]) -> None:
         """Add the phrases of the text that end after what was read before."""

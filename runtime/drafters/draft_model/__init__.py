@@ -7,6 +7,7 @@ from specrun.runtime.drafters.draft_model.build import (
     chain_options,
     draft_context_options,
     open_draft_model,
+    plan_draft,
 )
 from specrun.runtime.drafters.draft_model.chain import DraftSampling
 from specrun.runtime.drafters.draft_model.pair import DraftPair

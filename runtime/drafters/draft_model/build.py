@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
+from typing import Protocol, cast, get_args
 
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
@@ -19,6 +19,11 @@ from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, Ada
 from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftSampling
 from specrun.runtime.drafters.draft_model.pair import DraftPair
 from specrun.runtime.drafters.draft_model.retokenised import RetokenisedDrafter
+from specrun.runtime.drafters.draft_model.state import (
+    DraftModelState,
+    DraftTreeState,
+    ModelDrafter,
+)
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
@@ -26,7 +31,7 @@ from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.methods import TREE_OPTIONS, options_of
 from specrun.runtime.offload import resolve_gpu_layers
 from specrun.runtime.pairing import check_pair
-from specrun.runtime.trees import Topology
+from specrun.runtime.trees import DynamicShape, Topology
 
 USUAL_LENGTH = 5
 """Tokens of a chain where n is not given and nothing decides where to stop."""
@@ -56,36 +61,88 @@ def chain_options(expression: Expression) -> ChainOptions:
     n = options.length("n")
     # Draft & Verify's exit is a rule of its own for where chains stop. The demo's pair, which is
     # named without a file, drafts to show how: at its size nothing would pay.
-    is_demo = not expression.arguments and not options.is_auto("n")
+    is_demo = expression.atom == "draft" and not expression.arguments and not options.is_auto("n")
     if n is None and (adaptive_exit is not None or is_demo):
         n = USUAL_LENGTH
     return ChainOptions(n, sampling, p_min, adaptive_exit)
 
 
+class States(Protocol):
+    """Makes the cache of a drafter with a model."""
+
+    def chain_state(self, context: Context) -> DraftModelState:
+        """Return that of a drafter of chains."""
+
+    def tree_state(self, context: Context) -> DraftTreeState:
+        """Return that of a drafter of trees."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """What an expression drafts with a model: chains or trees, and what contexts they need.
+
+    `make` makes a conversation's drafter of a context with so many sequences and output rows and,
+    beside those of the text, `n_nodes` cells.
+    """
+
+    make: Callable[[Context, States], ModelDrafter]
+    n_sequences: int
+    n_outputs: int
+    n_nodes: int
+
+
 def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `draft(a.gguf, ...)`: a chain or a tree from a draft model."""
+    path = model_file_of(expression, env)
+
+    def measured(nodes: int, depth: int) -> Topology:
+        sampling = tree_sampling(options_of(expression), "without")
+        found = measured_acceptance(env.target.path, path, sampling)
+        return best_tree(found or typical_acceptance(sampling), nodes, depth)
+
+    def share(state: DraftModelState) -> float:
+        return state.context.model.n_params / env.target.n_params
+
+    return _with_draft_model(expression, env, plan_draft(expression, env, measured, share))
+
+
+def plan_draft(
+    expression: Expression,
+    env: DraftEnvironment,
+    sequoia: Callable[[int, int], Topology],
+    share: Callable[[DraftModelState], float],
+    text_share: Callable[[DraftModelState], Callable[[], float]] | None = None,
+) -> DraftPlan:
+    """Return what the options of an expression say about chains and trees.
+
+    `sequoia(nodes, depth)` plans `tree=sequoia`. `share` is which part of the target a model reads
+    for a token, `text_share` what an evaluation of the target reads beside its weights (see
+    `DraftEnvironment.draft_length`).
+    """
     tree = TreeOptions.of(expression)
     if tree.asks_for_tree:
-        return _build_draft_tree(expression, env, tree)
+        return _plan_tree(expression, env, tree, sequoia, share, text_share)
     chain = chain_options(expression)
     # Where states are recurrent, each token that may be dropped again keeps one more of them.
     longest = env.most_drafted if env.target.can_branch else min(env.most_drafted, USUAL_LENGTH)
+    count = longest if chain.n is None else chain.n
 
-    def drafter(context: Context, pair: DraftPair) -> Drafter:
-        adaptive = chain.adaptive_exit
-        share = context.model.n_params / env.target.n_params
+    def drafter(context: Context, states: States) -> ModelDrafter:
+        adaptive, state, length = chain.adaptive_exit, states.chain_state(context), None
+        if chain.n is None:
+            length = env.draft_length(share(state), text_share and text_share(state))
         return DraftModelDrafter(
-            pair.chain_state(context),
-            num_draft_tokens=longest if chain.n is None else chain.n,
+            state,
+            num_draft_tokens=count,
             sampling=chain.sampling,
             p_min=chain.p_min,
             # The threshold is learnt: each conversation has its own.
             adaptive_exit=None if adaptive is None else AdaptiveExit(adaptive),
-            length=None if chain.n is not None else env.draft_length(share),
+            length=length,
             name=str(expression),
         )
 
-    return _with_draft_model(expression, env, drafter)
+    return DraftPlan(drafter, 1, 1, count)
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -99,45 +156,47 @@ def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
     return AdaptiveExitOptions(**named)
 
 
-def _build_draft_tree(
-    expression: Expression, env: DraftEnvironment, tree: TreeOptions
-) -> DrafterWeights:
+def _plan_tree(
+    expression: Expression,
+    env: DraftEnvironment,
+    tree: TreeOptions,
+    sequoia: Callable[[int, int], Topology],
+    share: Callable[[DraftModelState], float],
+    text_share: Callable[[DraftModelState], Callable[[], float]] | None,
+) -> DraftPlan:
     options = options_of(expression)
     if _adaptive_exit(options) is not None:
         problem = "p_min=adaptive ends chains, not trees; give n= or a fixed p_min"
         raise OptionError(f"{expression}: {problem}")
     p_min = options.number("p_min", 0.0)
     sampling = tree_sampling(options, "argmax" if tree.is_dynamic else "without")
-    path = model_file_of(expression, env)
+    shape = tree.shape(env.context.n_batch, sequoia, env.most_drafted)
 
-    def plan(nodes: int, depth: int) -> Topology:
-        measured = measured_acceptance(env.target.path, path, sampling)
-        return best_tree(measured or typical_acceptance(sampling), nodes, depth)
-
-    shape = tree.shape(env.context.n_batch, plan, env.most_drafted)
-
-    def drafter(context: Context, pair: DraftPair) -> Drafter:
+    def drafter(context: Context, states: States) -> ModelDrafter:
+        state = states.tree_state(context)
+        text = text_share and text_share(state)
         return DraftTreeDrafter(
-            pair.tree_state(context),
+            state,
             shape=shape,
             sampling=sampling,
             p_min=p_min,
-            size=tree.size(shape, env, context.model.n_params / env.target.n_params),
+            size=tree.size(shape, env, share(state), text),
             name=str(expression),
         )
 
     n_sequences, n_outputs = draft_size(shape)
-    return _with_draft_model(expression, env, drafter, n_sequences + env.keeps_rows, n_outputs)
+    n_nodes = shape.max_nodes
+    if isinstance(shape, DynamicShape):  # evaluates more than it keeps
+        n_nodes = max(n_nodes, shape.depth * shape.topk)
+    return DraftPlan(drafter, n_sequences + env.keeps_rows, n_outputs, n_nodes)
 
 
 def _with_draft_model(
-    expression: Expression,
-    env: DraftEnvironment,
-    make: Callable[[Context, DraftPair], Drafter],
-    n_sequences: int = 1,
-    n_outputs: int = 1,
+    expression: Expression, env: DraftEnvironment, plan: DraftPlan
 ) -> DrafterWeights:
-    """Open a draft model; every conversation gets what `make` makes of a context of this size."""
+    """Open a draft model; every conversation gets a context of it, and a drafter as planned."""
+    make: Callable[[Context, DraftPair], Drafter] = plan.make
+    n_sequences, n_outputs = plan.n_sequences, plan.n_outputs
     model = _load_draft_model(model_file_of(expression, env), env)
     try:
         pair = DraftPair.of(env.target, model, expression)

@@ -72,7 +72,7 @@ class DraftModelState:
         n_batch = self.context.n_batch
         for begin in range(0, len(tokens), n_batch):
             piece = list(tokens[begin : begin + n_batch])
-            start = len(self.cached)
+            start = self.cells(len(self.cached))
             known = [self.known(token) for token in piece]
             # Rows of earlier pieces are asked for too: one row each is cheaper than a second kind
             # of batch.
@@ -86,7 +86,7 @@ class DraftModelState:
     def feed_one(self, token: int) -> Logits:
         """Evaluate a token after the cached ones; return its logits, a view [shared vocab]."""
         known = token if token < self._own_size else self._stand_in
-        self.batch.fill_one(known, len(self.cached), self.main)
+        self.batch.fill_one(known, self.cells(len(self.cached)), self.main)
         self._changing = True
         rows = self.context.decode(self.batch)
         self.cached.append(token)
@@ -103,7 +103,7 @@ class DraftModelState:
         loops, cached, batch, known = LOOPS, self.cached, self.batch, self._shared_size
         if loops is None or batch.n_bytes != loops.BATCH_BYTES or token >= self._own_size:
             return None
-        start = len(cached)
+        start = self.cells(len(cached))
         batch.fill_one(token, start, self.main)
         self._changing = True
         done = self.context.repeat(
@@ -118,6 +118,10 @@ class DraftModelState:
         if tokens[-1] < 0:
             greedy_token(self.shared(rows.logits(0)), _LIKELIEST)  # says what is wrong
         return tokens
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the cache of what a text shares with the last one."""
+        self.rewind(common_prefix(self.cached, tokens))
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop what an interrupted evaluation may have left."""
@@ -308,7 +312,7 @@ class ModelDrafter(ContextDrafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
-        self._model_state.rewind(common_prefix(self._model_state.cached, tokens))
+        self._model_state.begin(tokens)
 
     def rewind(self, length: int) -> None:
         """Drop the cache of tokens that were only guesses."""

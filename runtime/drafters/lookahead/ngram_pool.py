@@ -69,6 +69,16 @@ class NgramPool:
             del rests[next(iter(rests))]
         rests[rest] = None
 
+    def replace(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Delete the n-grams that begin with `old`, then add `new` (Ouroboros' refinement)."""
+        first, beginning = old[0], tuple(old[1:])
+        rests = self._rests.get(first, {})
+        for rest in [rest for rest in rests if rest[: len(beginning)] == beginning]:
+            del rests[rest]
+        if not rests:
+            self._rests.pop(first, None)
+        self.add(new)
+
     def guesses(self, first: int, limit: int | None = None) -> list[tuple[int, ...]]:
         """Return up to `limit` rests of n-grams after a token, the most recently used first."""
         rests = self._rests.get(first)

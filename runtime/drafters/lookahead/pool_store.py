@@ -160,6 +160,11 @@ class NgramStore:
         self.pool.add(ngram)
         self._is_new = True
 
+    def replace(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Delete n-grams that begin with `old`, and add `new`."""
+        self.pool.replace(old, new)
+        self._is_new = True
+
     def add_text(self, tokens: Sequence[int], start: int, size: int) -> list[tuple[int, ...]]:
         """Add the text's n-grams of `size` tokens that end at `start` or later; return them."""
         ends = range(max(start + 1, size), len(tokens) + 1)

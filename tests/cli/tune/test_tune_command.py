@@ -191,3 +191,40 @@ def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(
     drafter, used = stats_of("--spec-draft-n-max", "3")
     assert "n=3" in drafter
     assert used is None
+
+
+def test_alpha_is_said_of_every_law_and_not_of_ranks(models: Models) -> None:
+    """Drawn drafts have an alpha, ranks have shares; operations and bytes stand beside them."""
+    shown = tune(*pair(models), *FAST, "--temp", "1", "--no-save")
+    assert shown.exit_code == 0, shown.output
+    title = "Drawn drafts, alpha = mean sum min(p, q) (Leviathan et al. 2023), temperature 1:"
+    table = shown.stdout.split(title, 1)[1].split("\nPlans", 1)[0]
+    for name in (f"draft({models.plain.name})", "ngram(order=2)", "ngram(order=3)"):
+        assert name in table
+    assert "alpha" not in shown.stdout.split("Theory of chains", 1)[1]
+    found = json.loads(tune(*pair(models), *FAST, "--temp", "1", "--json", "--no-save").stdout)
+    (setting,) = found["settings"]
+    rows = setting["alpha"]
+    assert [row["drafter"] for row in rows] == [
+        f"draft({models.plain.name})",
+        "ngram(order=2)",
+        "ngram(order=3)",
+    ]
+    for row in rows:
+        assert row["alpha"] == row["theory"]["acceptance"]
+        assert 0.0 <= row["alpha"] <= 1.0
+        assert row["bytes"] > 0.0
+    drawn = setting["acceptance_by_rank"]["with"][0]
+    assert rows[0]["alpha"] == pytest.approx(drawn, abs=1e-9)
+
+
+def test_mixtures_of_experts_are_warned_of_with_figures(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "mixture of experts" not in tune("-m", models.target, *FAST, "--no-save").stderr
+    monkeypatch.setattr("specrun.runtime.costs.memory_traffic.mixture", lambda _: (64, 8))
+    for command in (("-m", models.target), (*pair(models), "--temp", "0")):
+        said = " ".join(tune(*command, *FAST, "--no-save").stderr.split())
+        assert "a mixture of experts, 8 of 64 for a token; 2, 4 and 8 tokens read about" in said
+        assert "15.0, 26.5, 42.0 of a layer's" in said
+        assert "measured here: T(2) = " in said

@@ -266,3 +266,19 @@ def test_a_drafter_that_became_good_is_used_again() -> None:
         length.learn(len(came))
     assert sum(drafted[100:200]) < 20
     assert min(drafted[-100:]) >= 3
+
+
+def test_drawn_answers_begin_alike_whatever_the_last_one_left() -> None:
+    """Thresholds of the last answer may be near enough not to be worked out again: a seed would
+    then give another text."""
+    used, fresh = (DraftLength(STEPS.seconds, 0.05, 6) for _ in range(2))
+    rng = random.Random(47)  # after these rounds the last thresholds are such
+    for _ in range(12):
+        used.start(points=False)
+        while used.goes_on() and used.takes(rng.choice((0.5, 0.7, 0.9))):
+            pass
+        used.learn(rng.randrange(len(used._drafted) + 1))
+    used.begin()
+    for length in (used, fresh):
+        length.start(points=False)
+    assert used._thresholds == fresh._thresholds

@@ -7,7 +7,11 @@ from specrun.runtime.drafters.retrieval.datastore.context_index import (
     key_width,
     order_by_context,
 )
-from specrun.runtime.drafters.retrieval.datastore.corpus_text import read_reference, text_pieces
+from specrun.runtime.drafters.retrieval.datastore.corpus_text import (
+    read_reference,
+    read_reference_tokens,
+    text_pieces,
+)
 from specrun.runtime.drafters.retrieval.datastore.store_file import (
     HEADER_BYTES,
     StoreHeader,

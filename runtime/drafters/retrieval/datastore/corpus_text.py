@@ -76,6 +76,14 @@ MAX_REFERENCE_BYTES = 8 << 20
 def read_reference(path: Path, vocabulary: Vocabulary) -> ContextIndex:
     """Return the index of a text file's tokens: a reference, which answers may quote.
 
+    Raises what `read_reference_tokens` does.
+    """
+    return ContextIndex.of_text(read_reference_tokens(path, vocabulary), vocabulary.size)
+
+
+def read_reference_tokens(path: Path, vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens of a text file, at least 2.
+
     Raises `FileMissingError`, `ModelError` for what is not UTF-8, `OptionError` for an empty or too
     large file.
     """
@@ -93,4 +101,4 @@ def read_reference(path: Path, vocabulary: Vocabulary) -> ContextIndex:
         raise OptionError(
             f"the reference {path} holds {len(tokens)} tokens: at least 2 can be quoted from"
         )
-    return ContextIndex.of_text(tokens, vocabulary.size)
+    return tokens

@@ -249,11 +249,11 @@ def test_the_end_of_the_context_and_abandoned_answers(
     [
         ("cascade(draft(FILE))", "two parts"),
         ("cascade(draft(FILE), none, none)", "2 unnamed arguments at most"),
-        ("cascade(prompt-lookup, draft(FILE))", "first part is a draft model"),
+        ("cascade(prompt-lookup, draft(FILE))", "first part is a model"),
         ("cascade(draft(FILE, tree=2x2), none)", "leave out tree"),
         ("cascade(draft(FILE), prompt-lookup, rounds=-1)", "rounds is -1"),
         ("cascade(draft(FILE), prompt-lookup, round=1)", "did you mean 'rounds'"),
-        ("ouroboros(prompt-lookup)", "first part is a draft model"),
+        ("ouroboros(prompt-lookup)", "first part is a model"),
         ("ouroboros(draft(FILE), phrases=0)", "1 or more phrases"),
         ("ouroboros(draft(FILE), phrases=200, length=40)", "do not fit a batch"),
         ("ouroboros(draft(FILE), save=no)", "name it with pool"),

@@ -57,7 +57,38 @@ def test_phrases_are_refined_by_the_targets_answers() -> None:
     tree = phrase_tree(pool_of("NRSY", "NOXQ"), ids("N")[0], 3, 9, 9)
     assert tree.tokens == tuple(ids("OXQRSY"))
     refined = refined_phrases(tree, ids("N")[0], answers("OPQZPTZ"))  # after N, O, X, Q, R, S, Y
-    assert [*refined] == [ids("NOPQ"), ids("NOPT")]
+    assert [*refined] == [(ids("NOXQ"), ids("NOPQ")), (ids("NRSY"), ids("NOPT"))]
+
+
+def test_refinement_deletes_then_adds() -> None:
+    """The pool holds what the target would say in the place of what it would not: no more phrases
+    than before, the corrected ones the latest."""
+    drafts = LawTable(3, 0)
+    store = NgramStore(pool_of("NRSY", "NOXQ", "NOWW", "KLMN"))
+    drafter = OuroborosDrafter(ScriptedDrafter(chain(drafts, 0)), store, count=2, length=3)
+    tokens = ids("N")
+    drafter.begin(tokens)
+    tree = drafter.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9))
+    assert tree.tokens == tuple(ids("OWWXQ"))
+    # The root says O, O says P, its W says Q; X is never right, its row says Z.
+    outcome = RoundOutcome([*tokens, *ids("OP")], tree, (0,), ids("P")[0], answers("OPQAZA"))
+    drafter.observe(outcome)
+    phrases = {"".join(LETTERS[token] for token in phrase) for phrase in store.pool}
+    assert phrases == {"NRSY", "KLMN", "NOPQ", "NOPZ"}
+    rests = store.pool.guesses(ids("N")[0])
+    assert rests[:2] == [tuple(ids("OPZ")), tuple(ids("OPQ"))]
+
+
+def test_a_phrase_that_was_right_keeps_what_was_not_drafted_of_it() -> None:
+    store = NgramStore(pool_of("ABCD"))
+    drafter = OuroborosDrafter(ScriptedDrafter(chain(LawTable(3, 0), 0)), store, count=1, length=3)
+    tokens = ids("A")
+    drafter.begin(tokens)
+    tree = drafter.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 2, 9))  # room for two
+    assert tree.tokens == tuple(ids("BC"))
+    outcome = RoundOutcome([*tokens, *ids("BCE")], tree, (0, 1), ids("E")[0], answers("BCE"))
+    drafter.observe(outcome)
+    assert tuple(ids("BCD")) in store.pool.guesses(0)
 
 
 def test_what_is_right_behind_a_rejected_token_becomes_phrases() -> None:

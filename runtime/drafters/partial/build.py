@@ -1,0 +1,126 @@
+"""Builds `partial(sink=4, window=256)`: a second context on the target's own model."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.runtime.costs import best_tree, typical_acceptance
+from specrun.runtime.costs.memory_traffic import memory_traffic
+from specrun.runtime.drafter import Drafter, DrafterWeights
+from specrun.runtime.drafters.draft_model import DraftModelState, DraftTreeState, plan_draft
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.partial.state import PartialState, PartialTreeState
+from specrun.runtime.drafters.partial.window import Window
+from specrun.runtime.drafters.tree_options import tree_sampling
+from specrun.runtime.language import Expression
+from specrun.runtime.methods import options_of
+from specrun.runtime.trees import Topology
+
+SINK, WINDOW = 4, 256
+"""StreamingLLM's sinks; a window that is a small part of the contexts for which it pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialCache:
+    """A bounded cache of a target: which tokens it keeps, and what a context for it is like."""
+
+    window: Window
+    options: ContextOptions
+    n_ctx: int
+    """How many tokens a text may have."""
+
+    def context_options(self, n_nodes: int, n_sequences: int, n_outputs: int) -> ContextOptions:
+        """Return the settings of a context for the kept tokens and so many drafted ones."""
+        # A shorter text than the window can hold needs no more cells than it has tokens.
+        n_ctx = min(self.window.most_cells + n_nodes + 1, max(self.n_ctx, n_nodes + 1))
+        return dataclasses.replace(
+            self.options, n_ctx=n_ctx, n_sequences=n_sequences, n_outputs=n_outputs
+        )
+
+    @property
+    def remark(self) -> str:
+        """What the user is to know, where it is no smaller than the target's own cache."""
+        if self.window.most_cells < self.n_ctx:
+            return ""
+        kept = f"sink={self.window.sink}, window={self.window.size}"
+        return (
+            f"partial({kept}) keeps up to {self.window.most_cells} tokens, all of a context of "
+            f"{self.n_ctx}: its drafts cost what the target's own tokens do"
+        )
+
+    # The two methods of `draft_model.build.States`.
+
+    def chain_state(self, context: Context) -> DraftModelState:
+        """Return the cache of a drafter of chains."""
+        return PartialState(context, self.window)
+
+    def tree_state(self, context: Context) -> DraftTreeState:
+        """Return the cache of a drafter of trees."""
+        return PartialTreeState(context, self.window)
+
+
+def partial_cache(expression: Expression, env: DraftEnvironment, n_nodes: int) -> PartialCache:
+    """Return what `sink=` and `window=` say; drafts have up to `n_nodes` tokens.
+
+    Raises OptionError for a window that is too small for them, and UnsupportedModelError where the
+    target's memory cannot drop a part of a text.
+    """
+    options = options_of(expression)
+    window = Window(options.integer("sink", SINK), options.integer("window", WINDOW))
+    if not env.target.can_branch:
+        problem = f"{env.target.architecture} models keep a recurrent state, which drops no tokens"
+        raise UnsupportedModelError(f"{expression}: {problem}; use draft(FILE) or mtp")
+    if window.size <= n_nodes:
+        raise OptionError(
+            f"{expression}: a window of {window.size} tokens is filled by a draft of {n_nodes}: "
+            f"give window={n_nodes + 1} or more, or draft less"
+        )
+    return PartialCache(window, env.context, env.n_ctx)
+
+
+def build_partial(
+    expression: Expression, env: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
+    """Build `partial(sink=4, window=256, ...)`: chains and trees as of `draft(FILE, ...)`."""
+    traffic = memory_traffic(env.target, env.context)
+    weights = traffic.weights(1)
+
+    def sequoia(nodes: int, depth: int) -> Topology:
+        sampling = tree_sampling(options_of(expression), "without")
+        return best_tree(typical_acceptance(sampling), nodes, depth)
+
+    def share(_state: DraftModelState) -> float:
+        # All weights, and on the average one and a half windows of keys and values.
+        kept = cache.window.sink + 1.5 * cache.window.size
+        return traffic.evaluation(1, kept) / weights
+
+    plan = plan_draft(
+        expression,
+        env,
+        sequoia,
+        share,
+        lambda state: lambda: traffic.per_position * _text_of(state) / weights,
+    )
+    cache = partial_cache(expression, env, plan.n_nodes)
+    options = cache.context_options(plan.n_nodes, plan.n_sequences, plan.n_outputs)
+
+    def start() -> Drafter:
+        context = Context(env.target, options)
+        try:
+            drafter = plan.make(context, cache)
+            drafter.remark = cache.remark
+            return drafter
+        except BaseException:
+            context.close()
+            raise
+
+    return DrafterWeights(str(expression), start)
+
+
+def _text_of(state: DraftModelState) -> int:
+    assert isinstance(state, PartialState)
+    return state.n_text

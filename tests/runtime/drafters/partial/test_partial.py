@@ -1,0 +1,308 @@
+"""`partial`: the target's weights with a bounded cache, alone and as the middle of TriForce.
+
+KV truth: after any feeds, drafts and cuts the next logits equal a fresh evaluation of the kept
+tokens (F32, flash attention off, 1e-5), which a window off by a token does not. Laws: chi-square of
+whole texts beyond the window against the target's joint law (`support.joint_law`: hypothesis,
+chance of a false alarm, and a control of the same size that must fail).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.joint_law import (
+    ALPHA,
+    REJECTED,
+    KeepsTooMuch,
+    Text,
+    model_joint_law,
+    p_value,
+    sampled_texts,
+)
+from support.tiny_models import F32, fresh_logits
+
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.model import Model
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.costs import CostCurve
+from specrun.runtime.drafter import DraftRequest
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.combinators import CascadeDrafter
+from specrun.runtime.drafters.combinators.bounded_target import BoundedTarget
+from specrun.runtime.drafters.draft_model.state import ContextDrafter
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.partial import PartialState, PartialTreeState, Window
+from specrun.runtime.language import quoted
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.tree import ROOT, DraftTree
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9, 2, 6, 8, 7]
+WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+DRAWN = ["partial(sink=2, window=6, n=4)", "partial(sink=0, window=9, tree=2x2)"]
+POINTS = [
+    "partial(sink=2, window=6, n=4, sampling=argmax)",
+    "partial(sink=1, window=7, depth=3, topk=2, nodes=5)",
+    "cascade(partial(sink=2, window=8, n=5, sampling=argmax), prompt-lookup(min_ngram=1))",
+    "cascade(partial(sink=3, window=9, n=6, sampling=argmax), draft(FILE, tree=2x1))",
+    "relay(partial(sink=2, window=6, sampling=argmax)@2, prompt-lookup(min_ngram=1)@2)",
+]
+TRIFORCE = "cascade(partial(sink=2, window=6, n=4), draft(FILE, n=2))"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("partial")
+    for name, shape in {
+        "target": {"vocab_size": 400, "scale": 4.0, "seed": 1},
+        "small": {"vocab_size": 400, "scale": 3.0, "seed": 1, "layers": 1},
+        "open": {"vocab_size": 12, "scale": 1.5, "seed": 1, "layers": 3},
+        "open small": {"vocab_size": 12, "scale": 0.8, "seed": 2},
+    }.items():
+        write_random_llama(folder / f"{name}.gguf", RandomLlama(**shape))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(models: Path) -> Iterator[Model]:
+    with Model(models / "target.gguf") as model:
+        yield model
+
+
+def open_pair(models: Path, drafter: str, small: str = "small", **options: object) -> Runtime:
+    expression = drafter.replace("FILE", quoted(str(models / f"{small}.gguf")))
+    name = {"small": "target", "open small": "open"}[small]
+    return Runtime(models / f"{name}.gguf", drafter=expression, **{**F32, **options})
+
+
+# -- the window ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sink", "size"), [(0, 1), (4, 5), (3, 8), (20, 6)])
+def test_a_window_holds_its_size_at_least_and_twice_that_at_most(sink: int, size: int) -> None:
+    window = Window(sink, size)
+    for length in range(200):
+        first = window.first_kept(length)
+        kept = window.cells(length, first)
+        assert kept == len({*range(min(sink, length)), *range(first, length)})
+        assert min(length, sink + size) <= kept + (first < sink + size) * size
+        assert kept <= window.most_cells
+        if first > sink:
+            assert size <= length - first < 2 * size
+        assert window.tokens(kept, first) == length or kept == min(length, sink)
+    assert max(window.first_kept(length) for length in range(200)) > sink
+
+
+# -- the cache is true -----------------------------------------------------------------------------
+
+
+def kept_tokens(window: Window, tokens: Sequence[int], root: int, *, shift: int = 0) -> list[int]:
+    """What a window keeps of a text whose round began after `root` tokens."""
+    first = window.first_kept(root) + shift
+    return [*tokens[: window.sink], *tokens[max(window.sink, first) :]]
+
+
+@pytest.mark.parametrize("window", [Window(2, 6), Window(0, 5), Window(4, 9)])
+@pytest.mark.parametrize("kind", [PartialState, PartialTreeState])
+def test_after_any_rounds_the_logits_are_those_of_the_kept_tokens(
+    target: Model, window: Window, kind: type[PartialState]
+) -> None:
+    """Texts that grow, are drafted on, cut back to anywhere and taken up again."""
+    rng = np.random.default_rng(window.size)
+    options = ContextOptions(**{**F32, "n_ctx": window.most_cells + 8}, n_sequences=2, n_outputs=2)
+    moved = different = 0
+    with Context(target, options) as context:
+        state = kind(context, window)
+        text: list[int] = []
+        for _ in range(40):
+            if text and rng.random() < 0.4:  # another text that shares a beginning
+                text = text[: rng.integers(0, len(text))]
+            text += rng.integers(0, 400, rng.integers(1, 9)).tolist()
+            state.begin(text)
+            state.rewind(min(len(state.cached), len(text) - 1))
+            row = state.feed(text[len(state.cached) :])
+            root = len(text)
+            wanted = fresh_logits(target, kept_tokens(window, text, root))[-1]
+            np.testing.assert_allclose(row, wanted, atol=1e-5)
+            if window.first_kept(root) > window.sink:
+                moved += 1
+                wrong = fresh_logits(target, kept_tokens(window, text, root, shift=1))[-1]
+                different += np.abs(row - wrong).max() > 1e-3
+            drafted = rng.integers(0, 400, 3).tolist()
+            for count in range(1, 4):
+                row = state.feed_one(drafted[count - 1])
+                kept = kept_tokens(window, [*text, *drafted[:count]], root)
+                np.testing.assert_allclose(row, fresh_logits(target, kept)[-1], atol=1e-5)
+            assert context.memory.last_position() < window.most_cells + 3
+            state.rewind(root + int(rng.integers(0, 4)))
+            text += drafted[: len(state.cached) - root]
+    assert moved > 10
+    assert different == moved  # the control: a window off by a token
+
+
+def test_compiled_chains_go_on_from_the_kept_tokens(target: Model) -> None:
+    """The most likely tokens in one call, beyond the window and where it moves."""
+    window, text = Window(2, 6), [number * 7 % 400 for number in range(40)]
+    with Context(target, ContextOptions(**{**F32, "n_ctx": window.most_cells + 8})) as context:
+        state = PartialState(context, window)
+        for root in range(20, 34):
+            state.rewind(min(len(state.cached), root - 1))
+            token = int(state.feed(text[len(state.cached) : root]).argmax())
+            said = state.feed_likeliest(token, 3, frozenset())
+            if said is None:
+                pytest.skip("the loops were not compiled")
+            known = [*kept_tokens(window, text[:root], root), token]
+            for found in said:
+                assert found == int(fresh_logits(target, known)[-1].argmax())
+                known.append(found)
+            state.rewind(root)
+
+
+def test_nodes_of_a_tree_see_the_kept_tokens_and_their_own_path(target: Model) -> None:
+    window, text = Window(2, 6), [number * 7 % 400 for number in range(33)]
+    options = ContextOptions(**F32, n_sequences=3, n_outputs=3)
+    with Context(target, options) as context:
+        state = PartialTreeState(context, window)
+        for start in range(20, 30):
+            state.rewind(min(len(state.cached), start - 1))
+            state.feed(text[len(state.cached) : start])
+            kept = kept_tokens(window, text[:start], start)
+            state.evaluate([ROOT, ROOT], [5, text[start]])
+            rows = state.evaluate([0, 1, 1], [6, 7, 8])
+            for row, path in enumerate(([5, 6], [text[start], 7], [text[start], 8])):
+                wanted = fresh_logits(target, [*kept, *path])[-1]
+                np.testing.assert_allclose(rows.logits(row), wanted, atol=1e-5)
+            state.keep(text[start : start + 1])
+
+
+@pytest.mark.parametrize("drafter", [TRIFORCE, POINTS[2], POINTS[3]])
+def test_a_cascades_bounded_cache_stays_true(models: Path, target: Model, drafter: str) -> None:
+    prompts = [PROMPT, PROMPT[:6], [*PROMPT[:9], 8, 8], [1, 2, 3, 4] * 12]
+    with open_pair(models, drafter) as runtime:
+        cascade = runtime.session.drafter
+        assert isinstance(cascade, CascadeDrafter)
+        model, text = cascade._model, cascade._text
+        assert isinstance(model, BoundedTarget)
+        for seed, prompt in enumerate(prompts):
+            answer = runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=30).token_ids
+            tokens = [*prompt, *answer]
+            cascade.begin(tokens)
+            root = len(tokens)
+            model.rewind(text, root - 1)
+            text.tokens = list(tokens)
+            model.prefill(text, root - 1)
+            row = model.evaluate(text, DraftTree()).logits(0)
+            wanted = fresh_logits(target, kept_tokens(model._window, tokens, root))[-1]
+            np.testing.assert_allclose(row, wanted, atol=1e-5)
+
+
+# -- texts and laws --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", [*POINTS, *DRAWN, TRIFORCE])
+def test_plain_decodings_text(models: Path, drafter: str) -> None:
+    settings = [SamplingParams(temperature=0.0)]
+    if drafter in POINTS:
+        settings += [WHOLE.replace(seed=5), SamplingParams(seed=7, repeat_penalty=1.3)]
+    with open_pair(models, "none") as plain, open_pair(models, drafter) as runtime:
+        for params in settings:
+            wanted = plain.generate(PROMPT, params, max_tokens=40).token_ids
+            result = runtime.generate(PROMPT, params, max_tokens=40)
+            assert result.token_ids == wanted
+            assert result.stats.drafted > 0
+
+
+@pytest.fixture(scope="module")
+def joint(models: Path) -> dict[Text, float]:
+    return model_joint_law(models / "open.gguf", PROMPT_OF_TWELVE, 2, least_entropy=1.0)
+
+
+PROMPT_OF_TWELVE = [number * 5 % 11 for number in range(23)]
+"""The first token that is drawn makes it 24 long, where a window of 6 moves."""
+SAMPLES = 2500
+
+
+@pytest.mark.parametrize("drafter", ["partial(sink=2, window=6, n=3)", TRIFORCE])
+def test_texts_beyond_the_window_follow_the_targets_joint_law(
+    models: Path, joint: dict[Text, float], drafter: str
+) -> None:
+    with open_pair(models, drafter, "open small", flash_attention="auto") as runtime:
+        counts = sampled_texts(runtime, PROMPT_OF_TWELVE, 2, SAMPLES)
+        assert p_value(counts, joint) > ALPHA
+
+
+def test_a_biased_rule_is_rejected_at_the_same_sample_size(
+    models: Path, joint: dict[Text, float]
+) -> None:
+    drafter = "partial(sink=2, window=6, n=3)"
+    with open_pair(models, drafter, "open small", flash_attention="auto") as runtime:
+        runtime.session.rule = KeepsTooMuch()
+        counts = sampled_texts(runtime, PROMPT_OF_TWELVE, 2, SAMPLES)
+        assert p_value(counts, joint) < REJECTED
+
+
+# -- weights, costs, refusals ----------------------------------------------------------------------
+
+
+def test_the_weights_are_the_targets_and_the_cache_is_small(models: Path) -> None:
+    with open_pair(models, "partial(sink=2, window=6, n=4)", n_ctx=512) as runtime:
+        drafter = runtime.session.drafter
+        assert isinstance(drafter, ContextDrafter)
+        assert drafter._context.model is runtime.session.target.context.model
+        assert drafter._context.options.n_ctx == 2 + 2 * 6 + 4 + 1
+        assert drafter.remark == ""
+    with open_pair(models, "partial(n=4)") as runtime:
+        assert "all of a context of 256" in runtime.session.drafter.remark
+
+
+def test_as_many_tokens_are_drafted_as_pay_beside_a_long_text(target: Model) -> None:
+    """Keys and values of 900 tokens are several times these weights: there drafts are cheap."""
+    costs = CostCurve.flat([1.0 + 0.02 * n for n in range(64)])
+    env = DraftEnvironment(target, ContextOptions(**{**F32, "n_ctx": 1024}), costs=costs)
+    drafted = []
+    with closing(build_drafter("partial(sink=2, window=32)", env)) as weights:
+        for length in (40, 900):
+            drafter = weights.start()
+            tokens = [number * 7 % 400 for number in range(length)]
+            drafter.begin(tokens)
+            request = DraftRequest(tokens, WHOLE, SeededNoise(0), max_depth=99, max_nodes=99)
+            drafted.append(len(drafter.propose(request)))
+            drafter.close()
+    assert drafted[0] == 0 < drafted[1]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "problem"),
+    [
+        ("partial(window=4, n=4)", "a window of 4 tokens is filled by a draft of 4: give window=5"),
+        ("partial(window=0)", "window is 0: give at least 1"),
+        ("partial(sink=-1)", "sink is -1: give 0 or more"),
+        ("partial(window=5, tree=2x2)", "filled by a draft of 6: give window=7"),
+        ("cascade(partial(window=5), prompt-lookup)", "filled by a draft of 5: give window=6"),
+        ("cascade(partial(n=auto), none)", "n=auto is for a drafter on its own"),
+        ("cascade(partial(tree=2x2), none)", "leave out tree"),
+        ("partial(FILE)", "takes 0 unnamed arguments"),
+        ("partial(windw=5)", "did you mean 'window'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(
+    models: Path, drafter: str, problem: str
+) -> None:
+    with pytest.raises(OptionError, match=problem) as raised:
+        open_pair(models, drafter)
+    assert "\n" not in str(raised.value)
+
+
+def test_recurrent_states_drop_no_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from support.tiny_nextn import write_tiny_qwen35
+
+    path = write_tiny_qwen35(tmp_path / "hybrid.gguf", blocks=1)
+    with pytest.raises(UnsupportedModelError, match="recurrent state, which drops no tokens"):
+        Runtime(path, drafter="partial(n=2)", **F32)
