@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,15 @@ from specrun.bindings.workers import require_workers
 from specrun.runtime.acceptance import PairRule, build_rule
 from specrun.runtime.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
+from specrun.runtime.drafter import Owned
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.environment import DraftEnvironment, file_of
 from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import parse_expression
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
+from specrun.runtime.online.store import LearnFrom, open_rejections
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset, unknown_option, whole_number
 from specrun.runtime.session import GenerationStream, Session
@@ -55,7 +57,9 @@ class RuntimeOptions:
     evaluates as many tokens whatever is drafted, so that a text is the same to the bit with any
     drafter of point masses of that width. `backend_sampling` "on", or "auto" where a GPU has the
     whole target, sends only the best logits of each row to the host, in answers without log-
-    probabilities that keep a top k; no GPU has yet been tried.
+    probabilities that keep a top k; no GPU has yet been tried. `learn` True keeps what drafts got
+    wrong in a buffer (`Runtime.rejections`), "keep" in the user's state folder, a path in that
+    file; nothing is learnt before `specrun.train.online.online_drafter.OnlineDrafter` is told to.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -71,6 +75,7 @@ class RuntimeOptions:
     trust: bool = False
     shape: Shape = "free"
     backend_sampling: BackendSampling = "off"
+    learn: LearnFrom = False
 
 
 class Runtime:
@@ -119,9 +124,10 @@ class Runtime:
                 load_nextn=reads_own_blocks(parse_expression(drafter)),
             )
             opened.callback(self.model.close)
+            self.rejections = open_rejections(options.learn, self.model)
             samples = is_wanted(options.backend_sampling, self.model)
             sized = dataclasses.replace(options.context, n_ctx=options.context.size_for(self.model))
-            environment = DraftEnvironment(
+            self._environment = environment = DraftEnvironment(
                 target=self.model,
                 context=sized,
                 n_gpu_layers=options.n_gpu_layers_draft,
@@ -131,13 +137,17 @@ class Runtime:
                 keeps_rows=isinstance(rule, PairRule),
                 shape=options.shape,
             )
-            weights = build_drafter(drafter, environment)
+            self._weights = weights = build_drafter(drafter, environment)
             opened.callback(weights.close)
-            owned = (weights, self.model)
+            owned: list[Owned] = [weights, self.model]
+            if self.rejections is not None:
+                owned.append(self.rejections)
             self._session = Session.open(
                 self.model, weights.start(), sized, rule, owned, options.shape, environment.wider
             )
             self._session.backend_sampling = samples
+            if self.rejections is not None:
+                self._session.rejections = self.rejections.buffer
             opened.pop_all()  # the session's from here on
         self._template: ChatTemplate | None = None
 
@@ -210,6 +220,36 @@ class Runtime:
 
         return chat_tokens(self.chat_template, self.vocabulary, messages)
 
+    def swap_drafter(self, drafter: str, files: Mapping[str, Path] | None = None) -> None:
+        """Draft with another expression from the next answer on, with caches of its own.
+
+        `files` are taken where it names none, by the names of methods, in place of the demo's own.
+
+        The target, its cache and the conversation stay, and so does the text: drafts only make it
+        quicker. The new drafter is opened whole before the old one is closed. Raises `BusyError`
+        while an answer is being streamed, `OptionError` for a drafter that needs a larger context
+        or more states of the target than the one that the runtime was opened with, and as opening
+        one does; the old drafter then goes on.
+        """
+        session = self.session
+        session.require_idle()  # before anything is loaded
+        environment = self._environment
+        if files is not None:
+            environment = dataclasses.replace(environment, default_files=files)
+        trust = trusting_files() if self.options.trust else nullcontext()
+        with ExitStack() as opened, trust, placing(self.options.placement):
+            weights = build_drafter(drafter, environment)
+            opened.callback(weights.close)
+            new = weights.start()
+            opened.callback(new.close)
+            old = self._weights
+            try:
+                session.swap_drafter(new, weights, old)
+            finally:
+                if session.drafter is new:  # also where closing the old one failed
+                    self._weights, self._environment = weights, environment
+                    opened.pop_all()
+
     # -- what is open ------------------------------------------------------------------------------
 
     @property
@@ -238,6 +278,15 @@ class Runtime:
     def drafter(self) -> str:
         """The expression of the drafter in use."""
         return self.session.drafter.name
+
+    @property
+    def draft_file(self) -> Path:
+        """The file of the draft model; raises `OptionError` where something else drafts."""
+        expression = parse_expression(self.drafter)
+        if expression.atom != "draft":
+            problem = "is no draft model: give one, as in draft(small.gguf)"
+            raise OptionError(f"{self.drafter} {problem}")
+        return file_of(expression, self._environment)
 
     @property
     def chat_template(self) -> ChatTemplate:

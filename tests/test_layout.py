@@ -66,6 +66,7 @@ FLOORS = (
     Floor("costs", ("costs",)),
     Floor("what all methods share", ("drafters",)),
     Floor("datastores", ("drafters/retrieval/datastore",)),
+    Floor("what drafts got wrong", ("online",)),
     Floor(
         "methods",
         tuple(

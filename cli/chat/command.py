@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 
 import click
 
 from specrun.cli.chat.commands import COMMAND_NAMES, handle_command
 from specrun.cli.chat.conversation import Conversation
 from specrun.cli.chat.input import make_line_reader
+from specrun.cli.chat.learning import open_learning, require_training
 from specrun.cli.chat.loop import Chat
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
 from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -34,6 +37,7 @@ Examples:
   specrun chat --demo                                   the embedded models, offline
   specrun chat --demo --show-draft                      see what was drafted
   specrun chat -m target.gguf -md small.gguf -c 8192
+  specrun chat -m target.gguf -md small.gguf --learn    the drafter learns from what was rejected
   specrun chat -m target.gguf --drafter prompt-lookup --temp 0 -sys "Be brief."
   printf 'Hello\\nAnd again\\n' | specrun chat -m target.gguf -q
 
@@ -52,6 +56,7 @@ _DEMO_NOTE = "The embedded models are tiny: drafting gains no time with them, it
 @system_prompt_options
 @terminal_options
 @answer_display_options
+@learn_options
 def chat(
     load: LoadSettings,
     draft: DraftSettings,
@@ -60,14 +65,20 @@ def chat(
     system: str | None,
     terminal: Terminal,
     display: AnswerDisplay,
+    learning: LearnSettings,
 ) -> None:
     """Talk to a model, with its drafts verified so that it says what it would have said without."""
-    with open_runtime(load, draft, template, answer.params, terminal) as runtime:
+    require_training(learning)
+    with ExitStack() as opened:
+        runtime = opened.enter_context(
+            open_runtime(load, draft, template, answer.params, terminal, learn=learning.place)
+        )
         check_sampling(answer.params, runtime)
         _ = runtime.chat_template  # a model without one is refused before the first message
+        learns = open_learning(opened, runtime, learning, terminal)
         _print_banner(runtime, answer, terminal, demo=load.demo)
         conversation = Conversation(answer.params, answer.max_tokens, system)
-        exit_code = Chat(runtime, conversation, terminal, display).run(
+        exit_code = Chat(runtime, conversation, terminal, display, learns).run(
             make_line_reader(COMMAND_NAMES), handle_command
         )
     if not sys.stdin.isatty():

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from specrun.bindings.errors import ContextFullError, SpecrunError
 from specrun.cli.chat.conversation import Conversation, Totals
 from specrun.cli.chat.input import LineReader, read_message
+from specrun.cli.chat.learning import ChatLearning
 from specrun.cli.options.output import AnswerDisplay
 from specrun.cli.terminal.answer import (
     Answer,
@@ -33,6 +34,7 @@ class Chat:
         conversation: Conversation,
         terminal: Terminal,
         display: AnswerDisplay,
+        learning: ChatLearning | None = None,
     ) -> None:
         self.runtime = runtime
         self.conversation = conversation
@@ -40,6 +42,7 @@ class Chat:
         self.totals = Totals()
         self.last: GenerationResult | None = None
         self.index = 0
+        self.learning = learning
         self._display = display
         self._told_colors = False
 
@@ -102,6 +105,8 @@ class Chat:
         self.last = answer.result
         self.totals.add(answer.result)
         self._conclude(answer)
+        if self.learning is not None:
+            self.learning.after_answer(answer.result)
         if self.terminal.notes_on_screen:
             self.terminal.note("")
         return True
