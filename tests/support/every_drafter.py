@@ -55,6 +55,7 @@ LEARNING = [
     "prompt-lookup(min_ngram=1, reference=FILE:text)",
     "rest(FILE:store, min_match=1)",
     "jacobi",
+    "jacobi(n=3, until=6)",
     "lookahead(window=2, ngram=4, guesses=3)",
 ]
 """Those that learn from one answer to the next what helps to draft."""
