@@ -167,9 +167,7 @@ def test_the_text_stays_and_the_caches_begin_anew(learning: Runtime, tiny_model)
     learning.swap_drafter(f"draft({quoted(str(tiny_model))}, n=4, sampling=argmax)")
     assert learning.session.drafter is not old
     with pytest.raises(ClosedError):
-        old.propose(
-            DraftRequest(QUESTION, GREEDY, learning.session.conversation.noise, 4, 4)
-        )
+        old.propose(DraftRequest(QUESTION, GREEDY, learning.session.conversation.noise, 4, 4))
     assert first.token_ids == wanted[0]
     found = [learning.generate(QUESTION, p, max_tokens=20) for p in (GREEDY, WARM)]
     assert [each.token_ids for each in found] == wanted

@@ -40,7 +40,9 @@ from specrun.train.online.training import OnlineRun, train_online
 from specrun.train.trainer.listener import RunListener
 
 CPU = torch.device("cpu")
-QUICK = OnlineSettings(learning_rate=1e-2, epochs=12, steps=60, tokens_per_batch=200, least_places=8)
+QUICK = OnlineSettings(
+    learning_rate=1e-2, epochs=12, steps=60, tokens_per_batch=200, least_places=8
+)
 TOKENS = [5, 9, 270, 33, 120, 121, 299, 4, 1, 77, 80, 12, 200, 6, 6, 6]
 
 
@@ -76,7 +78,7 @@ def ask(runtime: Runtime, seed: int, times: int = 1) -> tuple[int, int]:
     return drafted, accepted
 
 
-# -- laws of which some tokens are known by name ----------------------------------------------------
+# -- laws of which some tokens are known by name ---------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
@@ -150,7 +152,7 @@ def test_the_usual_rate_is_that_of_wide_drafters() -> None:
     assert usual_rate({"hidden_size": 256}) == pytest.approx(4.8e-4)
 
 
-# -- a runtime that learns between answers -----------------------------------------------------------
+# -- a runtime that learns between answers ---------------------------------------------------------
 
 
 def test_acceptance_rises_while_a_runtime_serves(chatting: Runtime) -> None:
@@ -280,7 +282,7 @@ def test_who_cannot_learn_is_told_why(files: tuple[Path, Path], tmp_path: Path) 
         OnlineDrafter(runtime)
 
 
-# -- files -------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ftype", ["F32", "F16", "Q8_0", "Q4_0"])
@@ -333,7 +335,7 @@ def test_drafters_that_cannot_be_read_back_are_named_with_a_way_out(
         load_drafter(other, CPU)
 
 
-# -- runs --------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
