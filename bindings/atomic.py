@@ -3,7 +3,7 @@
 `atomic_path` writes aside under a hidden name and renames. `unnamed_path` uses files that have no
 name until they are whole (Linux: O_TMPFILE), so that even a killed process leaves nothing behind;
 elsewhere, and on file systems that cannot, it is `atomic_path`. What can be made again lies in
-`cache_folder`.
+`cache_folder`, what cannot in `state_folder`.
 """
 
 from __future__ import annotations
@@ -196,6 +196,18 @@ def _link(descriptor: int, name: Path) -> None:
         os.link(source, name.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
+
+
+def state_folder() -> Path:
+    """Return specrun's folder for what the user's own work left: it cannot be made again."""
+    home = Path.home()
+    if os.name == "nt":
+        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    else:
+        base = home / ".local" / "state"
+    # The XDG specification ignores relative paths.
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (given if given.is_absolute() else base) / "specrun"
 
 
 def cache_folder() -> Path:

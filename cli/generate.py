@@ -86,7 +86,7 @@ def generate(
 ) -> None:
     """Continue a prompt, or answer it where the model has a chat template."""
     text = read_prompt(prompt)
-    with open_runtime(load, draft, template, answer.params, terminal, lora) as runtime:
+    with open_runtime(load, draft, template, answer.params, terminal, lora=lora) as runtime:
         check_sampling(answer.params, runtime)
         writer = None if as_json else AnswerWriter(terminal, show_draft=display.show_draft)
         with kept_session(lambda: runtime, session, terminal):

@@ -236,7 +236,7 @@ METHODS: Mapping[str, Method] = {
             "jacobi",
             "Jacobi decoding: the target's own guesses of the last round, iterated.",
             "specrun.runtime.drafters.lookahead.build",
-            options=("n", "seed", "always"),
+            options=("n", "seed", "until", "always"),
         ),
         Method(
             "ensemble",

@@ -23,11 +23,10 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.bindings.workers import require_workers
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
 from specrun.runtime.backend_laws import BackendSampling, is_wanted
-from specrun.runtime.costs import CostCurve
 from specrun.runtime.demo import demo_drafters, demo_target
-from specrun.runtime.drafter import DrafterWeights
+from specrun.runtime.drafter import DrafterWeights, Owned
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.environment import DraftEnvironment, file_of
 from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.fixed_shape import Shape
@@ -35,7 +34,7 @@ from specrun.runtime.language import parse_expression
 from specrun.runtime.memory import Fitted, Loading, fit_here, noting_plan, plan_in_use
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
-from specrun.runtime.padding import Wider
+from specrun.runtime.online.store import LearnFrom, open_rejections
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset, unknown_option, whole_number
 from specrun.runtime.session import GenerationStream, Session
@@ -66,7 +65,9 @@ class RuntimeOptions:
     "auto" where a GPU has the whole target, sends only the best logits of each row to the host, in
     answers without log-probabilities that keep a top k; no GPU has yet been tried. `lora` are
     adapters for the target, each a FILE or FILE:SCALE; the drafter stays as it is, and its
-    acceptance tells.
+    acceptance tells. `learn` True keeps what drafts got wrong in a buffer
+    (`Runtime.rejections`), "keep" in the user's state folder, a path in that file; nothing is
+    learnt before `specrun.train.online.online_drafter.OnlineDrafter` is told to.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -83,22 +84,21 @@ class RuntimeOptions:
     shape: Shape = "free"
     backend_sampling: BackendSampling = "off"
     lora: Sequence[str] = ()
+    learn: LearnFrom = False
 
 
 @dataclass(frozen=True, slots=True)
 class OpenModels:
     """A target and its drafter's weights, opened.
 
-    `context` is how contexts of the target are, `curve` what its evaluations are known to cost,
-    `fitted` what was chosen for the memory that is here. `memory_note` says what everything takes.
+    `environment` is what the drafter was built with, `fitted` what was chosen for the memory that
+    is here. `memory_note` says what everything takes.
     """
 
     model: Model
     weights: DrafterWeights
     rule: Rule | SequentialCascade
-    context: ContextOptions
-    curve: CostCurve
-    wider: Wider | None
+    environment: DraftEnvironment
     fitted: Fitted | None
     memory_note: Callable[[], str]
 
@@ -159,8 +159,7 @@ def opening(
             weights = build_drafter(loading.drafter, environment)
             opened.callback(weights.close)
             note = partial(_memory_note, loading, options.placement)
-            known, wider = environment.known, environment.wider
-            yield OpenModels(model, weights, rule, sized, known, wider, fitted, note)
+            yield OpenModels(model, weights, rule, environment, fitted, note)
             opened.pop_all()  # the caller's from here on
 
 
@@ -201,17 +200,24 @@ class Runtime:
         self.options = options
         with opening(target, drafter, options, files) as opened:
             self.model, self.fitted = opened.model, opened.fitted
+            self._weights, self._environment = opened.weights, opened.environment
+            self.rejections = open_rejections(options.learn, opened.model)
+            owned: list[Owned] = [opened.weights, opened.model]
+            if self.rejections is not None:
+                owned.append(self.rejections)
             self._session = Session.open(
                 opened.model,
                 opened.weights.start(),
-                opened.context,
+                opened.environment.context,
                 opened.rule,
-                (opened.weights, opened.model),
+                owned,
                 options.shape,
-                opened.wider,
+                opened.environment.wider,
             )
             self._session.backend_sampling = is_wanted(options.backend_sampling, opened.model)
             self._session.memory_note = opened.memory_note
+            if self.rejections is not None:
+                self._session.rejections = self.rejections.buffer
         self._template: ChatTemplate | None = None
 
     # -- answering ---------------------------------------------------------------------------------
@@ -304,6 +310,36 @@ class Runtime:
 
         return load_session(self.session, Path(path))
 
+    def swap_drafter(self, drafter: str, files: Mapping[str, Path] | None = None) -> None:
+        """Draft with another expression from the next answer on, with caches of its own.
+
+        `files` are taken where it names none, by the names of methods, in place of the demo's own.
+
+        The target, its cache and the conversation stay, and so does the text: drafts only make it
+        quicker. The new drafter is opened whole before the old one is closed. Raises `BusyError`
+        while an answer is being streamed, `OptionError` for a drafter that needs a larger context
+        or more states of the target than the one that the runtime was opened with, and as opening
+        one does; the old drafter then goes on.
+        """
+        session = self.session
+        session.require_idle()  # before anything is loaded
+        environment = self._environment
+        if files is not None:
+            environment = dataclasses.replace(environment, default_files=files)
+        trust = trusting_files() if self.options.trust else nullcontext()
+        with ExitStack() as opened, trust, placing(self.options.placement):
+            weights = build_drafter(drafter, environment)
+            opened.callback(weights.close)
+            new = weights.start()
+            opened.callback(new.close)
+            old = self._weights
+            try:
+                session.swap_drafter(new, weights, old)
+            finally:
+                if session.drafter is new:  # also where closing the old one failed
+                    self._weights, self._environment = weights, environment
+                    opened.pop_all()
+
     # -- what is open ------------------------------------------------------------------------------
 
     @property
@@ -339,6 +375,15 @@ class Runtime:
     def drafter(self) -> str:
         """The expression of the drafter in use."""
         return self.session.drafter.name
+
+    @property
+    def draft_file(self) -> Path:
+        """The file of the draft model; raises `OptionError` where something else drafts."""
+        expression = parse_expression(self.drafter)
+        if expression.atom != "draft":
+            problem = "is no draft model: give one, as in draft(small.gguf)"
+            raise OptionError(f"{self.drafter} {problem}")
+        return file_of(expression, self._environment)
 
     @property
     def chat_template(self) -> ChatTemplate:

@@ -37,6 +37,7 @@ from specrun.runtime.loop import (
     require_rule,
 )
 from specrun.runtime.noise import SeededNoise
+from specrun.runtime.online.rejections import RejectionBuffer
 from specrun.runtime.padding import Wider
 from specrun.runtime.results import (
     Departures,
@@ -120,11 +121,13 @@ class Session:
     begun exists and has not ended: that is not noted anywhere, so nothing can forget to take it
     back. `owned` is closed with it, after drafter and context. `backend_sampling` lets the target
     send the best logits of rows only, in answers whose log-probabilities nobody reads.
-    `memory_note` says what everything takes, for errors of memory.
+    `memory_note` says what everything takes, for errors of memory. `rejections`, where there is a
+    buffer, takes the target's rows where drafts were rejected.
     """
 
     backend_sampling = False
     memory_note: Callable[[], str] = staticmethod(lambda: "")
+    rejections: RejectionBuffer | None = None
 
     def __init__(
         self,
@@ -240,6 +243,25 @@ class Session:
         """Raise `ClosedError` after `close()`."""
         if self.closed:
             raise ClosedError("the runtime was closed while an answer was being streamed")
+
+    def swap_drafter(self, drafter: Drafter, weights: Owned, old_weights: Owned) -> None:
+        """Draft with another drafter from the next answer on; the old one and its weights go.
+
+        Never in the middle of an answer: each draw is tested with the law that it was drawn from,
+        and that is its own drafter's. The new drafter's caches are empty and fill from the next
+        prompt. Raises BusyError while an answer is being streamed, OptionError for a drafter that
+        this context has no room or no states for; the old one then stays, the new is not closed.
+        """
+        self.require_open()
+        self.require_idle()
+        _require_as_small(drafter, self.drafter)
+        old = self.drafter
+        owned = [weights if each is old_weights else each for each in self._owned]
+        # Together: whatever interrupts finds one drafter, with its weights.
+        self.conversation.drafter, self._owned = drafter, owned
+        if drafter.reads_target:  # states of tokens in the cache cannot be had again
+            self.conversation.forget(self.target)
+        close_all((old, old_weights))
 
     def close(self) -> None:
         """Free the drafter, then the target's context and the rest; an answer cannot go on.
@@ -451,6 +473,8 @@ class _Answer:
             # What waited for the rest of a character or a stop string was said.
             self._said.append(((), self._assembler.finish()))
         self._stats = self._statistics()
+        if self.session.rejections is not None:
+            self.session.rejections.end_answer(self.session.conversation.tokens)
         try:
             self._keeper.finish()
         except SpecrunError:
@@ -464,7 +488,8 @@ class _Answer:
         # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
         rule = session.rule
         by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
-        sampled = session.backend_sampling and by_law and not session.drafter.reads_logits
+        reads_rows = session.drafter.reads_logits or session.rejections is not None
+        sampled = session.backend_sampling and by_law and not reads_rows
         whole = self._logprobs or not sampled
         needed = None if whole else candidates_needed(params, session.vocabulary.size)
         return sampled_on_device(session.target, needed)
@@ -491,6 +516,8 @@ class _Answer:
             if tokens[-1] in end_tokens:
                 pieces[-1], finish = b"", "stop"
             self._count(this_round)
+            if session.rejections is not None and this_round.rejected:
+                _note_rejected(session.rejections, conversation, this_round)
             self._spoken = this_round, number, pieces, len(self._said)
             yield "round"
             if self._assembler.stopped_by is not None:
@@ -623,6 +650,30 @@ class _Answer:
             total_variation=self._departures.total_variation,
             changed_share=self._departures.changed_share,
         )
+
+
+def _note_rejected(buffer: RejectionBuffer, conversation: Conversation, this_round: Round) -> None:
+    """Keep the row where a round's draft was rejected: the one that its last token came from."""
+    if this_round.next_token is None or this_round.rows is NOT_EVALUATED:
+        return
+    row = this_round.row_before(len(this_round.path))
+    buffer.note(len(conversation.tokens) - 2, this_round.rows.logits(row))
+
+
+def _require_as_small(drafter: Drafter, old: Drafter) -> None:
+    """Raise `OptionError` where a context made for the old drafter does not do for another."""
+    for what, new, there in (
+        ("nodes", drafter.max_nodes, old.max_nodes),
+        ("paths", drafter.max_leaves, old.max_leaves),
+    ):
+        if new > there:
+            problem = f"drafts {new} {what}, and the context has room for {there}"
+            raise OptionError(f"{drafter.name} {problem}: open a new runtime for it")
+    layers = set(drafter.layer_inputs) - set(old.layer_inputs)
+    hidden = drafter.needs_hidden_states and not old.needs_hidden_states
+    if layers or hidden or (drafter.needs_nextn_states and not old.needs_nextn_states):
+        problem = f"reads states of the target that {old.name} did not"
+        raise OptionError(f"{drafter.name} {problem}: open a new runtime for it")
 
 
 def _require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Shape) -> None:

@@ -226,7 +226,7 @@ class TargetModel:
         self.context = context
         of_context = range(context.options.n_sequences)
         own = of_context if sequences is None else sequences
-        self._n_sequences, self._first = len(own), own.start
+        self._n_sequences, self._first_id = len(own), own.start
         self._all_ids = tuple(own)
         # One walk over the cells drops positions of all ids of the context.
         self._dropped = (ALL_SEQUENCES,) if own == of_context else self._all_ids
@@ -271,14 +271,14 @@ class TargetModel:
         """
         memory, was_cached = self.context.memory, text.n_cached
         # A failed evaluation clears a memory that cannot drop a part: what it holds is the truth.
-        last = memory.last_position(self._first)
+        last = memory.last_position(self._first_id)
         text.n_cached = min(was_cached, self._index(last + 1))
         text.cut(length)
         if self._can_branch:
             # Even if nothing was cut: an interrupted round's nodes lie behind what is cached.
             self._drop(self._cell(text.n_cached))
         # A recurrent state cannot drop a part: it starts again from nothing.
-        elif text.n_cached < was_cached or memory.last_position(self._first) >= text.n_cached:
+        elif text.n_cached < was_cached or memory.last_position(self._first_id) >= text.n_cached:
             text.n_cached = 0
             memory.clear()
 
@@ -368,7 +368,7 @@ class TargetModel:
 
     def _layout(self, parents: tuple[int, ...]) -> TreeLayout:
         """Return the layout of a tree that is to be evaluated; raises for one that cannot be."""
-        layout = layout_tree(parents, self._n_sequences, self._first)
+        layout = layout_tree(parents, self._n_sequences, self._first_id)
         if parents and not self._can_branch:
             self._require_chain(len(parents), layout)
         if layout.n_leaves > self._n_sequences:
@@ -378,7 +378,7 @@ class TargetModel:
 
     def _keep_at(self, root: int, parents: tuple[int, ...], path: Sequence[int]) -> None:
         """Keep the text's token `root` and the nodes of `path` below it, for every sequence."""
-        n_sequences, first = self._n_sequences, self._first
+        n_sequences, first = self._n_sequences, self._first_id
         layout = layout_tree(parents, n_sequences, first)
         root = self._cell(root)
         end = root + 1 + len(path)

@@ -70,6 +70,7 @@ FLOORS = (
     Floor("what all methods share", ("drafters",)),
     Floor("datastores", ("drafters/retrieval/datastore",)),
     Floor("a draft model", ("drafters/draft_model",)),
+    Floor("what drafts got wrong", ("online",)),
     Floor(
         "methods",
         tuple(

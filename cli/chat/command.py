@@ -11,12 +11,14 @@ import click
 from specrun.cli.chat.commands import COMMAND_NAMES, handle_command
 from specrun.cli.chat.conversation import Conversation
 from specrun.cli.chat.input import make_line_reader
+from specrun.cli.chat.learning import require_training
 from specrun.cli.chat.loop import Chat
 from specrun.cli.chat.models import ChatModels
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
 from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -38,6 +40,7 @@ Examples:
   specrun chat --demo                                   the embedded models, offline
   specrun chat --demo --show-draft                      see what was drafted
   specrun chat -m target.gguf -md small.gguf -c 8192
+  specrun chat -m target.gguf -md small.gguf --learn    the drafter learns from what was rejected
   specrun chat -m target.gguf --drafter prompt-lookup --temp 0 -sys "Be brief."
   printf 'Hello\\nAnd again\\n' | specrun chat -m target.gguf -q
 
@@ -58,6 +61,7 @@ _DEMO_NOTE = "The embedded models are tiny: drafting gains no time with them, it
 @answer_display_options
 @session_option
 @lora_option
+@learn_options
 def chat(
     load: LoadSettings,
     draft: DraftSettings,
@@ -68,9 +72,11 @@ def chat(
     display: AnswerDisplay,
     session: Path | None,
     lora: tuple[str, ...],
+    learning: LearnSettings,
 ) -> None:
     """Talk to a model, with its drafts verified so that it says what it would have said without."""
-    with closing(ChatModels(load, draft, template, terminal, lora)) as models:
+    require_training(learning)
+    with closing(ChatModels(load, draft, template, terminal, lora, learning)) as models:
         runtime = models.open(answer.params)
         _print_banner(runtime, answer, terminal, demo=load.demo)
         conversation = Conversation(answer.params, answer.max_tokens, system)

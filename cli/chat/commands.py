@@ -108,8 +108,16 @@ def _stats(chat: Chat, _argument: str) -> None:
         f"prompts {totals.prompt_tokens:,} tokens ({totals.cached_tokens:,} cached), "
         f"{totals.wall_s:.2f} s",
     ]
+    if chat.learning is not None:
+        lines += chat.learning.lines()
     for line in lines:
         chat.terminal.say(f"  {line}")
+
+
+def _learn(chat: Chat, _argument: str) -> None:
+    if chat.learning is None:
+        raise OptionError("nothing is learnt in this chat: begin it with --learn")
+    chat.learning.update()
 
 
 def _clear(chat: Chat, _argument: str) -> None:
@@ -218,6 +226,7 @@ _COMMANDS = {
     "/drafter": _Command("/drafter EXPR", "draft otherwise, as --drafter or -md says", _drafter),
     "/accept": _Command("/accept RULE", "accept drafts by another rule", _accept),
     "/stats": _Command("/stats", "what the last answer and the chat took", _stats),
+    "/learn": _Command("/learn", "let the drafter learn now (with --learn)", _learn),
     "/clear": _Command("/clear", "forget the conversation, keep the settings", _clear),
     "/system": _Command("/system TEXT", "set the system prompt; alone: remove it", _system),
     "/regen": _Command("/regen", "answer the last message again, drawn anew", _regen),

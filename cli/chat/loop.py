@@ -8,6 +8,7 @@ from typing import TypeAlias
 from specrun.bindings.errors import ContextFullError, SpecrunError
 from specrun.cli.chat.conversation import Conversation, Totals
 from specrun.cli.chat.input import LineReader, read_message
+from specrun.cli.chat.learning import ChatLearning
 from specrun.cli.chat.models import ChatModels
 from specrun.cli.options.output import AnswerDisplay
 from specrun.cli.terminal.answer import (
@@ -49,6 +50,11 @@ class Chat:
     def runtime(self) -> Runtime:
         """What answers now: commands switch it."""
         return self.models.runtime
+
+    @property
+    def learning(self) -> ChatLearning | None:
+        """What lets its draft model learn; None: nobody asked."""
+        return self.models.learning
 
     def run(self, read_line: LineReader, handle_command: CommandHandler) -> int:
         """Read and answer until the input ends or a command says so; return the exit code.
@@ -109,6 +115,8 @@ class Chat:
         self.last = answer.result
         self.totals.add(answer.result)
         self._conclude(answer)
+        if self.learning is not None:
+            self.learning.after_answer(answer.result)
         if self.terminal.notes_on_screen:
             self.terminal.note("")
         return True

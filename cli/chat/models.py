@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from specrun.bindings.errors import ClosedError
+from specrun.cli.chat.learning import ChatLearning, open_learning
+from specrun.cli.options.learning import NO_LEARNING, LearnSettings
 from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
 from specrun.cli.options.model_files import located
 from specrun.cli.options.opening import check_sampling, open_runtime
@@ -30,9 +32,12 @@ class ChatModels:
         template: TemplateSettings,
         terminal: Terminal,
         lora: tuple[str, ...] = (),
+        learn: LearnSettings = NO_LEARNING,
     ) -> None:
         self._load, self._draft = load, draft
         self._template, self._terminal, self._lora = template, terminal, lora
+        self._learn = learn
+        self.learning: ChatLearning | None = None
         self._opened = ExitStack()
         self._runtime: Runtime | None = None
 
@@ -48,17 +53,24 @@ class ChatModels:
         with ExitStack() as opened:
             runtime = opened.enter_context(
                 open_runtime(
-                    self._load, self._draft, self._template, params, self._terminal, self._lora
+                    self._load,
+                    self._draft,
+                    self._template,
+                    params,
+                    self._terminal,
+                    lora=self._lora,
+                    learn=self._learn.place,
                 )
             )
             check_sampling(params, runtime)
             _ = runtime.chat_template  # a model without one is refused before the first message
+            self.learning = open_learning(opened, runtime, self._learn, self._terminal)
             self._opened, self._runtime = opened.pop_all(), runtime
         return runtime
 
     def close(self) -> None:
         """Close what is open; again does nothing."""
-        self._runtime = None
+        self._runtime = self.learning = None
         self._opened.close()
 
     def switch_model(self, name: str, params: SamplingParams) -> None:

@@ -17,6 +17,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.fixed_shape import Shape
+from specrun.runtime.online import LearnFrom
 
 # --no-chat-template in a chat: the messages' texts, one below the other.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
@@ -29,7 +30,9 @@ def open_runtime(
     template: TemplateSettings,
     params: SamplingParams,
     terminal: Terminal,
+    *,
     lora: tuple[str, ...] = (),
+    learn: LearnFrom = False,
 ) -> Iterator[Runtime]:
     """Load the models that the options name, until the end; `params` choose among tuned plans."""
     check_named(load)
@@ -43,6 +46,7 @@ def open_runtime(
         "reference": draft.reference,
         "shape": shape,
         "lora": lora,
+        "learn": learn,
     }
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:

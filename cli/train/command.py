@@ -12,6 +12,9 @@ _COMMANDS = (
     LazyCommand("specrun.cli.train.heads", "eagle", "A layer that predicts hidden states."),
     LazyCommand("specrun.cli.train.heads", "eagle3", "A layer that reads three of the target's."),
     LazyCommand("specrun.cli.train.drafter", "drafter", "A small model, taught by the target."),
+    LazyCommand(
+        "specrun.cli.train.consistency", "consistency", "A new target, for Jacobi decoding."
+    ),
 )
 
 _EPILOG = """\b
@@ -29,4 +32,4 @@ prompts and chats only the answers are learnt. Ctrl-C keeps a checkpoint, and --
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
 def train() -> None:
-    """Train what drafts for a model: heads that read its hidden states, or a small model."""
+    """Train what drafts for a model: heads that read its states, a small model, or itself anew."""

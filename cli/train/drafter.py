@@ -10,6 +10,7 @@ import click
 
 from specrun.cli.options.group import Section, option_group
 from specrun.cli.options.types import FILE, PATH, SHARE
+from specrun.cli.train.online import learn_online
 from specrun.cli.train.options import DATA, WHOSE_ANSWERS, TrainJob, train_command
 from specrun.cli.train.progress import shown_run
 from specrun.cli.train.training import check_result, draw_and_convert, print_report
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from specrun.train.distillation.acceptance import MeasuredAcceptance
     from specrun.train.distillation.drafter_run import DrafterReport
 
+_ONLINE = Section("Learning from rejected drafts")
 _DISTILLATION, _BOOSTING = Section("Distillation"), Section("Several drafters")
 _MEASURE = Section("Acceptance rate")
 _EPILOG = """\b
@@ -26,12 +28,17 @@ Examples:
   specrun train drafter --target Llama-3.1-8B --draft Llama-3.2-1B --data prompts.jsonl -o drafter --on-policy 1
   specrun train drafter --target Llama-3.1-8B --draft Llama-3.2-1B --data chats.jsonl -o second \\
       --not-covered-by drafter.gguf
+  specrun train drafter --online buffer.bin --draft drafter.gguf -o learnt --gguf drafter-2.gguf
 
 \b
 DistillSpec: the drafter learns the target's law at every token of an answer. Answers are those of the data,
 those the target samples first (--answers target), or, for a share of the texts (--on-policy), those the drafter
 samples as it learns; with --on-policy 1 or --answers target, prompts without answers will do. What counts is
 alpha, the share of drafted tokens that the target accepts: it is measured on held-out texts before and after.
+
+\b
+With --online the drafter learns where the drafts of `specrun chat --learn-keep` were rejected (`specrun learn
+show` names the file); --target and --data are not needed, and --draft may be the GGUF file that drafts.
 """  # noqa: E501 - as it is shown
 
 
@@ -40,6 +47,7 @@ class Distillation:
     """What is learnt, and on whose answers."""
 
     draft: Path
+    online: Path | None
     divergence: str
     answers: str
     on_policy: float
@@ -56,9 +64,15 @@ _distillation_options = option_group(
     Distillation,
     DATA.option(
         "--draft DIR",
-        "The drafter to begin with: a folder of the target's family, with its vocabulary.",
+        "The drafter to begin with: a folder of the target's family, with its vocabulary; with "
+        "--online also a GGUF file.",
         PATH,
         required=True,
+    ),
+    _ONLINE.option(
+        "--online BUFFER",
+        "Learn from the drafts that a chat's target rejected, instead of --data.",
+        FILE,
     ),
     _DISTILLATION.option(
         "--divergence",
@@ -120,9 +134,15 @@ _distillation_options = option_group(
 )
 
 
-@train_command(_EPILOG, _distillation_options)
+@train_command(_EPILOG, _distillation_options, needs_data=False)
 def drafter(job: TrainJob, distillation: Distillation) -> None:
     """Train a small model to draft for a target."""
+    if distillation.online is not None:
+        learn_online(job, distillation.draft, distillation.online, distillation.divergence)
+        return
+    for name in ("target", "data"):
+        if not job.settings[name]:
+            raise click.UsageError(f"Missing option '--{name}' (or give --online BUFFER).")
     from specrun.convert import convert_checkpoint, plan_conversion
     from specrun.train.distillation.drafter_run import DrafterRun
     from specrun.train.distillation.learner import DistillationLoss

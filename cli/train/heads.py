@@ -21,6 +21,7 @@ from specrun.cli.train.training import check_result, draw_and_convert, print_rep
 
 if TYPE_CHECKING:
     from specrun.train.data.own_answers import AnswerSettings
+    from specrun.train.heads.eagle import EagleInputs
     from specrun.train.heads.recipe import HeadRecipe
     from specrun.train.heads.run import HeadRun
     from specrun.train.trainer.run import TrainingReport
@@ -132,6 +133,13 @@ head, a layer over the states in front, and the target's own law as what is lear
         SHARE_BELOW_ONE,
         show_default="0; with --plus 0.2",
     ),
+    _HEADS.option(
+        "--noise ALPHA",
+        "Shake what heads read while they learn by up to ALPHA / sqrt(tokens x width), as NEFTune "
+        "does; 75 in Hydra's paper, 0 in its code.",
+        click.FloatRange(0),
+        default=0.0,
+    ),
     states_options,
 )
 def hydra(
@@ -140,13 +148,14 @@ def hydra(
     layers: int | None,
     plus: bool,
     dropout: float | None,
+    noise: float,
     states: TrainFeatures,
 ) -> None:
     """Train Hydra heads for a target."""
     from specrun.train.heads.hydra import HydraRecipe
 
     recipe = HydraRecipe.plus_plus() if plus else HydraRecipe()
-    given: dict[str, Any] = {"heads": heads, "layers": layers, "dropout": dropout}
+    given: dict[str, Any] = {"heads": heads, "layers": layers, "dropout": dropout, "noise": noise}
     changes = {name: value for name, value in given.items() if value is not None}
     _train_recipe(dataclasses.replace(recipe, **changes), job, states)
 
@@ -184,15 +193,26 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
         _STEPS,
         default=1,
     ),
+    _HEAD.option(
+        "--inputs",
+        "What the head reads, as in the paper's ablation; both: states and the tokens after them.",
+        click.Choice(["both", "features", "tokens"]),
+        default="both",
+    ),
     states_options,
 )
 def eagle(
-    job: TrainJob, token_weight: float, noise: float, unroll: int, states: TrainFeatures
+    job: TrainJob,
+    token_weight: float,
+    noise: float,
+    unroll: int,
+    inputs: EagleInputs,
+    states: TrainFeatures,
 ) -> None:
     """Train an EAGLE head for a target."""
     from specrun.train.heads.eagle import EagleRecipe
 
-    recipe = EagleRecipe(token_weight=token_weight, noise=noise, steps=unroll)
+    recipe = EagleRecipe(token_weight=token_weight, noise=noise, steps=unroll, inputs=inputs)
     _train_recipe(recipe, job, states)
 
 

@@ -69,43 +69,47 @@ class TrainFeatures:
     answer_length: int
 
 
-def _source(target: Path, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
-    return {"target": target.expanduser(), **others}
+def _source(target: Path | None, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
+    return {"target": None if target is None else target.expanduser(), **others}
 
 
 def _run(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
     return {_FIELDS.get(name, name): value for name, value in values.items()}
 
 
-_source_options = option_group(
-    "source",
-    _source,
-    DATA.option(
-        "--target DIR",
-        "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json).",
-        PATH,
-        required=True,
-    ),
-    DATA.option(
-        "--data",
-        "A text, or JSON Lines or an array of texts, prompts with answers, or chats; repeatable.",
-        FILE,
-        multiple=True,
-        required=True,
-    ),
-    DATA.option(
-        "--max-length N",
-        "Tokens of a sequence: texts are cut into pieces, of chats what is beyond is left out.",
-        click.IntRange(4, 2**20),
-        default=2048,
-    ),
-    DATA.option(
-        "--held-out SHARE",
-        "The share of the sequences that is measured on and not learnt.",
-        SHARE_BELOW_ONE,
-        default=0.05,
-    ),
-)
+def _source_options(*, required: bool) -> Decorator:
+    """Return the options about what is learnt; some commands know when they can do without."""
+    return option_group(
+        "source",
+        _source,
+        DATA.option(
+            "--target DIR",
+            "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json).",
+            PATH,
+            required=required,
+        ),
+        DATA.option(
+            "--data",
+            "A text, or JSON Lines or an array of texts, prompts with answers, or chats; "
+            "repeatable.",
+            FILE,
+            multiple=True,
+            required=required,
+        ),
+        DATA.option(
+            "--max-length N",
+            "Tokens of a sequence: texts are cut into pieces, of chats what is beyond is left out.",
+            click.IntRange(4, 2**20),
+            default=2048,
+        ),
+        DATA.option(
+            "--held-out SHARE",
+            "The share of the sequences that is measured on and not learnt.",
+            SHARE_BELOW_ONE,
+            default=0.05,
+        ),
+    )
+
 
 _run_options = option_group(
     "run",
@@ -212,9 +216,15 @@ states_options = option_group(
 )
 
 
-def train_command(epilog: str, *own: Decorator) -> Callable[[CommandFunction], click.Command]:
-    """Return a decorator for a function that takes a `job` and the values of its `own` options."""
-    options = declare(_source_options, *own, _run_options, _result_options, terminal_options)
+def train_command(
+    epilog: str, *own: Decorator, needs_data: bool = True
+) -> Callable[[CommandFunction], click.Command]:
+    """Return a decorator for a function that takes a `job` and the values of its `own` options.
+
+    Without `needs_data` it checks itself whether --target and --data are given.
+    """
+    source = _source_options(required=needs_data)
+    options = declare(source, *own, _run_options, _result_options, terminal_options)
 
     def decorate(function: CommandFunction) -> click.Command:
         @functools.wraps(function)

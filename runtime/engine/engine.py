@@ -98,6 +98,8 @@ class Engine:
             raise OptionError(f"shape is {options.shape!r}: {why}; leave it free, or use Runtime")
         if options.backend_sampling == "on":
             raise OptionError("backend_sampling is for one conversation at a time: use Runtime")
+        if options.learn:
+            raise OptionError("learn is for one conversation at a time: use Runtime")
         self.options = options
         clock = SlotClock()
         with ExitStack() as owned, opening(target, drafter, options, files, clock) as opened:
@@ -106,11 +108,11 @@ class Engine:
                 raise OptionError(f"{opened.rule.name} {why}: use Runtime")
             drafters = make_all([opened.weights.start] * slots)
             owned.callback(close_all, drafters)
-            n_ctx = options.context.n_ctx or opened.context.n_ctx * slots
+            n_ctx = options.context.n_ctx or opened.environment.context.n_ctx * slots
             context = Context(opened.model, _context_options(opened, drafters[0], slots, n_ctx))
             owned.callback(context.close)
-            longest = min(n_ctx, opened.context.n_ctx)
-            shared = SharedEvaluation(context, slots, longest, opened.curve, clock)
+            longest = min(n_ctx, opened.environment.context.n_ctx)
+            shared = SharedEvaluation(context, slots, longest, opened.environment.known, clock)
             seats = []
             for each, own in zip(drafters, shared.slots, strict=True):
                 session = Session(own, each, opened.rule, opened.model.vocabulary)
@@ -280,7 +282,7 @@ def _context_options(
     opened: OpenModels, drafter: Drafter, slots: int, n_ctx: int
 ) -> ContextOptions:
     """Return the settings of a context in which every slot verifies trees of such a drafter."""
-    own = target_context_options(opened.context, drafter)
+    own = target_context_options(opened.environment.context, drafter)
     model = opened.model
     if slots > 1 and not model.can_branch:
         kind = f"{model.architecture} models keep a recurrent state"

@@ -171,7 +171,7 @@ class SlotTarget(TargetModel):
     def take_over(self, other: SlotTarget, length: int) -> None:
         """Share the cells of another slot's first `length` tokens, in place of all it has."""
         self.rewind(self.text, 0)
-        memory, source = self.context.memory, other._first
+        memory, source = self.context.memory, other._first_id
         for sequence in self._all_ids:
             memory.branch(source, sequence, 0, length)
         self._cells.share(other._cells, other.text.n_cached, length)

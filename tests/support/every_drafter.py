@@ -60,6 +60,7 @@ LEARNING = [
     "ngram(order=2, n=4)",
     "ngram(order=3, file=FILE:text, n=3)",
     "jacobi",
+    "jacobi(n=3, until=6)",
     "lookahead(window=2, ngram=4, guesses=3)",
 ]
 """Those that learn from one answer to the next what helps to draft."""

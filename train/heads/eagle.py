@@ -9,12 +9,17 @@ trained on its own predictions, chains of that depth below every position, as HA
 
 Tensors are named as in SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an input norm. Token
 embedding and output matrix are the target's: neither is part of the head.
+
+The paper's ablation of inputs (section 5.3.2): a head may also read features only or tokens only,
+in the place of features with the tokens shifted by one. The part of `fc` that would read the other
+is then 0 and stays so: the file is one of any EAGLE head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +35,8 @@ from specrun.train.target.features import Features, FeatureSource
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart
+
+EagleInputs = Literal["both", "features", "tokens"]
 
 
 class _Layer(nn.Module):
@@ -51,12 +58,20 @@ class _Layer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """Predicts the next final hidden state from the one before and the token in between."""
+    """Predicts the next final hidden state from the one before and the token in between.
 
-    def __init__(self, shape: ModelShape) -> None:
+    `inputs` says what of the two it reads.
+    """
+
+    def __init__(self, shape: ModelShape, inputs: EagleInputs = "both") -> None:
         super().__init__()
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=True)
         self.layers = nn.ModuleList([_Layer(shape)])
+        # Embeddings stand first: the columns of what is not read are 0, and nothing reaches them.
+        unread = {"features": slice(0, shape.hidden), "tokens": slice(shape.hidden, None)}
+        self._unread = unread.get(inputs)
+        if self._unread is not None:
+            self.fc.weight.data[:, self._unread] = 0.0
 
     def forward(
         self,
@@ -67,17 +82,24 @@ class EagleHead(nn.Module):
     ) -> tuple[Tensor, KeysValues]:
         """Return the next states and this step's keys, as of `ChainHead`."""
         # Embeddings first: the order in which upstream's `fc` reads them.
-        joined = self.fc(torch.cat((embeddings, states), -1))
+        read = torch.cat((embeddings, states), -1)
+        if self._unread is not None:
+            read[..., self._unread] = 0.0
+        joined = self.fc(read)
         found: tuple[Tensor, KeysValues] = self.layers[0](joined, earlier, wanted)
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class EagleRecipe(ChainRecipe):
-    """`token_weight` is w, `noise` the largest noise on a state; 1 of `steps` is EAGLE's own."""
+    """`token_weight` is w, `noise` the largest noise on a state; 1 of `steps` is EAGLE's own.
+
+    `inputs` says what the head reads: "both" are features and shifted tokens, EAGLE's own.
+    """
 
     token_weight: float = 0.1
     noise: float = 0.1
+    inputs: EagleInputs = "both"
 
     kind = "eagle"
     paper_rate = 3e-5
@@ -86,6 +108,9 @@ class EagleRecipe(ChainRecipe):
         ChainRecipe.__post_init__(self)  # super() does not know a class with slots
         if self.token_weight < 0 or self.noise < 0:
             raise OptionError("a weight or noise below 0: give 0 or more")
+        if self.inputs not in get_args(EagleInputs):
+            known = ", ".join(get_args(EagleInputs))
+            raise OptionError(f"the inputs are {self.inputs!r}: use one of {known}")
 
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
@@ -117,7 +142,7 @@ class EagleLearner(ChainLearner):
     def __init__(
         self, recipe: EagleRecipe, shape: ModelShape, target: TargetMatrices, source: FeatureSource
     ) -> None:
-        self.recipe, self.head = recipe, EagleHead(shape)
+        self.recipe, self.head = recipe, EagleHead(shape, recipe.inputs)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:

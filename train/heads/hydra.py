@@ -32,6 +32,9 @@ from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart
 from specrun.train.trainer.settings import TrainingDefaults
 
+PAPER_NOISE = 75.0
+"""The alpha of the noise that Hydra's paper tries on what heads read; its own trainer's is 0."""
+
 
 class _GroundedBlock(nn.Module):
     """From [..., (followers + 1) h] to [..., h]; starts as the state alone."""
@@ -117,7 +120,8 @@ class HydraHeads(nn.Module):
 class HydraRecipe(HeadRecipe):
     """`heads` heads of `layers` blocks, with `prefix` behind a decoder layer (Hydra++).
 
-    `teacher_weight` and `token_weight` are those of the two losses.
+    `teacher_weight` and `token_weight` are those of the two losses. `noise` is the alpha of what
+    shakes the states and embeddings that heads read while they learn (`shaken`).
     """
 
     heads: int = 4
@@ -126,6 +130,7 @@ class HydraRecipe(HeadRecipe):
     teacher_weight: float = 0.0
     token_weight: float = 1.0
     dropout: float = 0.0
+    noise: float = 0.0
 
     kind = "hydra"
     files_name = "hydra_lm_head.safetensors"
@@ -140,12 +145,14 @@ class HydraRecipe(HeadRecipe):
             raise OptionError("the weights of the losses: give 0 or more, and one above 0")
         if not 0 <= self.dropout < 1:
             raise OptionError(f"a dropout of {self.dropout:g}: give 0 to below 1")
+        if self.noise < 0:
+            raise OptionError(f"noise of {self.noise:g}: give 0 or more")
 
     @classmethod
-    def plus_plus(cls, heads: int = 4, dropout: float = 0.2) -> HydraRecipe:
+    def plus_plus(cls, heads: int = 4, dropout: float = 0.2, noise: float = 0.0) -> HydraRecipe:
         """Return Hydra++ as its authors train it: 4 blocks, the teacher's law only."""
         weights = {"teacher_weight": 1.0, "token_weight": 0.0}
-        return cls(heads=heads, layers=4, prefix=True, dropout=dropout, **weights)
+        return cls(heads=heads, layers=4, prefix=True, dropout=dropout, noise=noise, **weights)
 
     def defaults(self, shape: ModelShape) -> TrainingDefaults:
         """Return the authors' rate, and for Hydra++ their weight decay."""
@@ -213,7 +220,11 @@ class HydraLearner(HeadLearner):
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield each head's loss; of Hydra++ their sum: all gradients pass the prefix layer."""
         states = self._source.features(batch).final
-        read = self.heads.prefixed(states)
+        alpha, table = self.recipe.noise, self._target.embedding
+        read = self.heads.prefixed(shaken(states, batch.valid, alpha, noise))
+        embedded = None
+        if alpha:
+            embedded = shaken(table[batch.ids].to(read.dtype), batch.valid, alpha, noise)
         total: Tensor | None = None
         reported = 0.0
         for head in range(self.recipe.heads):
@@ -221,7 +232,7 @@ class HydraLearner(HeadLearner):
             if not marks.any():
                 continue
             with _drawn_from(noise, head):
-                logits = self._logits(head, read, batch.ids, marks)
+                logits = self._logits(head, read, batch.ids, marks, embedded)
             loss = self._loss(logits, batch, states, marks, head)
             if not self.recipe.prefix:
                 yield LossPart(f"head {head + 1}", loss, float(loss.detach()))
@@ -248,13 +259,26 @@ class HydraLearner(HeadLearner):
             loss = loss + self.recipe.token_weight * token_cross_entropy(logits, tokens)
         return loss
 
-    def _logits(self, head: int, read: Tensor, ids: Tensor, marks: Tensor) -> Tensor:
-        """Return a head's logits at marks [B, length] given the tokens of the text."""
+    def _logits(
+        self,
+        head: int,
+        read: Tensor,
+        ids: Tensor,
+        marks: Tensor,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
+        """Return a head's logits at marks [B, length] given the tokens of the text.
+
+        `embedded` [B, T, h] stands for the tokens' embeddings, where they are not the target's.
+        """
         followers = []
         for ahead in range(1, head + 2):
             # Teacher forcing: the tokens of the text, whatever earlier heads would have guessed.
-            tokens = shifted(ids, ahead, marks.shape[1])[marks]
-            followers.append(self._target.embedding[tokens].to(read.dtype))
+            if embedded is None:
+                tokens = shifted(ids, ahead, marks.shape[1])[marks]
+                followers.append(self._target.embedding[tokens].to(read.dtype))
+            else:
+                followers.append(shifted(embedded, ahead, marks.shape[1])[marks])
         return self.heads.logits(head, rows_at(read, marks), torch.cat(followers, -1))
 
     def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterator[Tensor]:
@@ -262,6 +286,19 @@ class HydraLearner(HeadLearner):
         read = self.heads.prefixed(found.final)
         for head in range(self.recipe.heads):
             yield best_tokens(self._logits(head, read, batch.ids, start))
+
+
+def shaken(states: Tensor, valid: Tensor, alpha: float, noise: torch.Generator) -> Tensor:
+    """Return states [B, T, h] with uniform noise of +-alpha / sqrt(n h), n the tokens of a text.
+
+    That is NEFTune's (Jain et al. 2023, algorithm 1): its length over a text is alpha / sqrt(3),
+    however long the text and wide the model. `valid` [B, T] marks tokens.
+    """
+    if alpha == 0.0:
+        return states
+    uniform = 2 * torch.rand(states.shape, generator=noise, device=states.device) - 1
+    size = (valid.sum(1).clamp(min=1) * states.shape[-1]).float().rsqrt()
+    return states + alpha * size[:, None, None].to(states.device) * uniform
 
 
 @contextmanager

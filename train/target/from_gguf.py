@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
@@ -118,18 +119,50 @@ def folder_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[s
     rotary positions) with GPT-2's way of splitting text; FileMissingError, MalformedFileError.
     """
     file = GGUFSource(source)
-    config = _config(file)
-    weights = {name: torch.from_numpy(array) for name, array in _weights(file, config)}
+    config = llama_config(file)
     destination = Path(folder)
     destination.mkdir(parents=True, exist_ok=True)
     write_tokenizer(file.header, file.path, destination)
+    return _write_model(file, config, destination)
+
+
+def model_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
+    """Write config.json and model.safetensors of a plain Llama of any tokenizer; return `folder`.
+
+    What learns from token ids needs no more of it. Raises as `folder_from_gguf`.
+    """
+    file = GGUFSource(source)
+    config = llama_config(file)
+    destination = Path(folder)
+    destination.mkdir(parents=True, exist_ok=True)
+    return _write_model(file, config, destination)
+
+
+def _write_model(file: GGUFSource, config: dict[str, Any], destination: Path) -> Path:
+    weights = {name: torch.from_numpy(array) for name, array in _weights(file, config)}
     write_json(destination / "config.json", config)
     write_weights(destination / "model.safetensors", weights)
     return destination
 
 
-def _config(file: GGUFSource) -> dict[str, Any]:
-    """Return the config.json of the Llama in a file."""
+def gguf_numbers(
+    source: GGUFSource, weights: Mapping[str, Tensor]
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Return a Llama's weights, by Hugging Face's names, as the file's tensors, by its names."""
+    config = llama_config(source)
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    for name in source.tensors:
+        numbers = weights[_name(name, source)].detach().cpu().float().numpy()
+        part = name.split(".")[2] if name.startswith("blk.") else ""
+        if part in ("attn_q", "attn_k"):
+            heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+            numbers = _in_pairs(numbers, heads)
+        found[name] = numbers
+    return found
+
+
+def llama_config(file: GGUFSource) -> dict[str, Any]:
+    """Return the config.json of the Llama in a file; raises as `folder_from_gguf`."""
     metadata = file.header.metadata
     if file.header.architecture != "llama":
         raise UnsupportedModelError(
@@ -203,6 +236,13 @@ def _in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.
     rows, width = matrix.shape
     pairs = matrix.reshape(n_heads, rows // n_heads // 2, 2, width)
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, width))
+
+
+def _in_pairs(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
+    """Return the rows of each head in llama.cpp's order: what `_in_halves` turned, turned back."""
+    rows, width = matrix.shape
+    halves = matrix.reshape(n_heads, 2, rows // n_heads // 2, width)
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, width))
 
 
 def _name(name: str, file: GGUFSource) -> str:

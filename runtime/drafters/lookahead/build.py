@@ -29,12 +29,18 @@ _YES_NO = ["yes", "no"]
 
 
 def build_jacobi(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `jacobi(n=4, always=no)`."""
+    """Build `jacobi(n=4, until=N, always=no)`."""
     options = options_of(expression)
     n, seed = options.integer("n", 4), options.integer("seed", 0)
+    until = options.optional_integer("until")
     _require_room(expression, env, n, 1)
     name, pace = str(expression), pace_of(options)
-    return DrafterWeights(name, lambda: JacobiDrafter(n=n, seed=seed, name=name), pace=pace)
+
+    def start() -> Drafter:
+        return JacobiDrafter(n=n, seed=seed, until=until, name=name)
+
+    start().close()  # refuses what makes no sense
+    return DrafterWeights(name, start, pace=pace)
 
 
 def build_lookahead(

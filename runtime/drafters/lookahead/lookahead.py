@@ -17,6 +17,10 @@ target's own token, which is the fixed-point test; the greedy tokens after the r
 iterate, and new guesses fill it up to m behind. So at temperature 0 it is the paper's iteration, on
 a window that slides with the text; with sampling the iterates stay drafts, which verification
 accepts where the draw agrees, and the text is plain decoding's own.
+
+How long a text becomes nobody knows before. The paper's hybrid (algorithm 3) therefore iterates on
+the first h tokens only and decodes the rest plainly, and an iterate ends with its first end token:
+what would stand behind it is never said.
 """
 
 from __future__ import annotations
@@ -190,12 +194,21 @@ class LookaheadDrafter(Drafter):
 
 
 class JacobiDrafter(Drafter):
-    """Drafts the target's last guesses for the next `n` positions; the first are the text's."""
+    """Drafts the target's last guesses for the next `n` positions; the first are the text's.
 
-    def __init__(self, *, n: int = 4, seed: int = 0, name: str = "jacobi") -> None:
+    With `until` only the first so many tokens of an answer are drafted for (the paper's hybrid).
+    """
+
+    def __init__(
+        self, *, n: int = 4, seed: int = 0, until: int | None = None, name: str = "jacobi"
+    ) -> None:
         if n < 1:
             problem = "Jacobi decoding must iterate on at least 1 token (or use none)"
             raise OptionError(f"n is {n}: {problem}")
+        if until is not None and until < 1:
+            problem = "Jacobi decoding must iterate on the first token at least (or use none)"
+            raise OptionError(f"until is {until}: {problem}")
+        self._until, self._begun = until, 0
         self.reads_logits = True
         self.name, self.max_nodes, self._seed = name, n, seed
         self._random = random.Random(seed)
@@ -207,14 +220,19 @@ class JacobiDrafter(Drafter):
         self._random = random.Random(self._seed)
         self._iterate.clear()
         self._tree = None
+        self._begun = len(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the iterate as a chain."""
+        """Return the iterate as a chain, up to its first end token; empty after `until` tokens."""
+        count = min(self.max_nodes, request.max_depth, request.max_nodes)
+        if self._until is not None:
+            count = min(count, self._begun + self._until - len(request.tokens))
         while len(self._iterate) < self.max_nodes:
             # Any guess is valid; tokens of the text are likelier to be right than others.
             self._iterate.append(self._random.choice(request.tokens))
-        count = min(self.max_nodes, request.max_depth, request.max_nodes)
-        self._tree = DraftTree.chain(self._iterate[: max(count, 0)])
+        chain = self._iterate[: max(count, 0)]
+        ends = (place for place, token in enumerate(chain, 1) if token in request.end_tokens)
+        self._tree = DraftTree.chain(chain[: next(ends, len(chain))])
         return self._tree
 
     def observe(self, outcome: RoundOutcome) -> None:

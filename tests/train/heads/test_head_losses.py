@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, d
 from specrun.train.heads.attention import Attention
 from specrun.train.heads.eagle import EagleLearner, EagleRecipe
 from specrun.train.heads.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary, tap_scale
-from specrun.train.heads.hydra import HydraLearner, HydraRecipe
+from specrun.train.heads.hydra import HydraLearner, HydraRecipe, shaken
 from specrun.train.heads.learner import Agreement, best_tokens, shifted
 from specrun.train.heads.medusa import MedusaLearner, MedusaRecipe
 from specrun.train.heads.recipe import divergence_from_law, law_cross_entropy, token_cross_entropy
@@ -223,6 +224,32 @@ def test_noise_and_tokens_can_be_left_out(target: TargetMatrices) -> None:
     (part,) = learner.losses(batch, noise(), 0)
     expected = F.smooth_l1_loss(predicted[:, :5][marks], states.final[:, 1:6][marks])
     assert part.value.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("inputs", "first"), [("features", 0), ("tokens", HIDDEN)])
+def test_eagle_reads_features_or_tokens_only_and_the_rest_of_fc_stays_0(
+    target: TargetMatrices, inputs: str, first: int
+) -> None:
+    states, batch = FixedStates(2, 7), batch_of(7)
+    recipe = EagleRecipe(inputs=inputs, steps=2)  # type: ignore[arg-type]
+    learner = EagleLearner(recipe, SHAPE, target, states)
+    unread = slice(first, first + HIDDEN)
+    weight = learner.head.fc.weight
+    assert weight[:, unread].abs().max() == 0.0
+    assert weight.abs().max() > 0.0
+    (part,) = learner.losses(batch, noise(), 0)
+    part.value.backward()
+    assert weight.grad is not None
+    assert weight.grad[:, unread].abs().max() == 0.0
+    assert weight.grad.abs().max() > 0.0
+    # What reads the file knows of no ablation: with columns of 0 it computes the same.
+    whole = EagleLearner(EagleRecipe(), SHAPE, target, states)
+    whole.module.load_state_dict(learner.module.state_dict())
+    read = (target.embedding[batch.ids[:, 1:]], states.final[:, :-1])
+    torch.testing.assert_close(whole.head(*read)[0], learner.head(*read)[0])
+    other = [torch.randn_like(each) if place == (inputs == "tokens") else each
+             for place, each in enumerate(read)]  # fmt: skip
+    torch.testing.assert_close(whole.head(*other)[0], learner.head(*read)[0])
 
 
 # -- chains ----------------------------------------------------------------------------------------
@@ -560,6 +587,57 @@ def test_dropout_draws_from_the_steps_noise(target: TargetMatrices) -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.parametrize("plus", [False, True])
+def test_hydras_noise_shakes_what_heads_read_and_not_what_they_learn(
+    target: TargetMatrices, plus: bool
+) -> None:
+    states, batch = FixedStates(2, 8), batch_of(8)
+    recipe = HydraRecipe.plus_plus(heads=2, dropout=0.0) if plus else HydraRecipe(heads=2)
+    quiet, loud = (
+        randomized(HydraLearner(dataclasses.replace(recipe, noise=a), SHAPE, target, states))
+        for a in (0.0, 3.0)
+    )
+
+    def losses(learner, seed: int) -> list[float]:
+        parts = learner.losses(batch, torch.Generator().manual_seed(seed), 0)
+        return [part.plain for part in parts]
+
+    assert losses(loud, 1) == losses(loud, 1)
+    assert losses(loud, 1) != losses(loud, 2)
+    # As on states and embeddings shaken by hand; laws are those of the target's own states.
+    source = torch.Generator().manual_seed(1)
+    read = loud.heads.prefixed(shaken(states.final, batch.valid, 3.0, source))
+    embedded = shaken(target.embedding[batch.ids], batch.valid, 3.0, source)
+    with torch.no_grad():
+        found = [
+            loud._loss(
+                loud._logits(head, read, batch.ids, marks, embedded),
+                batch,
+                states.final,
+                marks,
+                head,
+            ).item()
+            for head in range(2)
+            for marks in [draft_marks(batch.learnt, head)]
+        ]
+    assert losses(loud, 1) == pytest.approx([sum(found)] if plus else found, rel=1e-5)
+    assert losses(quiet, 1) == losses(quiet, 2)
+    assert list(loud.drafts(batch, Features(states.final, None), draft_marks(batch.learnt, 1)))
+
+
+def test_noise_has_one_length_whatever_the_text_and_the_width() -> None:
+    """Uniform within +-alpha / sqrt(n h): over a text its length is alpha / sqrt(3)."""
+    for n, width in ((50, 64), (200, 256)):
+        states = torch.zeros(1, n, width)
+        valid = torch.ones(1, n, dtype=torch.bool)
+        found = shaken(states, valid, 75.0, noise())
+        assert float(found.abs().max()) <= 75.0 / math.sqrt(n * width)
+        assert float(found.norm()) == pytest.approx(75.0 / math.sqrt(3), rel=0.05)
+    valid[:, 50:] = False  # a text of 50 tokens in a batch of longer ones
+    assert float(shaken(states, valid, 75.0, noise()).abs().max()) > 75.0 / math.sqrt(n * width)
+    assert shaken(states, valid, 0.0, noise()) is states
+
+
 # -- marks and measures ----------------------------------------------------------------------------
 
 
@@ -622,6 +700,8 @@ def test_attention_shares_keys_among_heads() -> None:
         (lambda: HydraRecipe(layers=0), "0 blocks a head"),
         (lambda: HydraRecipe(token_weight=0.0), "the weights of the losses"),
         (lambda: HydraRecipe(dropout=1.0), "a dropout of 1"),
+        (lambda: HydraRecipe(noise=-1.0), "noise of -1"),
+        (lambda: EagleRecipe(inputs="words"), "the inputs are 'words': use one of both"),
     ],
 )
 def test_recipes_that_cannot_be(make, problem: str) -> None:

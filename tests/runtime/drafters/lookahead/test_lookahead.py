@@ -283,7 +283,11 @@ def test_sizes_that_make_no_sense_are_refused(arguments: dict[str, int], problem
 
 @pytest.mark.parametrize(
     ("make", "problem"),
-    [(lambda: LatestGuesses(-1, 4), "guesses is -1"), (lambda: JacobiDrafter(n=0), "n is 0")],
+    [
+        (lambda: LatestGuesses(-1, 4), "guesses is -1"),
+        (lambda: JacobiDrafter(n=0), "n is 0"),
+        (lambda: JacobiDrafter(until=0), "until is 0"),
+    ],
 )
 def test_counts_that_make_no_sense_are_refused(make: Callable[[], object], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
@@ -570,3 +574,29 @@ def test_the_pool_goes_on_between_answers_and_an_empty_prompt_starts_it_over() -
     n_saved = len(saved)
     store.close()
     assert len(saved) == n_saved  # nothing new, nothing written
+
+
+# -- Jacobi's hybrid stop --------------------------------------------------------------------------
+
+
+def asked_of(drafter: JacobiDrafter, n_said: int, end_tokens: frozenset[int] = frozenset()):
+    noise = SeededNoise(0)
+    tokens = [*range(10), *range(n_said)]
+    return drafter.propose(DraftRequest(tokens, GREEDY, noise, 16, 16, end_tokens))
+
+
+def test_the_hybrid_iterates_on_the_first_tokens_of_an_answer_only() -> None:
+    drafter = JacobiDrafter(n=4, until=6)
+    for _ in range(2):  # in the next answer again
+        drafter.begin(range(10))
+        lengths = [len(asked_of(drafter, n_said)) for n_said in range(8)]
+        assert lengths == [4, 4, 4, 3, 2, 1, 0, 0]
+    assert len(asked_of(JacobiDrafter(n=4), 0)) == 4
+
+
+def test_an_iterate_ends_with_its_first_end_token() -> None:
+    drafter = JacobiDrafter(n=5)
+    drafter.begin(range(10))
+    whole = asked_of(drafter, 0).tokens
+    cut = asked_of(drafter, 0, frozenset({whole[2]})).tokens
+    assert list(cut) == list(whole[: whole.index(whole[2]) + 1])

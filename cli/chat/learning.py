@@ -1,0 +1,135 @@
+"""A chat whose draft model learns between answers (`--learn`), and what is said of it.
+
+torch is needed to learn, and is imported only for a chat that asks for it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from specrun.bindings.errors import MissingPackageError
+from specrun.cli.options.learning import LearnSettings
+from specrun.cli.terminal.terminal import Terminal
+from specrun.runtime import GenerationResult, Runtime
+
+if TYPE_CHECKING:
+    from specrun.train.online.online_drafter import OnlineDrafter, OnlineUpdate
+    from specrun.train.trainer.listener import TrainingStatus
+
+_NEEDED = ("torch", "transformers", "safetensors")
+
+
+def require_training(settings: LearnSettings) -> None:
+    """Raise MissingPackageError where something is to be learnt and cannot be."""
+    missing = [name for name in _NEEDED if find_spec(name) is None] if settings.wanted else []
+    if missing:
+        raise MissingPackageError("--learn", missing[0], "train")
+
+
+class ChatLearning:
+    """Counts answers, and lets the draft model learn when it is time, or when asked to."""
+
+    def __init__(self, runtime: Runtime, settings: LearnSettings, terminal: Terminal) -> None:
+        from specrun.train.online.online_drafter import OnlineSettings, open_online_drafter
+
+        self._settings, self._terminal = settings, terminal
+        online = OnlineSettings(learning_rate=settings.learn_rate)
+        self._drafter: OnlineDrafter = open_online_drafter(
+            runtime, online, keep=settings.learn_keep
+        )
+        self._answers = 0
+        # Of the drafts since the last update, and of those before it: drafted, accepted.
+        self._since, self._before = (0, 0), (0, 0)
+        self._tell_start()
+
+    def close(self) -> None:
+        """Delete what nobody asked to keep."""
+        self._drafter.close()
+
+    def after_answer(self, result: GenerationResult) -> None:
+        """Count an answer, and learn if it is time."""
+        drafted, accepted = self._since
+        self._since = (drafted + result.stats.drafted, accepted + result.stats.accepted)
+        self._answers += 1
+        every = self._settings.learn_every
+        if every and self._answers >= every and self._drafter.can_update:
+            self.update()
+
+    def update(self) -> None:
+        """Learn now; Ctrl-C stops it and leaves the drafter as it was."""
+        started = time.monotonic()
+        self._answers = 0
+        self._terminal.passing("learning ... (Ctrl-C leaves the drafter as it is)")
+        try:
+            update = self._drafter.update(self._show)
+        finally:
+            self._terminal.passing("")
+        for line in self._told(update, time.monotonic() - started):
+            self._terminal.note(line)
+        if update.swapped:
+            self._before, self._since = self._since, (0, 0)
+
+    def lines(self) -> list[str]:
+        """Return what /stats says of it."""
+        updates = self._drafter.updates
+        swapped = sum(update.swapped for update in updates)
+        found = [f"learning  {len(updates)} updates, {swapped} of them in use; {self._rates()}"]
+        store = self._drafter.runtime.rejections
+        if store is not None:
+            place = f" in {store.path}" if store.path else ", in memory"
+            buffer = store.buffer
+            found.append(f"rejected  {buffer.n_places:,} drafts of {len(buffer):,} answers{place}")
+        return found
+
+    def _tell_start(self) -> None:
+        every = self._settings.learn_every
+        when = f"after every {every} answers" if every else "at /learn"
+        runtime = self._drafter.runtime
+        store = runtime.rejections
+        kept = ""
+        if store is not None and store.path is not None:
+            kept = f"; {store.buffer.n_places:,} rejected drafts are kept in {store.path.parent}"
+        self._terminal.note(f"the drafter learns from rejected drafts {when}{kept}")
+
+    def _show(self, status: TrainingStatus) -> None:
+        self._terminal.passing(
+            f"learning: step {status.step} of {status.steps} (Ctrl-C leaves the drafter as it is)"
+        )
+
+    def _told(self, update: OnlineUpdate, seconds: float) -> list[str]:
+        before, after = update.before.rate, update.after.rate
+        texts = "the answers learnt" if update.measured_on_training else "answers not learnt"
+        what = f"{update.n_places:,} rejected drafts of {update.n_answers:,} answers"
+        lines = [
+            f"learnt from {what} in {seconds:.1f} s: alpha where drafts of {texts} were rejected "
+            f"{before:.3f} before, {after:.3f} after"
+        ]
+        if update.swapped:
+            lines.append(f"the new drafter drafts from the next answer on; {self._rates()}")
+        else:
+            lines.append("that is worse: the drafter stays as it was")
+        return lines
+
+    def _rates(self) -> str:
+        (drafted, accepted), (drafted_before, accepted_before) = self._since, self._before
+        parts = []
+        if drafted_before:
+            share = accepted_before / drafted_before
+            parts.append(f"{share:.1%} of drafts accepted before the last update")
+        if drafted:
+            parts.append(f"{accepted / drafted:.1%} {'since' if parts else 'accepted so far'}")
+        return ", ".join(parts) or "nothing drafted yet"
+
+
+def open_learning(
+    opened: ExitStack, runtime: Runtime, settings: LearnSettings, terminal: Terminal
+) -> ChatLearning | None:
+    """Return what lets the chat's drafter learn, closed with `opened`; None: nobody asked."""
+    if not settings.wanted:
+        return None
+    learning = ChatLearning(runtime, settings, terminal)
+    opened.callback(learning.close)
+    return learning

@@ -1,0 +1,66 @@
+"""The buffer of one runtime: in memory, or in the user's state folder and saved when it ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+from specrun.bindings.errors import SpecrunError
+from specrun.bindings.model import Model
+from specrun.runtime.online.buffer_file import (
+    BUFFER_NAME,
+    BufferKey,
+    learn_folder,
+    load_rejections,
+    save_rejections,
+)
+from specrun.runtime.online.rejections import RejectionBuffer
+
+LearnFrom: TypeAlias = "bool | str | os.PathLike[str]"
+"""False: nothing is kept; True: in memory, until the runtime is closed; "keep": in the user's state
+folder; or the path of a file."""
+
+KEEP = "keep"
+
+
+class RejectionStore:
+    """A buffer with the target that it belongs to, and the file where it is kept, if any."""
+
+    def __init__(self, buffer: RejectionBuffer, key: BufferKey, path: Path | None = None) -> None:
+        self.buffer, self.key, self.path = buffer, key, path
+        self._saved = buffer.n_changes
+
+    def save(self) -> None:
+        """Write what is new, where the user asked for that."""
+        now = self.buffer.n_changes
+        if self.path is not None and now != self._saved:
+            save_rejections(self.buffer, self.path, self.key)
+            self._saved = now
+
+    def close(self) -> None:
+        """Save; the buffer stays usable."""
+        self.save()
+
+
+def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
+    """Return the store that `learn` asks for, with what is kept there of this target.
+
+    Raises as `load_rejections`, and SpecrunError where the folder cannot be made.
+    """
+    if learn is False:
+        return None
+    key, buffer = BufferKey.of(target), RejectionBuffer()
+    if learn is True:
+        return RejectionStore(buffer, key)
+    path = learn_folder(key) / BUFFER_NAME if learn == KEEP else Path(learn).expanduser()
+    if path.exists():
+        load_rejections(path, key, buffer)
+    else:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecrunError(
+                f"{path.parent} cannot be made ({error.strerror}); name a file elsewhere"
+            ) from error
+    return RejectionStore(buffer, key, path)

@@ -1,0 +1,1 @@
+"""Consistency training (Kou et al. 2024): a target that converges sooner under Jacobi decoding."""

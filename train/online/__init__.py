@@ -1,0 +1,1 @@
+"""Online speculative decoding (Liu et al. 2024): a drafter learns from its rejected drafts."""
