@@ -215,6 +215,13 @@ METHODS: Mapping[str, Method] = {
             head="space",
         ),
         Method(
+            "early-exit",
+            "The target's own first layers, with its weights: early exit, PPD on one device.",
+            "specrun.runtime.drafters.early_exit.build",
+            options=("layers", "n", "sampling", "p_min"),
+            counted_by_n=True,
+        ),
+        Method(
             "prompt-lookup",
             "Prompt lookup and LLMA: what followed the last n-gram earlier in the text.",
             "specrun.runtime.drafters.retrieval.build",

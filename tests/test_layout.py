@@ -194,7 +194,7 @@ def test_folders_of_the_runtime_import_in_no_circle():
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 27, "runtime/acceptance": 15}) == []
-    assert len(of("runtime")) <= 148
+    assert len(of("runtime")) <= 156
     assert too_much(SOURCES, most_files=445, most_lines=66_500) == []
 
 

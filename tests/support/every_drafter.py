@@ -55,6 +55,7 @@ MODELS = [
     "draft(FILE:twin, n=4, vocabulary=tokens)",
     "draft(FILE:twin, tree=2x2, vocabulary=tokens)",
     "draft(FILE:twin, n=4, vocabulary=text)",
+    "early-exit(layers=1, n=3)",
 ]
 """Those without heads whose drafts follow from the text, of a target that can branch."""
 
