@@ -8,7 +8,7 @@ import math
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs.pipelined import (
+from specrun.runtime.drafters.early_exit.pipelined import (
     most_transfer,
     pipeline_schedule,
     pipelined_time,
