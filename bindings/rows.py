@@ -73,7 +73,7 @@ class OutputBuffers:
         # The buffer only moves when it grows, so views are made once and are good for all rounds.
         if self._addresses[_LOGITS](self._open()) != address or len(rows) < count:
             rows = list(self._view(_LOGITS, count, self._n_vocab))
-            address = self._views[_LOGITS][0]
+            address = self._addresses[_LOGITS](self._open())  # a signal may close it on any line
         self.whole_rows = generation, address, rows
         return rows
 

@@ -17,15 +17,20 @@ from specrun.cli.terminal.errors import reported_errors
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command by its module and name, and its line in the group's help."""
+    """A command by its module and name, and its line in the group's help.
+
+    `attribute` is what the module calls it, where Python does not allow its name.
+    """
 
     module: str
     name: str
     short_help: str
+    attribute: str = ""
 
     def load(self) -> click.Command:
         """Import and return the command."""
-        command: click.Command = getattr(importlib.import_module(self.module), self.name)
+        module = importlib.import_module(self.module)
+        command: click.Command = getattr(module, self.attribute or self.name)
         return command
 
 

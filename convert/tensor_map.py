@@ -53,7 +53,7 @@ def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[
     """
     # Where embeddings are tied, an output matrix that is there all the same is a copy of them.
     # Heads that draft for the model are files of their own.
-    left_out = ("lm_head.weight", "medusa_head.")
+    left_out = ("lm_head.weight", "medusa_head.", "space_mask.")
     rules = family.rules(checkpoint.config)
     return map_rules(checkpoint, rules, lambda _: type_name, left_out=left_out)
 

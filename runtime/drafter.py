@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+from specrun.bindings.embedding_inputs import EmbeddingInputs
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams
@@ -102,6 +103,12 @@ class Drafter(ABC):
 
     reads_logits: bool = False
     """Whether it reads the target's logits from the rows of an outcome: they are to be whole."""
+
+    embedding_inputs: EmbeddingInputs | None = None
+    """What its trees' nodes beyond the vocabulary stand for: look-ahead positions, no candidates.
+
+    None: all nodes are tokens. It belongs to the weights.
+    """
 
     remark: str = ""
     """What the user is to know of how it drafts; "" where there is nothing."""

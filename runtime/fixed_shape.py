@@ -29,6 +29,7 @@ import numpy.typing as npt
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.devices import describe_machine
+from specrun.bindings.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.bindings.threads import available_cores
@@ -148,8 +149,8 @@ class FixedShapeTarget(TargetModel):
 
     width: int
 
-    def __init__(self, context: Context, width: int) -> None:
-        super().__init__(context)
+    def __init__(self, context: Context, width: int, inputs: EmbeddingInputs | None = None) -> None:
+        super().__init__(context, inputs)
         self.width = width
         self._piece = min(_PIECE, context.n_batch)
 
@@ -339,17 +340,19 @@ def open_target(
     sized = target_context_options(options, drafter)
     width = width_of(shape, drafter, options)
     if width is not None:
-        return _tried_target(Context(model, fixed_shape_options(model, sized, width)), width)
+        context = Context(model, fixed_shape_options(model, sized, width))
+        return _tried_target(context, width, drafter.embedding_inputs)
     most = min(options.n_batch, options.n_ubatch)
     padded = paddings(wider, drafter.max_nodes + 1, most) if wider and model.can_branch else {}
     if not padded:
-        return TargetModel(Context(model, sized))
+        return TargetModel(Context(model, sized), drafter.embedding_inputs)
     n_outputs = max(sized.n_outputs, *padded.values())
-    return PaddedTarget(Context(model, dataclasses.replace(sized, n_outputs=n_outputs)), padded)
+    context = Context(model, dataclasses.replace(sized, n_outputs=n_outputs))
+    return PaddedTarget(context, padded, drafter.embedding_inputs)
 
 
-def _tried_target(context: Context, width: int) -> FixedShapeTarget:
-    target = FixedShapeTarget(context, width)
+def _tried_target(context: Context, width: int, inputs: EmbeddingInputs | None) -> FixedShapeTarget:
+    target = FixedShapeTarget(context, width, inputs)
     try:
         require_equal_bits(target)
     except BaseException:  # Ctrl-C as well: the context owns native memory

@@ -19,6 +19,7 @@ TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 """The options that ask for a tree of drafts where a method would draft a chain."""
 
 _HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy")
+_PARALLEL_OPTIONS = ("n", "below", "sampling")
 _EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy")
 
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py. Hydra (zankner/Hydra) took over the first.
@@ -195,6 +196,39 @@ METHODS: Mapping[str, Method] = {
             options=("n", "sampling", "p_min"),
             file=DraftFile("a GGUF file of NextN blocks", "mtp(mtp-blocks.gguf)", needed=False),
             spec_types=("draft-mtp",),
+        ),
+        Method(
+            "pass",
+            "PaSS: learnt embeddings behind each token, at which the target says tokens ahead.",
+            "specrun.runtime.drafters.parallel.build",
+            options=_PARALLEL_OPTIONS,
+            file=DraftFile(
+                "the GGUF file of look-ahead embeddings",
+                "pass(lookahead.gguf, n=2)",
+                made_by="specrun train pass",
+            ),
+            counted_by_n=True,
+            head="pass",
+        ),
+        Method(
+            "space",
+            "SPACE: mask tokens behind each token, which the target was fine-tuned to read.",
+            "specrun.runtime.drafters.parallel.build",
+            options=_PARALLEL_OPTIONS,
+            file=DraftFile(
+                "the GGUF file of the mask token",
+                "space(mask.gguf, n=3)",
+                made_by="specrun train space",
+            ),
+            counted_by_n=True,
+            head="space",
+        ),
+        Method(
+            "early-exit",
+            "The target's own first layers, with its weights: early exit, PPD on one device.",
+            "specrun.runtime.drafters.early_exit.build",
+            options=("layers", "n", "sampling", "p_min"),
+            counted_by_n=True,
         ),
         Method(
             "prompt-lookup",

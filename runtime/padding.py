@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from specrun.bindings.context import Context
+from specrun.bindings.embedding_inputs import EmbeddingInputs
 from specrun.runtime.target import EvaluatedRows, TargetModel
 
 _FILLER = 0  # the token of nodes that nobody reads
@@ -34,8 +35,13 @@ class PaddedTarget(TargetModel):
     Its model can branch: a recurrent state would take in what fills a batch.
     """
 
-    def __init__(self, context: Context, widths: Mapping[int, int]) -> None:
-        super().__init__(context)
+    def __init__(
+        self,
+        context: Context,
+        widths: Mapping[int, int],
+        inputs: EmbeddingInputs | None = None,
+    ) -> None:
+        super().__init__(context, inputs)
         self._widths = widths
         self._filled: tuple[Parents, Parents] = ((), ())  # the last tree, and as it was evaluated
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from specrun.bindings.batch import Batch, BatchShape
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.embedding_inputs import EmbeddingBatch, EmbeddingInputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.memory import ALL_SEQUENCES
 from specrun.bindings.rows import Candidates, Rows
@@ -202,13 +203,14 @@ class Target(Protocol):
 
 
 class DraftSize(Protocol):
-    """What the target's context must hold of a drafter's trees."""
+    """What the target must have of a drafter's trees."""
 
     max_leaves: int
     max_nodes: int
     needs_hidden_states: bool
     layer_inputs: tuple[int, ...]
     needs_nextn_states: bool
+    embedding_inputs: EmbeddingInputs | None
 
 
 class TargetModel:
@@ -216,13 +218,20 @@ class TargetModel:
 
     It keeps nothing of a text but what lies in the context's cache. Every token is cached for all
     of the text's sequence ids, because a tree's paths, one id each, all start from the same prefix.
-    Those are all ids of the context, or `sequences`, where the others are for other texts.
+    Those are all ids of the context, or `sequences`, where the others are for other texts. `inputs`
+    are the drafter's, whose trees have nodes that are no tokens (look-ahead positions): what they
+    lie beside is then given to the model as embeddings, too.
     """
 
     width: int | None = None
     """How many tokens each evaluation of a round has; None: as many as it needs."""
 
-    def __init__(self, context: Context, sequences: range | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        inputs: EmbeddingInputs | None = None,
+        sequences: range | None = None,
+    ) -> None:
         self.context = context
         of_context = range(context.options.n_sequences)
         own = of_context if sequences is None else sequences
@@ -232,6 +241,7 @@ class TargetModel:
         self._dropped = (ALL_SEQUENCES,) if own == of_context else self._all_ids
         self._can_branch = context.model.can_branch
         self._batch = Batch(context.n_batch, self._n_sequences)
+        self._inputs, self._embedded = inputs, None if inputs is None else self._embedding_batch()
 
     @property
     def native_seconds(self) -> float:
@@ -363,6 +373,8 @@ class TargetModel:
     ) -> EvaluatedRows:
         """Evaluate a root, the text's token `start`, and below it the tree of the other tokens."""
         layout = self._layout(parents)
+        if self._inputs is not None and self._inputs.takes(tokens):
+            return self._evaluate_embedded(self._inputs, start, tokens, layout)
         self._batch.fill_shape(self._fed(tokens), self._cell(start), layout.shape)
         return self.context.decode(self._batch)
 
@@ -375,6 +387,22 @@ class TargetModel:
             there = f"the context's {self._n_sequences} sequences"
             raise OptionError(f"a draft tree with more leaves than {there}")
         return layout
+
+    def _embedding_batch(self) -> EmbeddingBatch:
+        """Return a batch for the largest evaluation with a tree."""
+        capacity = min(self.context.n_batch, self.context.n_outputs)
+        return EmbeddingBatch(capacity, self._n_sequences, self.context.model.n_embd)
+
+    def _evaluate_embedded(
+        self, inputs: EmbeddingInputs, start: int, tokens: list[int], layout: TreeLayout
+    ) -> EvaluatedRows:
+        """Evaluate tokens, some of which are none, as embeddings."""
+        batch = self._embedded
+        assert batch is not None
+        rows = inputs.rows(tokens)
+        batch.fill_shape([0] * len(tokens), self._cell(start), layout.shape)
+        batch.give(rows)
+        return self.context.decode(batch)
 
     def _keep_at(self, root: int, parents: tuple[int, ...], path: Sequence[int]) -> None:
         """Keep the text's token `root` and the nodes of `path` below it, for every sequence."""

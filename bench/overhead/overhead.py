@@ -256,7 +256,7 @@ def _open(
             device.watch(context)
             native = (lambda: context.native_seconds), (lambda: drafter.native_seconds)
             watch = Stopwatch(*native, device.counts)
-            target = probes.TimedTarget(context, watch)
+            target = probes.TimedTarget(context, watch, drafter.embedding_inputs)
             rule = probes.timed_rule(built, watch)
             timed = probes.TimedDrafter(drafter, watch)
             session = Session(target, timed, rule, model.vocabulary)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from specrun.bench.overhead.device import DeviceCounts
 from specrun.bindings.context import Context
+from specrun.bindings.embedding_inputs import EmbeddingInputs
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,
@@ -154,6 +155,7 @@ class TimedDrafter(Drafter):
         self.layer_inputs = inner.layer_inputs
         self.reads_logits = inner.reads_logits
         self.keeps_rows = inner.keeps_rows
+        self.embedding_inputs = inner.embedding_inputs
 
     @property
     def native_seconds(self) -> float:
@@ -191,8 +193,10 @@ class TimedDrafter(Drafter):
 class TimedTarget(TargetModel):
     """The target with its evaluations and commits timed."""
 
-    def __init__(self, context: Context, watch: Stopwatch) -> None:
-        super().__init__(context)
+    def __init__(
+        self, context: Context, watch: Stopwatch, inputs: EmbeddingInputs | None = None
+    ) -> None:
+        super().__init__(context, inputs)
         self._watch = watch
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:

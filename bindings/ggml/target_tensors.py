@@ -40,6 +40,7 @@ class TargetTensors:
         self._model = model
         self._device = device
         self._loaded: list[TensorStore] = []
+        self._named: dict[str, Tensor] = {}
         names = {tensor.name for tensor in model.header.tensors}
         # Tied models use the embedding for both.
         self._output_name = _OUTPUT if _OUTPUT in names else _EMBEDDING
@@ -54,8 +55,15 @@ class TargetTensors:
         """Return the output matrix, (hidden, vocabulary): the embedding in models that tie them."""
         return self._reachable(self._output_name, rows=False)
 
+    def named(self, name: str) -> Tensor:
+        """Return a matrix to multiply by, or a vector of a norm, by its name in the file."""
+        if name not in self._named:
+            self._named[name] = self._reachable(name, rows=False)
+        return self._named[name]
+
     def close(self) -> None:
         """Free what had to be loaded again."""
+        self._named.clear()
         while self._loaded:
             self._loaded.pop().close()
 

@@ -1,6 +1,6 @@
 """`specrun train medusa`, `hydra`, `eagle` and `eagle3`: heads that read a target's hidden states.
 
-Each command only makes the recipe that its options describe; `_train` runs any of them.
+Each command only makes the recipe that its options describe; `train_and_report` runs any of them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def medusa(
         recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone
     )
     # Joint heads draft for the model that was trained with them.
-    _train("medusa", functools.partial(train_medusa2, both), job.settings["output"], job, states)
+    train_and_report(
+        "medusa", functools.partial(train_medusa2, both), job.settings["output"], job, states
+    )
 
 
 _HYDRA_EPILOG = """\b
@@ -265,10 +267,10 @@ def _train_recipe(recipe: HeadRecipe, job: TrainJob, states: TrainFeatures) -> N
     from specrun.train.heads.training import train_head
 
     drafts_for = states.teacher or job.settings["target"]
-    _train(recipe.kind, functools.partial(train_head, recipe), drafts_for, job, states)
+    train_and_report(recipe.kind, functools.partial(train_head, recipe), drafts_for, job, states)
 
 
-def _train(
+def train_and_report(
     kind: str,
     train: Callable[[HeadRun, ShownRun], TrainingReport],
     drafts_for: Path,

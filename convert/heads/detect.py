@@ -6,12 +6,15 @@ from pathlib import Path
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.convert.checkpoint import PICKLE_ENDINGS, Checkpoint, open_checkpoint, read_json_object
-from specrun.convert.heads import eagle, eagle3, hydra, medusa
+from specrun.convert.heads import eagle, eagle3, hydra, lookahead, medusa
 from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.names import nearest
 
 # The more particular ones first: the first that recognises a checkpoint has it.
-HEAD_KINDS: tuple[HeadKind, ...] = (medusa.KIND, hydra.KIND, eagle3.KIND, eagle.KIND)
+HEAD_KINDS: tuple[HeadKind, ...] = (
+    *(lookahead.PASS, lookahead.SPACE),
+    *(medusa.KIND, hydra.KIND, eagle3.KIND, eagle.KIND),
+)
 """All kinds of heads that can be converted."""
 
 _WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)

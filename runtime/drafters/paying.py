@@ -48,6 +48,7 @@ class TimedDrafter(Drafter):
         self.needs_nextn_states = inner.needs_nextn_states
         self.reads_logits = inner.reads_logits
         self.keeps_rows = inner.keeps_rows
+        self.embedding_inputs = inner.embedding_inputs
         self._costs, self._clock = costs, clock
         self._proposed: float | None = None
 

@@ -108,6 +108,9 @@ class Engine:
                 raise OptionError(f"{opened.rule.name} {why}: use Runtime")
             drafters = make_all([opened.weights.start] * slots)
             owned.callback(close_all, drafters)
+            if drafters[0].embedding_inputs is not None:
+                why = "drafts at positions that are no tokens, which a batch has alone"
+                raise OptionError(f"{drafters[0].name} {why}: use Runtime")
             n_ctx = options.context.n_ctx or opened.environment.context.n_ctx * slots
             context = Context(opened.model, _context_options(opened, drafters[0], slots, n_ctx))
             owned.callback(context.close)

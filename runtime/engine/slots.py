@@ -76,7 +76,7 @@ class SlotTarget(TargetModel):
     """
 
     def __init__(self, shared: SharedEvaluation, sequences: range) -> None:
-        super().__init__(shared.context, sequences)
+        super().__init__(shared.context, sequences=sequences)
         self.text = CachedText()
         self._shared = shared
         self._cells = SlotCells()

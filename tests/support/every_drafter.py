@@ -12,6 +12,7 @@ from support.tiny_eagle import random_eagle
 from support.tiny_eagle3 import random_eagle3
 from support.tiny_heads import random_medusa
 from support.tiny_hydra import random_hydra
+from support.tiny_lookahead import random_embeddings, write_lookahead
 from support.tiny_models import CHAT
 from support.tiny_nextn import TinyNextN, write_tiny_qwen35
 
@@ -37,6 +38,13 @@ HEADS = [
 ]
 """Drafters with heads, and the targets that they read."""
 
+LOOKAHEAD = [
+    "pass(FILE:pass, n=2)",
+    "pass(FILE:pass, below=last, sampling=with)",
+    "space(FILE:space, n=2, sampling=with)",
+]
+"""Those that the target drafts itself, at look-ahead positions of the evaluation before."""
+
 MODELS = [
     "none",
     "draft(FILE:twin, n=4)",
@@ -50,6 +58,7 @@ MODELS = [
     "partial(sink=2, window=5, n=4)",
     "partial(sink=2, window=7, tree=2x2)",
     "partial(sink=0, window=7, depth=3, topk=2, nodes=5)",
+    "early-exit(layers=1, n=3)",
 ]
 """Those without heads whose drafts follow from the text, of a target that can branch."""
 
@@ -73,13 +82,14 @@ COMBINED = [
     "relay(draft(FILE:twin)@2, draft(FILE:small)@3)",
     "ensemble(draft(FILE:twin), ngram(order=3, n=3))",
     "ensemble(draft(FILE:twin), prompt-lookup(min_ngram=1), lookahead(window=2, ngram=4))",
+    "ensemble(pass(FILE:pass, n=2), draft(FILE:twin, n=2))",
     "ouroboros(draft(FILE:twin, n=3))",
     "auto(draft(FILE:twin), prompt-lookup(min_ngram=1), none)",
     "auto(cascade(draft(FILE:twin), draft(FILE:small)), medusa(FILE:medusa, tree=2x1))",
 ]
 
 DRAFTERS = [
-    *(("shallow", drafter) for drafter in (*MODELS, *LEARNING, *COMBINED)),
+    *(("shallow", drafter) for drafter in (*MODELS, *LOOKAHEAD, *LEARNING, *COMBINED)),
     *HEADS,
     ("hybrid", "none"),
     ("hybrid", "mtp(n=3)"),
@@ -105,6 +115,14 @@ def write_all(folder: Path) -> dict[str, Path]:
             folder / "hydra++.gguf", _VOCAB
         ),
         "medusa": random_medusa(_HIDDEN, _VOCAB).write(folder / "medusa.gguf", _VOCAB),
+        "pass": write_lookahead(folder / "pass.gguf", random_embeddings(_HIDDEN, 3), _VOCAB),
+        "space": write_lookahead(
+            folder / "space.gguf",
+            random_embeddings(_HIDDEN, 1),
+            _VOCAB,
+            kind="space",
+            position_count=3,
+        ),
         "nextn": nextn.write(folder / "nextn.gguf"),
         "two blocks": TinyNextN(blocks=2, seed=1).write(folder / "two blocks.gguf"),
         "blocks": nextn.write_blocks_only(folder / "blocks.gguf"),

@@ -197,7 +197,9 @@ def train_medusa2(
     copy_tokenizer(run.target, run.output)
     config = json.loads((run.target / "config.json").read_text(encoding="utf-8"))
     config |= {"medusa_num_heads": recipe.heads.heads, "medusa_num_layers": recipe.heads.layers}
-    write_head(run, HeadFiles(config, _tensors(run.target, learner, model)), WEIGHTS, card)
+    heads = {f"medusa_head.{name}": each for name, each in learner.heads.state_dict().items()}
+    tensors = {**stored_tensors(run.target, model), **heads}
+    write_head(run, HeadFiles(config, tensors), WEIGHTS, card)
     remove_private_states(run, states)
     return report
 
@@ -225,15 +227,13 @@ def _need(
     )
 
 
-def _tensors(target: Path, learner: Medusa2Learner, model: HFModel) -> dict[str, Tensor]:
-    """Return the model's tensors under the names its own files have, and the heads'."""
+def stored_tensors(target: Path, model: HFModel) -> dict[str, Tensor]:
+    """Return a trained model's tensors under the names that the files of `target` have."""
     stored = set(open_checkpoint(target).tensors)
     named: dict[str, Any] = dict(model.module.state_dict())
     if not stored <= named.keys():  # files of another generation of transformers
         stored = {name for name in named if not _is_tied_copy(name, named)}
-    found = {name: named[name] for name in stored}
-    found |= {f"medusa_head.{name}": tensor for name, tensor in learner.heads.state_dict().items()}
-    return found
+    return {name: named[name] for name in stored}
 
 
 def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:

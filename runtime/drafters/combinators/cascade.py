@@ -72,6 +72,9 @@ class CascadeDrafter(Drafter):
         if inner.reads_target:
             problem = "in a cascade it would draft for the draft model"
             raise OptionError(f"{inner.name} reads the target's hidden states, and {problem}")
+        if inner.embedding_inputs is not None:
+            problem = "in a cascade it would draft for the draft model"
+            raise OptionError(f"{inner.name} looks ahead with the target's layers, and {problem}")
         self.name, self.max_nodes, self._model = name, num_draft_tokens, model
         self._sampling, self._p_min, self._max_rounds = sampling, p_min, max_rounds
         self._counter = RoundCounter()

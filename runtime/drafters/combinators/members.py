@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specrun.bindings.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DrafterWeights, RoundOutcome, close_all, make_all
 from specrun.runtime.law import Law
@@ -36,6 +37,7 @@ class MembersDrafter(Drafter):
         self.layer_inputs = tuple(sorted(layers))
         self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self.reads_logits = any(member.reads_logits for member in members)
+        self.embedding_inputs = _shared_inputs(members, name)
         self._members = list(members)
         # What each member proposed in this round, and where its nodes stand in the whole tree.
         self._trees: list[DraftTree] = []
@@ -77,6 +79,18 @@ class MembersDrafter(Drafter):
     def close(self) -> None:
         """Close all members, whatever one of them raises."""
         close_all(self._members)
+
+
+def _shared_inputs(members: Sequence[Drafter], name: str) -> EmbeddingInputs | None:
+    """Return what the nodes beyond the vocabulary of all members stand for."""
+    found = {id(each.embedding_inputs): each for each in members if each.embedding_inputs}
+    if len(found) > 1:
+        names = " and ".join(member.name for member in found.values())
+        raise OptionError(
+            f"{name}: {names} look ahead with embeddings of their own, and an evaluation of the "
+            "target takes those of one file: leave one of them out"
+        )
+    return next((member.embedding_inputs for member in found.values()), None)
 
 
 def combined(

@@ -1,0 +1,251 @@
+"""The first layers of a target as a ggml graph over the target's own tensors, no second load.
+
+What comes out of layer K - 1, normed by the output norm and multiplied by the output matrix, is the
+early exit's law of the next token (the logit lens; LayerSkip, PPD). Layer l reads the input of
+layer l alone, so the states of a text are the target's own, and so would be its keys and values:
+they are kept here once more, for these layers, in F32.
+
+For plain Llama layers with attention heads of n_embd / n_heads numbers: the architectures `llama`
+and `qwen2`, without experts and without other scalings of rotary positions than linear ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import I32
+from specrun.bindings.ggml.graph import GraphBuilder, Rope
+from specrun.bindings.ggml.ready_graph import Graph
+from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
+from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.model import Model
+from specrun.runtime.heads import (
+    AttentionSizes,
+    FloatRows,
+    KeyValueCache,
+    NativeShare,
+    decoder_layer,
+    fill_places,
+    filled_width,
+)
+
+_NEOX = {"llama": False, "qwen2": True}
+"""The architectures, and whether their rotary positions pair the halves of a head."""
+
+_PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_PIECE = 64  # tokens of a text in one evaluation
+_OPERATIONS = 60  # of a layer
+
+
+class _Layer:
+    """A layer's tensors of the target by the names that `decoder_layer` asks for."""
+
+    def __init__(self, tensors: TargetTensors, known: set[str], prefix: str) -> None:
+        self._tensors, self._known, self._prefix = tensors, known, prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors.named(self._prefix + name)
+
+    def get(self, name: str) -> Tensor | None:
+        """Return an optional tensor, None where the target has none."""
+        return self[name] if self._prefix + name in self._known else None
+
+
+class ExitLayers:
+    """The first `n_layers` of a target. Close it between its cells and the target.
+
+    Raises UnsupportedModelError for a target whose layers these graphs do not compute, OptionError
+    for a number of layers that it does not have.
+    """
+
+    def __init__(self, target: Model, n_layers: int, *, n_threads: int = 0) -> None:
+        if not 1 <= n_layers <= target.n_layer:
+            has = f"{target.path} has {target.n_layer} layers"
+            raise OptionError(f"an exit after {n_layers} layers: {has}")
+        self.attention, self._norm_eps = _sizes(target)
+        self.n_layers, self.vocab_size = n_layers, target.vocabulary.size
+        sizes = {tensor.name: tensor.shape for tensor in target.header.tensors}
+        self._known = set(sizes)
+        prefixes = tuple(f"blk.{layer}." for layer in range(n_layers))
+        counted = [
+            int(np.prod(shape)) for name, shape in sizes.items() if name.startswith(prefixes)
+        ]
+        self.evaluated_params = sum(counted) + target.n_embd * self.vocab_size
+        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
+        self._tensors = TargetTensors(target, self.device)
+        try:
+            for prefix in prefixes:
+                self._require(prefix)
+            self.output = self._tensors.output()
+        except BaseException:
+            self.close()
+            raise
+
+    def _require(self, prefix: str) -> None:
+        for name in _PROJECTIONS:
+            if f"{prefix}{name}.weight" not in self._known:
+                problem = f"{prefix}{name}.weight is not among its tensors"
+                raise UnsupportedModelError(f"the target's layers are no plain Llama's: {problem}")
+            self._tensors.named(f"{prefix}{name}.weight")
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs of all cells."""
+        return self.device.native_seconds
+
+    @property
+    def loads_again(self) -> int:
+        """How many matrices could not be shared with the target, and were loaded a second time."""
+        return sum(not shared for shared in self._tensors.shared.values())
+
+    def cells(self, n_cells: int) -> ExitCells:
+        """Return room for `n_cells` tokens of one conversation."""
+        return ExitCells(self, n_cells)
+
+    def build(self, caches: Sequence[KeyValueCache], n: int, length: int) -> Graph:
+        """Return the graph for n tokens that attend to the first `length` cells."""
+        with closing(GraphBuilder(self.device, _OPERATIONS * (self.n_layers + 1))) as builder:
+            tokens = builder.input("tokens", I32, n)
+            places = caches[0].places(builder, n, length)
+            factors = self._tensors.named("rope_freqs.weight") if self._has_factors else None
+            state = builder.get_rows(self._tensors.embedding(), tokens)
+            for layer, cache in enumerate(caches):
+                weights = _Layer(self._tensors, self._known, f"blk.{layer}.")
+                normed = builder.rms_norm(state, weights["attn_norm.weight"], self._norm_eps)
+                here = dataclasses.replace(places, cache=cache)
+                state = decoder_layer(
+                    builder, weights, normed, state, here, self._norm_eps, factors
+                )
+            normed = builder.rms_norm(
+                state, self._tensors.named("output_norm.weight"), self._norm_eps
+            )
+            builder.output("logits", builder.mul_mat(self.output, normed))
+            return builder.build()
+
+    @property
+    def _has_factors(self) -> bool:
+        return "rope_freqs.weight" in self._known
+
+    def close(self) -> None:
+        """Free the device; again does nothing."""
+        self._tensors.close()
+        self.device.close()
+
+
+class ExitCells:
+    """One conversation's keys and values of the first layers: cell i holds the text's token i.
+
+    `tokens` are those that the cells hold. Close it before the layers.
+    """
+
+    def __init__(self, layers: ExitLayers, n_cells: int) -> None:
+        self._layers, self.tokens = layers, list[int]()
+        self._native = NativeShare(layers.device)
+        self._graphs: dict[tuple[int, int], Graph] = {}
+        self._caches: list[KeyValueCache] = []
+        try:
+            for _ in range(layers.n_layers):
+                self._caches.append(KeyValueCache(layers.device, layers.attention, n_cells))
+        except BaseException:
+            self.close()
+            raise
+        self.n_cells = self._caches[0].n_cells
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in this conversation's graphs."""
+        return self._native.seconds
+
+    def rows(self, tokens: Sequence[int]) -> FloatRows:
+        """Evaluate tokens [n] that follow those in the cells; return their logits [n, vocab].
+
+        They are a view, which dies with the next evaluation.
+        """
+        n, start = len(tokens), len(self.tokens)
+        if start + n > self.n_cells:
+            raise OptionError(f"an early exit with {self.n_cells} cells cannot hold {start + n}")
+        if min(tokens) < 0 or max(tokens) >= self._layers.vocab_size:
+            raise OptionError(f"a token outside the {self._layers.vocab_size} of the target")
+        width = filled_width(n)
+        graph = self._graph(width, self._caches[0].length(start + n))
+        steps = np.arange(start, start + n)
+        sees = np.arange(start + n) <= steps[:, None]
+        spare = self._caches[0].spare
+        fill_places(graph.inputs, steps.astype(np.int32), steps, sees, spare)
+        graph.inputs["tokens"][0, :n], graph.inputs["tokens"][0, n:] = tokens, 0
+        with self._native:
+            graph.compute()
+        # Last, so that an interrupt anywhere above leaves a list that is true.
+        self.tokens += tokens
+        logits: FloatRows = graph.peek("logits")[:n].astype(np.float32, copy=False)
+        return logits
+
+    def after(self, text: Sequence[int], shared: int) -> FloatRows:
+        """Return the logits [vocab] after a text whose first `shared` tokens the cells hold."""
+        del self.tokens[min(shared, len(text) - 1) :]
+        row: FloatRows | None = None
+        while len(self.tokens) < len(text):
+            start = len(self.tokens)
+            row = self.rows(list(text[start : start + _PIECE]))[-1]
+        assert row is not None
+        return row
+
+    def _graph(self, width: int, length: int) -> Graph:
+        graph = self._graphs.get((width, length))
+        if graph is None:
+            # Each has memory of its own, so those of lengths that are behind go.
+            for key in [key for key in self._graphs if key[1] != length]:
+                self._graphs.pop(key).close()
+            graph = self._graphs[width, length] = self._layers.build(self._caches, width, length)
+        return graph
+
+    def close(self) -> None:
+        """Free graphs and cells; again does nothing."""
+        self.tokens.clear()
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+        while self._caches:
+            self._caches.pop().close()
+
+
+def _sizes(target: Model) -> tuple[AttentionSizes, float]:
+    """Return the attention of a target's layers, and the epsilon of its norms."""
+    name, metadata = target.architecture, target.header.metadata
+    refused = f"{target.path} has no early exit: "
+    if name not in _NEOX:
+        known = " and ".join(_NEOX)
+        raise UnsupportedModelError(f"{refused}its architecture is {name}, and not {known}")
+
+    def value(key: str, default: Any = None) -> Any:  # noqa: ANN401 - whatever it holds
+        return metadata.get(f"{name}.{key}", default)
+
+    heads = value("attention.head_count")
+    kv_heads = value("attention.head_count_kv", heads)
+    scaling = value("rope.scaling.type", "none")
+    factor = value("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+    plain = isinstance(heads, int) and isinstance(kv_heads, int) and heads > 0 < kv_heads
+    size = target.n_embd // heads if plain else 0
+    if not plain or target.n_embd % heads or heads % kv_heads or size % 2:
+        raise UnsupportedModelError(f"{refused}its layers differ, or its heads do not divide")
+    own = (value("attention.key_length", size), value("attention.value_length", size))
+    unusual = {
+        "experts": value("expert_count", 0),
+        f"rotary positions of {scaling}": scaling not in ("none", "linear"),
+        "heads of another size": own != (size, size) or value("rope.dimension_count", size) != size,
+        "a scale of its attention": value("attention.scale", 0),
+        "factors in its layers": value("residual_scale", 0) or value("logit_scale", 0),
+    }
+    found = [reason for reason, there in unusual.items() if there]
+    if found:
+        raise UnsupportedModelError(f"{refused}it has {found[0]}")
+    base = float(value("rope.freq_base", 10000.0))
+    rope = Rope(size, freq_base=base, freq_scale=1.0 / float(factor), neox=_NEOX[name])
+    eps = float(value("attention.layer_norm_rms_epsilon", 1e-5))
+    return AttentionSizes(heads, kv_heads, size, rope), eps

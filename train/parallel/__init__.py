@@ -1,0 +1,1 @@
+"""Training of what drafts in parallel, at look-ahead positions: PaSS and SPACE."""
