@@ -1,4 +1,4 @@
-/* Sums of exponentials of a row of logits, in two passes over it.
+/* Sums of exponentials of a row of logits.
 
    exp(x) for x <= 0 is 2^n times a polynomial of what is left, as in Cephes' expf: right to 2 units in
    the last place. numpy's own rounds otherwise: what comes out decides thresholds, never a draw. */
@@ -67,9 +67,14 @@ static ptrdiff_t add_blocks(const float *row, ptrdiff_t size, float highest, flo
     return start;
 }
 
-LogMass log_mass_of(const float *row, ptrdiff_t size)
+float highest_entry(const float *row, ptrdiff_t size)
 {
-    LogMass found = {highest_of(row, size), 0.0, 0.0};
+    return highest_of(row, size);
+}
+
+LogMass log_mass_of(const float *row, ptrdiff_t size, float highest)
+{
+    LogMass found = {highest, 0.0, 0.0};
     float masses[LANES] = {0}, weighted[LANES] = {0}, rest[LANES];
     ptrdiff_t start = add_blocks(row, size, found.highest, masses, weighted);
     for (int j = 0; j < LANES; j++) {
