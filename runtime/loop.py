@@ -207,23 +207,29 @@ def law_pairs(
     tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
 ) -> PairAt:
     """Return what gives both laws after a node, raw and by the settings of sampling."""
-    target_law = target_laws(tokens, tree, rows, params)
+    kept, all_draws, logits = tree.rows, tree.draws, rows.logits
+
+    def transformed(node: int, row: Logits) -> Law:
+        if params.has_penalties:
+            return _law_after(tokens, tree, node, row, params)
+        return transformed_law(row, params)
 
     def pair_at(node: int) -> LawPair:
-        target, raw_target = target_law(node), RawLaw(rows.logits(node + 1))
-        draws = tree.draws.get(node, ())
-        row = None if tree.rows is None else tree.rows.logits(node)
-        raw_draft: Law | None = None if row is None else RawLaw(row)
+        target_row = logits(node + 1)
+        target, raw_target = transformed(node, target_row), RawLaw(target_row)
+        row = None if kept is None else kept.logits(node)
+        draws = all_draws.get(node, ())
         # Of several draws, the first is from S(q) itself: later siblings without replacement come
         # from what it left.
-        draft = next((draw.law for draw in draws if draw.law is not None), None)
-        if draft is None and row is not None:
-            draft = _law_after(tokens, tree, node, row, params)
-        if draft is None and draws:  # at temperature 0 the drafter's favourite is all its law
-            draft = Law.point(tree.tokens[draws[0].node])
+        draft = next((draw.law for draw in draws if draw.law is not None), None) if draws else None
         if draft is None:
-            return LawPair(raw_target, raw_target, target, target)
-        return LawPair(draft if raw_draft is None else raw_draft, raw_target, draft, target)
+            if row is not None:
+                draft = transformed(node, row)
+            elif draws:  # at temperature 0 the drafter's favourite is all its law
+                draft = Law.point(tree.tokens[draws[0].node])
+            else:
+                return LawPair(raw_target, raw_target, target, target)
+        return LawPair(draft if row is None else RawLaw(row), raw_target, draft, target)
 
     return pair_at
 

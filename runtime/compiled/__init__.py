@@ -92,14 +92,14 @@ class Loops(Protocol):
     def distance(self, probs: Numbers, ids: Ids, draft_probs: Numbers, draft_ids: Ids) -> float:
         """Return the sum of max(0, P - Q)."""
 
-    def share(self, row: npt.NDArray[np.float32], ids: Ids) -> tuple[float, float]:
-        """Return the highest, and the sum of exp(entry - highest) of these tokens."""
-
     def highest(self, row: npt.NDArray[np.float32]) -> float:
         """Return the highest entry."""
 
     def log_mass(self, row: npt.NDArray[np.float32], highest: float) -> tuple[float, float]:
         """Return, of x = entry - highest, the sums of exp(x) and x exp(x)."""
+
+    def rough_mass(self, row: npt.NDArray[np.float32]) -> tuple[float, float, float]:
+        """Return the highest, and the sums of `log_mass` within 0.01 %."""
 
     def place_of(self, token: int, ids: Ids) -> int:
         """Return the place of a token, -1 if it is not there."""

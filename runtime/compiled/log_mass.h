@@ -16,4 +16,7 @@ typedef struct {
 
 LogMass log_mass_of(const float *row, ptrdiff_t size, float highest);
 
+/* The same within 0.01 %. */
+LogMass rough_mass_of(const float *row, ptrdiff_t size);
+
 #endif

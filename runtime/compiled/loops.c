@@ -362,6 +362,19 @@ static PyObject *log_mass(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     return Py_BuildValue("(dd)", found.mass, found.weighted);
 }
 
+PyDoc_STRVAR(rough_mass_doc,
+"rough_mass(row): return the highest entry, and log_mass's sums within 0.01 %.");
+
+static PyObject *rough_mass(PyObject *self, PyObject *row)
+{
+    Py_buffer view;
+    if (open_array(row, &view, 'f', 0))
+        return NULL;
+    LogMass found = rough_mass_of(view.buf, length_of(&view));
+    PyBuffer_Release(&view);
+    return Py_BuildValue("(ddd)", (double)found.highest, found.mass, found.weighted);
+}
+
 PyDoc_STRVAR(highest_doc, "highest(row): return the highest entry, -inf of none.");
 
 static PyObject *highest(PyObject *self, PyObject *row)
@@ -469,7 +482,8 @@ static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
     FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
     FUNCTION(greedy_chain), FUNCTION(walk_highest), FUNCTION(log_mass),
-    FUNCTION(interleave), FUNCTION(join), FUNCTION(distance), FUNCTION(share),
+    FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
+    {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},
     {"highest", highest, METH_O, highest_doc}, {NULL}};
 

@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "arrays.h"
-#include "log_mass.h"
 #include "pairs.h"
 #include "sums.h"
 
@@ -156,23 +155,4 @@ done:
     PyMem_Free(left);
     close_arrays(views, 4);
     return PyErr_Occurred() ? NULL : PyFloat_FromDouble(sum);
-}
-
-const char share_doc[] =
-"share(row, ids): return the highest entry, and the sum of exp(entry - highest) of these tokens.";
-
-PyObject *share(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
-{
-    Py_buffer views[2];
-    if (check_count(n_args, 2) || open_arrays(args, views, "fq"))
-        return NULL;
-    Py_ssize_t size = length_of(&views[0]), count = length_of(&views[1]);
-    const float *row = views[0].buf;
-    const int64_t *ids = views[1].buf;
-    double highest = size ? highest_entry(row, size) : -INFINITY, mass = 0.0;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (ids[i] >= 0 && ids[i] < size)
-            mass += exp((double)row[ids[i]] - highest);
-    close_arrays(views, 2);
-    return Py_BuildValue("(dd)", highest, mass);
 }

@@ -10,7 +10,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit
-from specrun.runtime.drafters.draft_model.kept_rows import ChainRows
+from specrun.runtime.drafters.draft_model.kept_rows import ChainRows, RowMemory
 from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
@@ -80,6 +80,7 @@ class DraftModelDrafter(ModelDrafter):
             )
         self._state = state
         super().__init__(self._state, p_min=p_min, name=name)
+        self._row_memory = RowMemory()
         self.max_nodes, self._sampling = num_draft_tokens, sampling
         self._exit, self._length = adaptive_exit, length
         self._drafted: Sequence[int] = ()
@@ -148,7 +149,7 @@ class DraftModelDrafter(ModelDrafter):
         # A draw says its law itself; so does, at temperature 0, the token that was drafted.
         said = self._sampling == "with" or request.params.is_greedy
         copies = request.keep == "rows" or not said
-        return ChainRows(self._state, request.tokens, copies=copies)
+        return ChainRows(self._state, self._row_memory, request.tokens, copies=copies)
 
     def _greedy_chain(
         self, request: DraftRequest, count: int, rows: ChainRows | None, surely: _Fallback | None

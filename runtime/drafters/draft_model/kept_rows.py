@@ -1,24 +1,66 @@
 """A draft model's own rows of one round, kept for rules that weigh its laws (`DraftTree.rows`).
 
 A row is a view that dies with the model's next evaluation, so rows are copied where a rule reads
-them all. The one after the last token of a draft is evaluated when it is asked for: only a draft
-that was kept whole needs it, and the next draft would evaluate that token anyway.
+them all, into memory that each draft uses again: they die with the next draft. The one after the
+last token of a draft is evaluated when it is asked for: only a draft that was kept whole needs it,
+and the next draft would evaluate that token anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specrun.bindings.errors import StaleViewError
 from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.transform import Logits
 from specrun.runtime.tree import ROOT, DraftTree
 
 
+class RowMemory:
+    """Memory for copies of rows, of one conversation.
+
+    Fresh memory of a row's size comes from the system page by page, which takes ten times as long
+    as the copy.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[Logits] = []
+        self._used = 0
+        self.generation = 0
+
+    def reuse(self) -> int:
+        """Begin a draft: the copies of the last one are dead. Return the draft's number."""
+        self._used = 0
+        self.generation += 1
+        return self.generation
+
+    def copy_of(self, row: Logits) -> Logits:
+        """Return a copy of a row."""
+        if self._used == len(self._rows):
+            self._rows.append(row.copy())
+        else:
+            room = self._rows[self._used]
+            if room.shape == row.shape and room.dtype == row.dtype:
+                room[:] = row
+            else:
+                self._rows[self._used] = row.copy()
+        self._used += 1
+        return self._rows[self._used - 1]
+
+    def require(self, generation: int) -> None:
+        """Raise `StaleViewError` where another draft has begun since."""
+        if generation != self.generation:
+            raise StaleViewError("these rows of a draft model died with its next draft: copy them")
+
+
 class ChainRows:
     """Rows of a chain's nodes below `tokens`; with `copies` all, else the last one."""
 
-    def __init__(self, state: DraftModelState, tokens: Sequence[int], *, copies: bool) -> None:
+    def __init__(
+        self, state: DraftModelState, memory: RowMemory, tokens: Sequence[int], *, copies: bool
+    ) -> None:
         self._state, self._tokens, self._copies = state, tokens, copies
+        self._memory, self._generation = memory, memory.reuse()
         self._start = len(tokens)
         self._rows: dict[int, Logits] = {}
         self._drafted: Sequence[int] = ()
@@ -26,7 +68,7 @@ class ChainRows:
     def take(self, node: int, row: Logits) -> None:
         """Note the row after a node, which was evaluated just now."""
         if self._copies:
-            row = row.copy()
+            row = self._memory.copy_of(row)
         else:
             self._rows.clear()  # the others die with this evaluation
         self._rows[node] = row
@@ -39,7 +81,11 @@ class ChainRows:
         )
 
     def logits(self, node: int) -> Logits | None:
-        """Return the row after a node, evaluated now if it is that of the chain's last token."""
+        """Return the row after a node, evaluated now if it is that of the chain's last token.
+
+        Raises `StaleViewError` once the next draft has begun.
+        """
+        self._memory.require(self._generation)
         row = self._rows.get(node)
         if row is None and node == len(self._drafted) - 1 and self._has_room:
             state = self._state
@@ -48,8 +94,8 @@ class ChainRows:
             else:
                 state.rewind(min(len(state.cached), self._start - 1))
                 row = state.feed(self._tokens[len(state.cached) : self._start])
-            self.take(node, row)
-        return self._rows.get(node)
+            self._rows[node] = row  # nothing is evaluated before the next draft
+        return row
 
     @property
     def _has_room(self) -> bool:
@@ -62,8 +108,11 @@ class TreeRows:
     A tree that branches evaluates what has children: only leaves are missing then.
     """
 
-    def __init__(self, state: DraftTreeState, tokens: Sequence[int], *, copies: bool) -> None:
+    def __init__(
+        self, state: DraftTreeState, memory: RowMemory, tokens: Sequence[int], *, copies: bool
+    ) -> None:
         self._state, self._tokens, self._copies = state, tokens, copies
+        self._memory, self._generation = memory, memory.reuse()
         self._start = len(tokens)
         self._rows: dict[int, Logits] = {}  # by the number of the evaluated node
         self._tree = DraftTree()
@@ -71,7 +120,8 @@ class TreeRows:
     def take(self, first: int, rows: Sequence[Logits]) -> None:
         """Note the rows of evaluated nodes, numbered from `first` on."""
         if self._copies:
-            self._rows.update((node, row.copy()) for node, row in enumerate(rows, first))
+            copied = self._memory.copy_of
+            self._rows.update((node, copied(row)) for node, row in enumerate(rows, first))
 
     def of(self, tree: DraftTree) -> DraftTree:
         """Return the tree with its rows."""
@@ -82,7 +132,11 @@ class TreeRows:
         )
 
     def logits(self, node: int) -> Logits | None:
-        """Return the row after a node; a leaf's is evaluated now."""
+        """Return the row after a node; a leaf's is evaluated now.
+
+        Raises `StaleViewError` once the next draft has begun.
+        """
+        self._memory.require(self._generation)
         state, place = self._state, ROOT
         path = [self._tree.tokens[above] for above in self._tree.path_to(node)]
         for depth, token in enumerate(path, 1):
@@ -106,7 +160,7 @@ class TreeRows:
 
     def _keep(self, place: int, row: Logits) -> Logits:
         # The walk reads a node's row once; whoever asks again gets the same numbers.
-        self._rows[place] = row = row.copy()
+        self._rows[place] = row = self._memory.copy_of(row)
         return row
 
     def _has_room(self, nodes: int) -> bool:

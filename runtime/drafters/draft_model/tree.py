@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
-from specrun.runtime.drafters.draft_model.kept_rows import TreeRows
+from specrun.runtime.drafters.draft_model.kept_rows import RowMemory, TreeRows
 from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDrafter
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tree import ROOT, DraftTree
@@ -50,6 +50,7 @@ class DraftTreeDrafter(ModelDrafter):
         check_sampling(shape, sampling)
         self._state = state
         super().__init__(self._state, p_min=p_min, name=name)
+        self._row_memory = RowMemory()
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
         # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
@@ -91,7 +92,7 @@ class DraftTreeDrafter(ModelDrafter):
         # Only there every node that is evaluated has children, whose draws say that law.
         says_all = isinstance(self._shape, Topology) and self._p_min == 0.0
         copies = request.keep == "rows" or not (said and says_all)
-        return TreeRows(self._state, request.tokens, copies=copies)
+        return TreeRows(self._state, self._row_memory, request.tokens, copies=copies)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
