@@ -52,7 +52,9 @@ class DecodeSettings:
         """What the rule reads of the drafter's own."""
         if not isinstance(self.rule, PairRule) or not self.rule.reads_draft:
             return "nothing"
-        return "rows" if self.rule.reads_raw_draft else "laws"
+        if self.rule.reads_raw_draft:
+            return "rows"
+        return "points" if self.rule.takes_points and self.params.is_greedy else "laws"
 
 
 class _NotEvaluated:
