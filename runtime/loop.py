@@ -188,7 +188,8 @@ def require_laws(rule: Rule, drafter: Drafter, params: SamplingParams | None = N
         needs = "weighs the drafter's own laws"
     without = "at temperature 0 cascade-token-v3, -v2 and top-beta need none, typical never does"
     problem = f"{rule.name} {needs}, and {drafter.name} tells none"
-    raise OptionError(f"{problem}: let a draft model draft alone, as in draft(FILE); {without}")
+    advice = "give draft(FILE), heads, or a cascade, relay or ensemble of these"
+    raise OptionError(f"{problem}: {advice}; {without}")
 
 
 def target_laws(

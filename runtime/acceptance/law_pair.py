@@ -198,7 +198,9 @@ class PairRule(ABC):
 
         def law_at(node: int) -> Law:
             pair = pair_at(node)
-            law = self.law(pair)
+            # Where the drafter says nothing there is nothing to trade: not even p for p, of which
+            # a token-specific rule would make another law.
+            law = pair.target if pair.draft is pair.target else self.law(pair)
             laws.append((law, pair.target))
             return law
 

@@ -95,9 +95,9 @@ class DraftEnvironment:
         curve, most = self.curve, self.most_drafted
         draft = max(share, _LEAST_STEP) * curve.seconds(1)
         if self.shape == "free":
-            return TreeSize(curve.seconds, draft, most)
+            return TreeSize(curve.seconds, draft, most, forgets=self.keeps_rows)
         seconds = curve.seconds(most + 1)  # whatever is drafted
-        return TreeSize(lambda _: seconds, draft, most)
+        return TreeSize(lambda _: seconds, draft, most, forgets=self.keeps_rows)
 
 
 BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]
