@@ -209,7 +209,7 @@ def cascade(
     if form in ("table", "md") and points:
         print_table(best_table(best_points(points, extent.quality)), form, terminal)
     if extent.plot is not None and points:
-        from specrun.bench.plots import plot_cascades
+        from specrun.bench.cascade.plot import plot_cascades
 
         plot_cascades(points, extent.plot, extent.quality)
         terminal.note(f"drew {extent.plot}")
