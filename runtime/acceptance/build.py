@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 
 from specrun.bindings.errors import OptionError
@@ -27,7 +28,6 @@ from specrun.runtime.acceptance.spec_cascade import (
 from specrun.runtime.acceptance.typical import TypicalRule
 from specrun.runtime.acceptance.user_rule import LawFunction, UserRule
 from specrun.runtime.language import Expression, ExpressionOptions, parse_expression
-from specrun.runtime.sampling import unknown_option
 
 Rule = AcceptanceRule | PairRule
 """What decides rounds: by the target's law alone, or by the drafter's too."""
@@ -56,10 +56,12 @@ def build_rule(text: str) -> Rule | SequentialCascade:
         problem = "is a drafter (--drafter), not an acceptance rule"
         raise OptionError(f"cascade {problem}: the rules of speculative cascades are {cascades}")
     rule = _RULES.get(name)
-    if rule is None:
-        raise unknown_option(expression.atom, rule_names(), "the acceptance rule")
-    if has_options:
-        raise unknown_option(str(expression), rule_names(), "the acceptance rule")
+    if rule is None and name not in _REGISTERED:
+        near = difflib.get_close_matches(expression.atom, rule_names(), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(rule_names())}"
+        raise OptionError(f"there is no acceptance rule {expression.atom!r}: {hint}")
+    if rule is None or has_options:
+        raise OptionError(f"{expression}: the acceptance rule {expression.atom} has no options")
     return rule()
 
 

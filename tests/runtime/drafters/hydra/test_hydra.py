@@ -139,7 +139,7 @@ def test_rules_that_weigh_its_laws_emit_pi(
 
     def error() -> float:
         propose = hydra(drafts, shape)
-        found = law_with_drafter(build_rule(rule), lambda: Telling(propose), table)
+        found = law_with_drafter(build_rule(rule), lambda: Telling(propose), table, 3)
         return distance(found, wanted)
 
     assert error() < TOLERANCE
