@@ -152,6 +152,11 @@ class LawPair:
     draft: Law
     target: Law
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the drafter says nothing here: then pi is the target's law."""
+        return self.raw_draft is self.raw_target
+
 
 PairAt = Callable[[int], LawPair]
 """The laws after a node (or ROOT); worked out only for nodes that a rule visits."""
@@ -200,7 +205,7 @@ class PairRule(ABC):
             pair = pair_at(node)
             # Where the drafter says nothing there is nothing to trade: not even p for p, of which
             # a token-specific rule would make another law.
-            law = pair.target if pair.draft is pair.target else self.law(pair)
+            law = pair.target if pair.is_silent else self.law(pair)
             laws.append((law, pair.target))
             return law
 
