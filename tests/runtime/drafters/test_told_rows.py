@@ -111,6 +111,8 @@ def test_the_rows_after_a_trees_leaves_are_those_of_a_deeper_one(
     with opened(files, target, drafter.format(deeper)) as runtime:
         _, tree = proposed(runtime)
         rows = rows_of(tree)
+    drafted = [tuple(tree.tokens[above] for above in tree.path_to(n)) for n in range(len(tree))]
+    assert all((*path, int(row.argmax())) in drafted for path, row in rows.items())
     for path, row in rows.items():
         np.testing.assert_array_equal(row, next(v for k, v in rows.items() if len(k) == len(path)))
     with opened(files, target, drafter.format(shape)) as runtime:
@@ -119,12 +121,22 @@ def test_the_rows_after_a_trees_leaves_are_those_of_a_deeper_one(
             np.testing.assert_allclose(row, rows[path], atol=ATOL)
 
 
-@pytest.mark.parametrize(("target", "drafter"), DRAFTERS, ids=lambda part: str(part))
+MIXED = [
+    ("shallow", "ensemble(draft(FILE:twin, n=2), draft(FILE:small, tree=2x2))"),
+    ("shallow", "ensemble(eagle(FILE:eagle, n=2), medusa(FILE:medusa, tree=2x1))"),
+    ("shallow", "relay(draft(FILE:twin)@2, eagle(FILE:eagle, n=2))"),
+    ("shallow", "relay(hydra(FILE:hydra++, n=2), draft(FILE:twin)@2)"),
+]
+"""Members that tell, of several methods."""
+
+
+@pytest.mark.parametrize(("target", "drafter"), [*DRAFTERS, *MIXED], ids=lambda part: str(part))
 def test_who_has_laws_tells_them_and_who_has_none_is_refused(
     files: dict[str, Path], target: str, drafter: str
 ) -> None:
     """Texts are made with every drafter that tells; they repeat, and end with pi's own token."""
     tells = drafter == "none" or (drafter.startswith(TELLING) and "text" not in drafter)
+    tells = tells or (target, drafter) in MIXED
     if not tells:
         with pytest.raises(OptionError, match=r"tells none: give draft\(FILE\), heads|by measured"):
             opened(files, target, drafter)
