@@ -7,22 +7,13 @@ format.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from specrun.bench.cascade.best import metric_of, points_at, settings_of
-from specrun.bench.cascade.comparison import (
-    LOWER_IS_BETTER,
-    PLAIN_SMALL,
-    PLAIN_TARGET,
-    CascadePoint,
-    Metric,
-)
 from specrun.bench.drafters.comparison import DrafterResult
 from specrun.bench.layers.layer_search import LayerSearchResult
 from specrun.bindings.atomic import atomic_path
@@ -33,7 +24,6 @@ from specrun.train.trainer.listener import Curves
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 """Okabe and Ito's colours, which differ for the colour-blind too."""
@@ -59,20 +49,22 @@ def check_plot_file(path: Path) -> None:
         raise MissingPackageError("a picture", "matplotlib", "bench") from error
 
 
-def _new_figure(path: Path, width: float, height: float) -> Figure:
+def new_figure(path: Path, width: float, height: float) -> Figure:
+    """Return an empty figure of so many inches; raises as `check_plot_file` does."""
     check_plot_file(path)
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Figure, title: str, path: Path) -> None:
+def save_figure(figure: Figure, title: str, path: Path) -> None:
+    """Write a figure with its title."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     with atomic_path(path, force=True) as aside:
         figure.savefig(aside, format=path.suffix.lower()[1:], dpi=160)
 
 
-def _tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
+def tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
     """Show the lines of a `grid`, a legend where there is something to name, and no frame."""
     if grid:
         axes.grid(axis=grid, color="#dddddd", linewidth=0.8)
@@ -88,7 +80,7 @@ def _tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
 def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
     """Draw speed-ups with their spread, and acceptance by position."""
     drafted = [result for result in results if result.speed_up is not None]
-    figure = _new_figure(path, 11, max(3.2, 1.4 + 0.42 * len(drafted)))
+    figure = new_figure(path, 11, max(3.2, 1.4 + 0.42 * len(drafted)))
     if not drafted:
         raise OptionError("there is no drafter among the results to draw")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -99,7 +91,7 @@ def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
     target = results[0].target
     padded = ", padded" if target.padded_parameters else ""
     parameters = f"{target.n_params / 1e6:,.1f} M parameters{padded}"
-    _save(figure, f"{target.model}: {parameters}, {target.backend}", path)
+    save_figure(figure, f"{target.model}: {parameters}, {target.backend}", path)
 
 
 def _speed_ups(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[str, str]) -> None:
@@ -128,7 +120,7 @@ def _speed_ups(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[str
     axes.invert_yaxis()
     axes.set_xlim(0, 1.18 * furthest)  # with room for the number beside the longest bar
     axes.set_xlabel("times the speed of plain decoding (median; least and most of a repetition)")
-    _tidy(axes, "x")
+    tidy(axes, "x")
 
 
 def _acceptance(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[str, str]) -> None:
@@ -152,7 +144,7 @@ def _acceptance(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[st
     axes.set_ylim(0, 100)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("rounds that kept a token there (%)")
-    _tidy(axes, "y")
+    tidy(axes, "y")
 
 
 # -- training ------------------------------------------------------------------------------------
@@ -160,13 +152,13 @@ def _acceptance(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[st
 
 def plot_training(curves: Curves, path: Path, title: str) -> None:
     """Draw the loss of every step, and what held-out texts showed."""
-    figure = _new_figure(path, 11, 4)
+    figure = new_figure(path, 11, 4)
     if not curves.losses:
         raise OptionError("the run made no step: there is nothing to draw")
     left, right = figure.subplots(1, 2)
     _losses(left, curves)
     _measures(right, curves)
-    _save(figure, title, path)
+    save_figure(figure, title, path)
 
 
 def _losses(axes: Axes, curves: Curves) -> None:
@@ -181,7 +173,7 @@ def _losses(axes: Axes, curves: Curves) -> None:
         axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
-    _tidy(axes, "both")
+    tidy(axes, "both")
 
 
 def _measures(axes: Axes, curves: Curves) -> None:
@@ -205,7 +197,7 @@ def _measures(axes: Axes, curves: Curves) -> None:
             draw(name, "-", color, name)
     axes.set_xlabel("step")
     axes.set_ylabel("agrees with the target (dotted: among five)" if agreements else "measure")
-    _tidy(axes, "both")
+    tidy(axes, "both")
 
 
 def _averaged(values: Sequence[float]) -> list[float]:
@@ -221,11 +213,11 @@ def _averaged(values: Sequence[float]) -> list[float]:
 def plot_tuning(result: TuneResult, path: Path, title: str) -> None:
     """Draw what evaluations cost, and how fast the plans are."""
     plans = sum(len(setting.candidates) for setting in result.settings)
-    figure = _new_figure(path, 11, max(3.6, 1.4 + 0.42 * plans))
+    figure = new_figure(path, 11, max(3.6, 1.4 + 0.42 * plans))
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _costs(left, result)
     _plans(right, result)
-    _save(figure, title, path)
+    save_figure(figure, title, path)
 
 
 def _costs(axes: Axes, result: TuneResult) -> None:
@@ -240,7 +232,7 @@ def _costs(axes: Axes, result: TuneResult) -> None:
     axes.set_ylabel("times the cost of one token")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _plans(axes: Axes, result: TuneResult) -> None:
@@ -260,7 +252,7 @@ def _plans(axes: Axes, result: TuneResult) -> None:
     axes.set_xlim(left=0)
     axes.set_xlabel("tokens per second")
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _short(options: str) -> str:
@@ -272,7 +264,7 @@ def _short(options: str) -> str:
 
 def plot_layer_search(result: LayerSearchResult, path: Path, title: str) -> None:
     """Draw how the predicted speed-up rose, and which layers each set keeps."""
-    figure = _new_figure(path, 10, max(5.0, 3.4 + 0.12 * result.n_layers))
+    figure = new_figure(path, 10, max(5.0, 3.4 + 0.12 * result.n_layers))
     from matplotlib.colors import ListedColormap
 
     trials = result.trials
@@ -297,93 +289,4 @@ def plot_layer_search(result: LayerSearchResult, path: Path, title: str) -> None
     )
     below.set_xlabel("evaluation")
     below.set_ylabel("layer (blue: kept)")
-    _save(figure, title, path)
-
-
-# -- cascades --------------------------------------------------------------------------------------
-
-_MARKS = "osD^vP*X<>"
-_NAMES: Mapping[Metric, str] = {
-    "rouge_2": "ROUGE-2 (higher is better)",
-    "bleu": "BLEU (higher is better)",
-    "exact_match": "exact matches (higher is better)",
-    "cross_entropy": "cross-entropy of real text, nats a token (downwards)",
-    "expected_accuracy": "mean probability of the real token",
-}
-
-
-_COLUMNS: Mapping[str, Callable[[CascadePoint], float | None]] = {
-    "seconds a token, relative to the plain target": lambda point: (
-        None if point.latency is None else point.latency.value
-    ),
-    "rejected of the tested drafts": lambda point: point.rejection_rate,
-    "left to the target, of the places where both laws differ": lambda point: point.deferral_rate,
-}
-
-
-def plot_cascades(points: Sequence[CascadePoint], path: Path, metric: Metric | None = None) -> None:
-    """Draw quality against latency, rejection and deferral, a row for each setting.
-
-    Quality is by a metric, or by what `metric_of` finds.
-    """
-    settings = settings_of(points)
-    if not settings:
-        raise OptionError("there is no rule among the results to draw")
-    figure = _new_figure(path, 16, 4.2 * len(settings))
-    rows = figure.subplots(len(settings), len(_COLUMNS), squeeze=False)
-    methods = dict.fromkeys(point.method for point in points if not _is_plain(point))
-    looks = zip(itertools.cycle(COLORS), itertools.cycle(_MARKS), strict=False)
-    styles = dict(zip(methods, looks, strict=False))
-    named: dict[str, Line2D] = {}
-    for axes, setting in zip(rows, settings, strict=True):
-        here = points_at(points, setting)
-        for place, (label, value) in zip(axes, _COLUMNS.items(), strict=True):
-            named.update(_trade(place, here, metric or metric_of(here), value, styles))
-            place.set_xlabel(label)
-        temperature, top_p, length = setting
-        axes[0].set_title(f"temperature {temperature:g}, top-p {top_p:g}, n={length}", fontsize=9)
-    order = [name for name in (*styles, PLAIN_TARGET, PLAIN_SMALL) if name in named]
-    figure.legend([named[name] for name in order], order, loc="outside right upper", frameon=False)
-    _save(figure, "Cascades of two models: better is up and left", path)
-
-
-def _trade(
-    axes: Axes,
-    points: Sequence[CascadePoint],
-    metric: Metric,
-    value: Callable[[CascadePoint], float | None],
-    styles: Mapping[str, tuple[str, str]],
-) -> dict[str, Line2D]:
-    """Draw the quality of each method's points, and of either model alone; return the lines."""
-    lines: dict[str, Line2D] = {}
-    for method, (color, mark) in styles.items():
-        found = _curve(points, method, value, metric)
-        if found:
-            xs, ys = zip(*found, strict=True)
-            (lines[method],) = axes.plot(xs, ys, color=color, marker=mark, markersize=5)
-    for point in filter(_is_plain, points):
-        quality = point.quality(metric)
-        if quality is not None:
-            style = "--" if point.method == PLAIN_TARGET else ":"
-            line = axes.axhline(quality, color=GREY, linestyle=style, linewidth=1)
-            lines[point.method] = line
-    if metric in LOWER_IS_BETTER:
-        axes.invert_yaxis()
-    axes.set_ylabel(_NAMES[metric])
-    _tidy(axes, "both")
-    return lines
-
-
-def _curve(
-    points: Sequence[CascadePoint],
-    method: str,
-    value: Callable[[CascadePoint], float | None],
-    metric: Metric,
-) -> list[tuple[float, float]]:
-    """Return a method's points, from left to right."""
-    own = [(value(point), point.quality(metric)) for point in points if point.method == method]
-    return sorted((x, y) for x, y in own if x is not None and y is not None)
-
-
-def _is_plain(point: CascadePoint) -> bool:
-    return point.method in (PLAIN_TARGET, PLAIN_SMALL)
+    save_figure(figure, title, path)

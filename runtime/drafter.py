@@ -14,8 +14,9 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
-Keep = Literal["nothing", "laws", "rows"]
-"""nothing: the draws say all; laws: the drafter's law at every place, also where nothing was drawn
+Keep = Literal["nothing", "points", "laws", "rows"]
+"""nothing: the draws say all; points: at temperature 0 the drafted tokens do, and who has laws at
+hand keeps them as for laws: the drafter's law at every place, also where nothing was drawn
 from it and after the whole draft; rows: its whole rows of logits too."""
 
 

@@ -104,6 +104,13 @@ class Law:
         np.maximum(left, 0.0, out=left)
         return left
 
+    def surplus(self, draft: Law) -> float:
+        """Return sum max(0, P - Q): the total variation between two laws."""
+        ids, draft_ids = self.ids, draft.ids
+        if LOOPS is not None and ids is not None and draft_ids is not None:
+            return LOOPS.distance(self.probs, ids, draft.probs, draft_ids)
+        return float(np.add.reduce(self.left_over(draft)))
+
     def without(self, token: int) -> Law:
         """Return the law given that it is not `token`: the residual of a rejected point mass.
 
@@ -135,6 +142,27 @@ class Law:
         # One past the end is no index; the last slot then fails the comparison.
         slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
+
+
+def side_by_side(law: Law, other: Law) -> tuple[FloatArray, FloatArray, IdArray | None]:
+    """Return both laws' probabilities of all tokens of either, and the ids, rising.
+
+    They are None where both laws have all tokens.
+    """
+    ids, others = law.ids, other.ids
+    if ids is None and others is None and len(law.probs) == len(other.probs):
+        return law.probs, other.probs, None
+    if LOOPS is not None and ids is not None and others is not None:
+        room = len(ids) + len(others)
+        probs, other_probs, joint = np.empty(room), np.empty(room), np.empty(room, np.intp)
+        n = LOOPS.join(law.probs, ids, other.probs, others, probs, other_probs, joint)
+        return probs[:n], other_probs[:n], joint[:n]
+    first, second = (
+        np.arange(len(each.probs)) if each.ids is None else each.ids for each in (law, other)
+    )
+    joint = np.union1d(first, second)
+    support = Law(np.zeros(len(joint)), joint)
+    return law.aligned_to(support), other.aligned_to(support), joint
 
 
 def _place_of(token: int, ids: IdArray) -> int:

@@ -56,7 +56,9 @@ class DecodeSettings:
         """What the rule reads of the drafter's own."""
         if not isinstance(self.rule, PairRule) or not self.rule.reads_draft:
             return "nothing"
-        return "rows" if self.rule.reads_raw_draft else "laws"
+        if self.rule.reads_raw_draft:
+            return "rows"
+        return "points" if self.rule.takes_points and self.params.is_greedy else "laws"
 
 
 class _NotEvaluated:
@@ -202,7 +204,8 @@ def require_laws(rule: Rule, drafter: Drafter, params: SamplingParams | None = N
         needs = "weighs the drafter's own laws"
     without = "at temperature 0 cascade-token-v3, -v2 and top-beta need none, typical never does"
     problem = f"{rule.name} {needs}, and {drafter.name} tells none"
-    raise OptionError(f"{problem}: let a draft model draft alone, as in draft(FILE); {without}")
+    advice = "give draft(FILE), heads, or a cascade, relay or ensemble of these"
+    raise OptionError(f"{problem}: {advice}; {without}")
 
 
 def require_rule(rule: Rule | SequentialCascade, params: SamplingParams) -> None:
@@ -289,23 +292,27 @@ def law_pairs(
     state: SamplerState = FRESH,
 ) -> PairAt:
     """Return what gives both laws after a node, raw and by the settings of sampling."""
-    target_law = target_laws(tokens, tree, rows, params, state)
+    kept, all_draws, logits = tree.rows, tree.draws, rows.logits
+
+    def transformed(node: int, row: Logits) -> Law:
+        return _law_after(tokens, tree, node, row, params, state)
 
     def pair_at(node: int) -> LawPair:
-        target, raw_target = target_law(node), RawLaw(rows.logits(node + 1))
-        draws = tree.draws.get(node, ())
-        row = None if tree.rows is None else tree.rows.logits(node)
-        raw_draft: Law | None = None if row is None else RawLaw(row)
+        target_row = logits(node + 1)
+        target, raw_target = transformed(node, target_row), RawLaw(target_row)
+        row = None if kept is None else kept.logits(node)
+        draws = all_draws.get(node, ())
         # Of several draws, the first is from S(q) itself: later siblings without replacement come
         # from what it left.
-        draft = next((draw.law for draw in draws if draw.law is not None), None)
-        if draft is None and row is not None:
-            draft = _law_after(tokens, tree, node, row, params, state)
-        if draft is None and draws:  # at temperature 0 the drafter's favourite is all its law
-            draft = Law.point(tree.tokens[draws[0].node])
+        draft = next((draw.law for draw in draws if draw.law is not None), None) if draws else None
         if draft is None:
-            return LawPair(raw_target, raw_target, target, target)
-        return LawPair(draft if raw_draft is None else raw_draft, raw_target, draft, target)
+            if row is not None:
+                draft = transformed(node, row)
+            elif draws:  # at temperature 0 the drafter's favourite is all its law
+                draft = Law.point(tree.tokens[draws[0].node])
+            else:
+                return LawPair(raw_target, raw_target, target, target)
+        return LawPair(draft if row is None else RawLaw(row), raw_target, draft, target)
 
     return pair_at
 

@@ -260,17 +260,18 @@ class TimedPairRule(PairRule):
         watch = self._watch
 
         def timed_pair(node: int) -> LawPair:
-            started, native = time.perf_counter(), watch.drafter_native
+            started = time.perf_counter()
             pair = pair_at(node)
-            native = watch.drafter_native - native
-            watch.add("law", time.perf_counter() - started - native)
-            watch.add("rule", -native)
-            watch.add("draft", native)
+            watch.add("law", time.perf_counter() - started)
             return pair
 
-        started = time.perf_counter()
+        started, native = time.perf_counter(), watch.drafter_native
         accepted = self._inner.accept(tree, timed_pair, noise, position)
-        watch.add("rule", time.perf_counter() - started)
+        # Laws are where the drafter is evaluated, once at most: after a whole draft.
+        native = watch.drafter_native - native
+        watch.add("rule", time.perf_counter() - started - native)
+        watch.add("law", -native)
+        watch.add("draft", native)
         return accepted
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specrun.cli.bench.measuring import (
+    first_seed_option,
+    padding_option,
+    predict_option,
+    repetitions_option,
+)
 from specrun.cli.bench.output import OutputForm, format_options, measure_and_print, print_table
+from specrun.cli.options.drafter_choice import draft_kind
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
@@ -18,11 +25,9 @@ from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import temperatures_option
 from specrun.cli.options.types import (
     FILE,
-    MAX_COUNT,
     NEW_FILE,
     CountListType,
     NumberListType,
-    ParametersType,
 )
 from specrun.cli.terminal.errors import INTERRUPTED
 from specrun.cli.terminal.terminal import Terminal
@@ -117,12 +122,7 @@ _compared_options = option_group(
         multiple=True,
         default=("1",),
     ),
-    SAMPLING.option(
-        "-s, --seed",
-        "Seed of the first repetition; the others count on.",
-        click.IntRange(0, 2**63),
-        default=0,
-    ),
+    first_seed_option,
 )
 
 _extent_options = option_group(
@@ -140,23 +140,11 @@ _extent_options = option_group(
         click.IntRange(1, 10**6),
         default=40,
     ),
-    _MEASURING.option(
-        "-n, --predict, --max-tokens",
-        "The most tokens of an answer.",
-        click.IntRange(1, MAX_COUNT),
-        default=64,
+    predict_option(_MEASURING, default=64),
+    repetitions_option(
+        _MEASURING, "How often every rule answers everything, each time with another seed.", 3
     ),
-    _MEASURING.option(
-        "-r, --repetitions",
-        "How often every rule answers everything, each time with another seed.",
-        click.IntRange(1, 10**6),
-        default=3,
-    ),
-    _MEASURING.option(
-        "--pad-to N",
-        "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs.",
-        ParametersType(),
-    ),
+    padding_option(_MEASURING),
     OUTPUT.option(
         "--quality",
         "By what the best rules are found, and the picture drawn.",
@@ -209,7 +197,7 @@ def cascade(
     if form in ("table", "md") and points:
         print_table(best_table(best_points(points, extent.quality)), form, terminal)
     if extent.plot is not None and points:
-        from specrun.bench.plots import plot_cascades
+        from specrun.bench.cascade.plot import plot_cascades
 
         plot_cascades(points, extent.plot, extent.quality)
         terminal.note(f"drew {extent.plot}")
@@ -229,6 +217,10 @@ def _settings(
     small = compared.model_draft or (demo_drafters()["draft"] if load.demo else None)
     if small is None:
         raise click.UsageError("a cascade needs a small model: name one with -md FILE")
+    kind = draft_kind(small)
+    if kind != "draft":
+        advice = "a cascade's small model speaks alone, too: give a draft model"
+        raise click.UsageError(f"-md {small.name} is for --drafter {kind}: {advice}")
     if extent.texts is None and not load.demo:
         raise click.UsageError("there is nothing to answer: give --texts FILE")
     if extent.texts is None:

@@ -8,12 +8,18 @@ from typing import Literal
 
 import click
 
-from specrun.cli.options.group import OUTPUT, SAMPLING, Section, option_group
+from specrun.cli.bench.measuring import (
+    first_seed_option,
+    padding_option,
+    predict_option,
+    repetitions_option,
+)
+from specrun.cli.options.group import OUTPUT, Section, option_group
 from specrun.cli.options.model import MODEL_DRAFT, shape_option
 from specrun.cli.options.prompt import no_template_option, prompts_option
 from specrun.cli.options.samplers import SAMPLER_OPTIONS
 from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
-from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, CountListType, ParametersType
+from specrun.cli.options.types import FILE, NEW_FILE, PATH, CountListType
 from specrun.runtime.fixed_shape import Shape
 
 _DRAFTERS, _PROMPTS, _MEASURING = map(Section, ("Drafters", "Prompts", "Measurement"))
@@ -134,35 +140,16 @@ sampling_grid_options = option_group(
     temperatures_option("0"),
     *TRUNCATION_OPTIONS,
     *SAMPLER_OPTIONS,
-    SAMPLING.option(
-        "-s, --seed",
-        "Seed of the first repetition; the others count on.",
-        click.IntRange(0, 2**63),
-        default=0,
-    ),
+    first_seed_option,
 )
 
 measuring_options = option_group(
     "measuring",
     Measuring,
     shape_option,
-    _MEASURING.option(
-        "-n, --predict, --max-tokens",
-        "The most tokens of an answer.",
-        click.IntRange(1, MAX_COUNT),
-        default=128,
-    ),
-    _MEASURING.option(
-        "-r, --repetitions",
-        "How often every drafter answers all prompts.",
-        click.IntRange(1, 10**6),
-        default=5,
-    ),
-    _MEASURING.option(
-        "--pad-to N",
-        "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs.",
-        ParametersType(),
-    ),
+    predict_option(_MEASURING, default=128),
+    repetitions_option(_MEASURING, "How often every drafter answers all prompts.", 5),
+    padding_option(_MEASURING),
     _MEASURING.option(
         "--keep FILE",
         "Keep the padded target; otherwise it goes into a temporary folder and away again.",

@@ -17,12 +17,13 @@ import click
 from specrun.bindings.atomic import check_target
 from specrun.cli.bench.drafters_options import DrafterChoice, PromptChoice, prompt_choice_options
 from specrun.cli.bench.drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
+from specrun.cli.bench.measuring import predict_option
 from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.prompt import named_target
-from specrun.cli.options.types import FILE, MAX_COUNT, PATH
+from specrun.cli.options.types import FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -69,12 +70,7 @@ _replay_options = option_group(
     _REPLAY.option("--texts", "Texts that --keep wrote, instead of new answers.", FILE),
     _REPLAY.option("--keep FILE", "Keep the recorded texts: JSON, one a line.", PATH),
     _REPLAY.flag("--force", "Overwrite the file of --keep."),
-    _REPLAY.option(
-        "-n, --predict, --max-tokens",
-        "The most tokens of a recorded answer.",
-        click.IntRange(1, MAX_COUNT),
-        default=128,
-    ),
+    predict_option(_REPLAY, "The most tokens of a recorded answer.", default=128),
     _REPLAY.option(
         "--curve CURVE",
         "What evaluations cost: known (measured by specrun tune, or typical), cpu, gpu, or points "

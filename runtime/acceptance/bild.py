@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.law_pair import LawPair, PairAt, PairRule, at_least
 from specrun.runtime.acceptance.rule import Acceptance
@@ -58,7 +56,7 @@ class BildRule(PairRule):
     def law(self, pair: LawPair) -> Law:
         """Return pi where the small model spoke."""
         least = math.exp(-self.rollback)
-        return interleaved(pair, lambda ids: at_least(pair.raw_target, least, ids))
+        return interleaved(pair, at_least(pair.raw_target, least))
 
     def accept(
         self, tree: DraftTree, pair_at: PairAt, noise: NoiseSource, position: int
@@ -72,8 +70,8 @@ class BildRule(PairRule):
             laws.append((self.law(pair) if draws else pair.target, pair.target))
             if draws:
                 child = draws[0].node
-                token = np.array([tree.tokens[child]], np.intp)
-                rejected = not at_least(pair.raw_target, math.exp(-self.rollback), token)[0]
+                bar = at_least(pair.raw_target, math.exp(-self.rollback))
+                rejected = not bar.is_reached_by(tree.tokens[child])
             if rejected or not draws:
                 noise.seek(position + len(path))
                 next_token = noise.choose(pair.target)
@@ -93,8 +91,8 @@ class BildStarRule(PairRule):
     def law(self, pair: LawPair) -> Law:
         """Return S(p) where D(q, p) exceeds the threshold, else S(q)."""
         favourite, _ = pair.raw_draft.most_likely
-        near = at_least(pair.raw_target, math.exp(-self.rollback), np.array([favourite], np.intp))
-        return pair.draft if near[0] else pair.target
+        near = at_least(pair.raw_target, math.exp(-self.rollback)).is_reached_by(favourite)
+        return pair.draft if near else pair.target
 
 
 def _require_distance(kind: str, rollback: float) -> None:

@@ -56,10 +56,10 @@ def build_rule(text: str) -> Rule | SequentialCascade:
         problem = "is a drafter (--drafter), not an acceptance rule"
         raise OptionError(f"cascade {problem}: the rules of speculative cascades are {cascades}")
     rule = _RULES.get(name)
-    if has_options and (rule is not None or name in _REGISTERED):
-        raise OptionError(f"the acceptance rule {name} has no options: {expression}")
-    if rule is None:
+    if rule is None and name not in _REGISTERED:
         raise unknown_name(expression.atom, rule_names(), "acceptance rule")
+    if rule is None or has_options:
+        raise OptionError(f"{expression}: the acceptance rule {expression.atom} has no options")
     return rule()
 
 

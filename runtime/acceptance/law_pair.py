@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +76,11 @@ class RawLaw(Law):
         try:
             return self._highest
         except AttributeError:
-            highest = float(np.maximum.reduce(self._logits))
+            logits = self._logits
+            if LOOPS is not None and logits.dtype == np.float32:
+                highest = LOOPS.highest(logits)
+            else:
+                highest = float(np.maximum.reduce(logits))
             object.__setattr__(self, "_highest", highest)
             return highest
 
@@ -87,19 +92,41 @@ class RawLaw(Law):
         return self._log_mass - self.highest - weighted * math.exp(self.highest - self._log_mass)
 
     def _sum_up(self) -> float:
-        """Work out `highest` and `log_mass`; return sum x exp(x), with x = logits - highest."""
-        logits = self._logits
+        """Work out `log_mass`; return sum x exp(x), with x = logits - highest."""
+        logits, highest = self._logits, self.highest
         if LOOPS is not None and logits.dtype == np.float32:
-            highest, mass, weighted = LOOPS.log_mass(logits)
+            mass, weighted = LOOPS.log_mass(logits, highest)
         else:
-            highest = self.highest
             # A token without mass has a logit of -inf, and 0 log 0 counts as 0.
             shifted = np.maximum(logits - highest, _LOWEST)
             powers = np.exp(shifted)
             mass, weighted = float(powers.sum()), float((shifted * powers).sum())
-        object.__setattr__(self, "_highest", highest)
         object.__setattr__(self, "_log_mass", highest + math.log(mass))
         return weighted
+
+    @property
+    def most_likely(self) -> tuple[int, float]:
+        """The token of the highest logit (lowest id among equals) and its probability."""
+        return int(self._logits.argmax()), math.exp(self.highest - self.log_mass)
+
+    @property
+    def rough_sums(self) -> tuple[float, float] | None:
+        """sum exp(x) and sum x exp(x), x = logits - highest, within 0.01 %; None: not to be had."""
+        logits = self._logits
+        if LOOPS is None or logits.dtype != np.float32:
+            return None
+        highest, mass, weighted = LOOPS.rough_mass(logits)
+        object.__setattr__(self, "_highest", highest)
+        return mass, weighted
+
+    def logit(self, token: int) -> float:
+        """Return the logit of a token, -inf if the row lacks it."""
+        return float(self._logits[token]) if token < len(self._logits) else -math.inf
+
+    @property
+    def row(self) -> Logits:
+        """The logits themselves, [n_vocab]."""
+        return self._logits
 
     def logits_of(self, ids: IdArray | None) -> FloatArray:
         """Return the logits of these tokens, -inf for those that the row lacks; None: of all."""
@@ -112,7 +139,8 @@ class RawLaw(Law):
         return np.where(inside, self._logits[np.where(inside, ids, 0)], -np.inf)
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: that costs a call for every field, at every place.
+@dataclass(slots=True)
 class LawPair:
     """The drafter's law and the target's at one place: q, p, S(q) and S(p).
 
@@ -123,6 +151,11 @@ class LawPair:
     raw_target: Law
     draft: Law
     target: Law
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the drafter says nothing here: then pi is the target's law."""
+        return self.raw_draft is self.raw_target
 
 
 PairAt = Callable[[int], LawPair]
@@ -170,7 +203,9 @@ class PairRule(ABC):
 
         def law_at(node: int) -> Law:
             pair = pair_at(node)
-            law = self.law(pair)
+            # Where the drafter says nothing there is nothing to trade: not even p for p, of which
+            # a token-specific rule would make another law.
+            law = pair.target if pair.is_silent else self.law(pair)
             laws.append((law, pair.target))
             return law
 
@@ -199,63 +234,90 @@ def _entropy(probs: FloatArray) -> float:
     return -float(np.add.reduce(probs * np.log(probs)))
 
 
+Range = tuple[float, float]
+"""Bounds that hold a number, also as it is computed: sums round."""
+
+_ROUGH = 0.0004  # what rough sums may be off, and rounding
+
+
+def largest_between(law: Law) -> Range:
+    """Return bounds of `largest`: they cost half of it, and settle nearly every comparison."""
+    sums = law.rough_sums if isinstance(law, RawLaw) else None
+    if sums is None:
+        exact = largest(law)
+        return exact, exact
+    return (1.0 - _ROUGH) / sums[0], (1.0 + _ROUGH) / sums[0]
+
+
+def entropy_between(law: Law) -> Range:
+    """Return bounds of `entropy`."""
+    sums = law.rough_sums if isinstance(law, RawLaw) else None
+    if sums is None:
+        exact = entropy(law)
+        return exact, exact
+    # H = log sum exp(x) - sum x exp(x) / sum exp(x); neither part is negative.
+    mass, weighted = sums
+    error = _ROUGH - 2.0 * _ROUGH * weighted / mass
+    rough = math.log(mass) - weighted / mass
+    return rough - error, rough + error
+
+
 def total_variation(law: Law, other: Law) -> float:
     """Return TV(P, Q) = sum max(0, P - Q), from 0 to 1."""
     if law is other:
         return 0.0
     # P's support is enough: elsewhere P - Q is not positive.
-    return float(law.left_over(other).sum())
+    return law.surplus(other)
 
 
-def at_least(law: Law, threshold: float, ids: IdArray | None) -> Mask:
-    """Return which of these tokens (None: all) have a probability of at least `threshold`."""
+class Bar(NamedTuple):
+    """The tokens of a law whose logit, of laws without logits probability, is at least `lowest`."""
+
+    law: Law
+    lowest: float
+
+    def reached_by(self, ids: IdArray | None) -> Mask:
+        """Return which of these tokens (None: all) reach it."""
+        law, lowest = self
+        entries = law.logits_of(ids) if isinstance(law, RawLaw) else _probabilities(law, ids)
+        return entries >= lowest
+
+    def is_reached_by(self, token: int) -> bool:
+        """Whether a token reaches it."""
+        law, lowest = self
+        entry = law.logit(token) if isinstance(law, RawLaw) else law.probability(token)
+        return entry >= lowest
+
+
+def at_least(law: Law, threshold: float) -> Bar:
+    """Return the bar that tokens of a probability of at least `threshold` reach."""
+    if threshold <= 0.0:
+        return Bar(law, -math.inf)
     if isinstance(law, RawLaw):
-        if threshold <= 0.0:
-            return np.ones(len(law.logits_of(ids)), np.bool_)
-        return law.logits_of(ids) >= math.log(threshold) + law.log_mass
-    return _probabilities(law, ids) >= threshold
+        return Bar(law, math.log(threshold) + law.log_mass)
+    return Bar(law, threshold)
 
 
-def at_least_of_best(law: Law, share: float, ids: IdArray | None) -> Mask:
-    """Return which tokens (None: all) have at least `share` of the largest probability.
+def at_least_of_best(law: Law, share: float) -> Bar:
+    """Return the bar that tokens with at least `share` of the largest probability reach.
 
     Of a row of logits no exponential is needed: l(v) >= max l + log(share).
     """
     if isinstance(law, RawLaw):
-        lowest = law.highest + math.log(share) if share > 0.0 else -math.inf
-        return law.logits_of(ids) >= lowest
-    return _probabilities(law, ids) >= share * largest(law)
+        return Bar(law, law.highest + math.log(share) if share > 0.0 else -math.inf)
+    return Bar(law, share * largest(law))
 
 
-def among_best(law: Law, count: int, ids: IdArray | None) -> Mask:
-    """Return which tokens (None: all) are among the `count` likeliest, with all equal to the last.
+def among_best(law: Law, count: int) -> Bar:
+    """Return the bar that the `count` likeliest tokens reach, with all equal to the last.
 
     Of a row of logits no exponential is needed.
     """
-    every = law.logits_of(None) if isinstance(law, RawLaw) else law.probs
+    every = law.row if isinstance(law, RawLaw) else law.probs
     if count >= len(every):
-        return np.ones(len(every) if ids is None else len(ids), np.bool_)
-    lowest = np.partition(every, -count)[-count]
-    these = law.logits_of(ids) if isinstance(law, RawLaw) else _probabilities(law, ids)
-    mask: Mask = these >= lowest
-    return mask
+        return Bar(law, -math.inf)
+    return Bar(law, float(np.partition(every, -count)[-count]))
 
 
 def _probabilities(law: Law, ids: IdArray | None) -> FloatArray:
     return law.aligned_to(law if ids is None else Law(np.zeros(len(ids)), ids))
-
-
-def joint_support(law: Law, other: Law) -> IdArray | None:
-    """Return the ids of all tokens of either law, rising; None where both have all of them."""
-    if law.ids is None and other.ids is None and len(law.probs) == len(other.probs):
-        return None
-    first, second = (
-        np.arange(len(law.probs)) if law.ids is None else law.ids for law in (law, other)
-    )
-    ids = np.concatenate((first, second))
-    ids.sort()
-    # What np.union1d does, without what it asks first: laws are short.
-    is_first = np.empty(len(ids), np.bool_)
-    is_first[0] = True
-    np.not_equal(ids[1:], ids[:-1], out=is_first[1:])
-    return ids[is_first]

@@ -28,8 +28,8 @@ from typing import Literal
 import numpy as np
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance.law_pair import LawPair, PairRule, joint_support
-from specrun.runtime.law import FloatArray, Law
+from specrun.runtime.acceptance.law_pair import LawPair, PairRule
+from specrun.runtime.law import FloatArray, Law, side_by_side
 
 Beta = float | Literal["solve"]
 
@@ -52,9 +52,7 @@ class LossyRule(PairRule):
 
     def law(self, pair: LawPair) -> Law:
         """Return pi of the module's formula."""
-        ids = joint_support(pair.draft, pair.target)
-        support = pair.target if ids is None else Law(np.zeros(len(ids)), ids)
-        q, p = pair.draft.aligned_to(support), pair.target.aligned_to(support)
+        q, p, ids = side_by_side(pair.draft, pair.target)
         kept = np.minimum(q, p / (1.0 - self.alpha))
         # Nothing is rejected: rounding aside, all of q is kept.
         if not (q > kept).any():

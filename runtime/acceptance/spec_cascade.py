@@ -39,48 +39,41 @@ import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.law_pair import (
+    Bar,
     LawPair,
-    Mask,
     PairRule,
+    RawLaw,
     among_best,
     at_least,
     at_least_of_best,
     entropy,
-    joint_support,
+    entropy_between,
     largest,
+    largest_between,
     total_variation,
 )
-from specrun.runtime.law import IdArray, Law
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.law import Law, side_by_side
 
 Defers = Callable[[LawPair, float], bool]
 """delta of a pair and alpha."""
 
 DEFERRALS: dict[str, Defers] = {
-    "cascade-chow": lambda pair, alpha: largest(pair.raw_draft) < 1.0 - alpha,
+    "cascade-chow": lambda pair, alpha: _is_unsure(pair, 1.0 - alpha),
     "cascade-diff": lambda pair, alpha: _is_surer(pair, alpha),
     "cascade-opt": lambda pair, alpha: _is_surer(pair, alpha * _distance(pair)),
-    "cascade-diff-log": lambda pair, alpha: (
-        entropy(pair.raw_draft) > entropy(pair.raw_target) + alpha
-    ),
-    "cascade-opt-log": lambda pair, alpha: (
-        entropy(pair.raw_draft) > entropy(pair.raw_target) + alpha * _distance(pair)
-    ),
+    "cascade-diff-log": lambda pair, alpha: _is_vaguer(pair, alpha),
+    "cascade-opt-log": lambda pair, alpha: _is_vaguer(pair, alpha * _distance(pair)),
 }
 """The rules that decide for all tokens of a place, by the name they have in `--accept`."""
 
-Accepts = Callable[[LawPair, float, IdArray | None], Mask]
-"""1 - r of a pair and alpha, for these tokens (None: all)."""
+Bars = Callable[[LawPair, float], Bar]
+"""From a pair and alpha to what the tokens with r(v) = 0 reach."""
 
-TOKEN_RULES: dict[str, Accepts] = {
-    "cascade-token-v1": lambda pair, alpha, ids: at_least(
-        pair.raw_draft, largest(pair.raw_target) - alpha, ids
-    ),
-    "cascade-token-v2": lambda pair, alpha, ids: at_least(
-        pair.raw_target, largest(pair.raw_target) - alpha, ids
-    ),
-    "cascade-token-v3": lambda pair, alpha, ids: at_least_of_best(
-        pair.raw_target, 1.0 - alpha, ids
-    ),
+TOKEN_RULES: dict[str, Bars] = {
+    "cascade-token-v1": lambda pair, alpha: _below_best(pair, pair.raw_draft, alpha),
+    "cascade-token-v2": lambda pair, alpha: _below_best(pair, pair.raw_target, alpha),
+    "cascade-token-v3": lambda pair, alpha: at_least_of_best(pair.raw_target, 1.0 - alpha),
 }
 """The rules that decide for each token, by the name they have in `--accept`."""
 
@@ -117,11 +110,11 @@ class TokenCascadeRule(PairRule):
         self.name = f"{kind}(alpha={alpha:g})"
         self.reads_raw_draft = kind == "cascade-token-v1"
         self.takes_points = not self.reads_raw_draft
-        self._accepts = TOKEN_RULES[kind]
+        self._bar = TOKEN_RULES[kind]
 
     def law(self, pair: LawPair) -> Law:
         """Return S(q) on the tokens that the rule accepts, plus S(p) times the rest of its mass."""
-        return interleaved(pair, lambda ids: self._accepts(pair, self.alpha, ids))
+        return interleaved(pair, self._bar(pair, self.alpha))
 
 
 class TopBetaRule(PairRule):
@@ -140,39 +133,34 @@ class TopBetaRule(PairRule):
 
     def law(self, pair: LawPair) -> Law:
         """Return S(q) on the tokens that pass, plus S(p) times the rest of its mass."""
-        raw = pair.raw_target
-
-        def passes(ids: IdArray | None) -> Mask:
-            near = at_least_of_best(raw, math.exp(-self.tau), ids)
-            return near & among_best(raw, self.beta, ids)
-
-        return interleaved(pair, passes)
+        near = at_least_of_best(pair.raw_target, math.exp(-self.tau))
+        best = among_best(pair.raw_target, self.beta)
+        return interleaved(pair, max(near, best, key=lambda bar: bar.lowest))
 
 
-def interleaved(pair: LawPair, accepts: Callable[[IdArray | None], Mask]) -> Law:
-    """Return pi(v) = S(q)(v) (1 - r(v)) + S(p)(v) sum_u r(u) S(q)(u), with `accepts` for 1 - r."""
+def interleaved(pair: LawPair, bar: Bar) -> Law:
+    """Return pi(v) = S(q)(v) (1 - r(v)) + S(p)(v) sum_u r(u) S(q)(u); r = 0 of what reaches bar."""
     draft, target = pair.draft, pair.target
-    own = accepts(draft.ids)[: len(draft.probs)]
+    if LOOPS is not None and draft.ids is not None and target.ids is not None:
+        row = bar.law.row if isinstance(bar.law, RawLaw) else None
+        if row is not None and row.dtype == np.float32:
+            room = len(draft.ids) + len(target.ids)
+            probs, ids = np.empty(room), np.empty(room, np.intp)
+            n = LOOPS.interleave(
+                row, bar.lowest, draft.probs, draft.ids, target.probs, target.ids, probs, ids
+            )
+            return Law(probs[:n], ids[:n]) if n > 0 else target if n == 0 else draft
+    own = bar.reached_by(draft.ids)[: len(draft.probs)]
     if own.all():
         return draft
     kept = draft.probs * own
     mass = float(np.add.reduce(kept))
     if mass <= 0.0:
         return target
-    # pi has mass wherever S(q) or S(p) has: the support of one of them would lose some.
-    ids = joint_support(draft, target)
-    # Both parts together have all the mass: nothing is to be scaled.
-    if ids is None:
-        return Law(kept + (1.0 - mass) * target.probs)
-    probs = np.zeros(len(ids))
-    probs[_places(draft, ids)] = kept
-    probs[_places(target, ids)] += (1.0 - mass) * target.probs
-    return Law(probs, ids)
-
-
-def _places(law: Law, ids: IdArray) -> IdArray | slice:
-    """Return where the tokens of a law stand among ids that hold them all."""
-    return slice(len(law.probs)) if law.ids is None else ids.searchsorted(law.ids)
+    # pi has mass wherever S(q) or S(p) has: the support of one of them would lose some. Both parts
+    # together have all the mass: nothing is to be scaled.
+    drafts, targets, support = side_by_side(Law(kept, draft.ids), target)
+    return Law(drafts + (1.0 - mass) * targets, support)
 
 
 def check_alpha(kind: str, alpha: float) -> None:
@@ -184,11 +172,45 @@ def check_alpha(kind: str, alpha: float) -> None:
         raise OptionError(f"{kind}: alpha is {alpha:g}: give 0 to 1")
 
 
+# A sum of exponentials over the vocabulary is the most that these cost: where rough sums settle
+# what is asked, with bounds of their error, the others are not made. The answer is the same.
+
+
+def _is_unsure(pair: LawPair, least: float) -> bool:
+    """Whether m(q) < least."""
+    low, high = largest_between(pair.raw_draft)
+    return high < least or (low < least and largest(pair.raw_draft) < least)
+
+
 def _is_surer(pair: LawPair, margin: float) -> bool:
     """Whether m(q) < m(p) - margin."""
-    sure = largest(pair.raw_draft)
-    # m(p) is at most 1: where that is not enough, nobody has to work it out.
-    return sure < 1.0 - margin and sure < largest(pair.raw_target) - margin
+    low, high = largest_between(pair.raw_target)
+    if high - margin <= 0.0:
+        return False
+    least, most = largest_between(pair.raw_draft)
+    if most < low - margin:
+        return True
+    if least >= high - margin:
+        return False
+    return largest(pair.raw_draft) < largest(pair.raw_target) - margin
+
+
+def _is_vaguer(pair: LawPair, margin: float) -> bool:
+    """Whether H(q) > H(p) + margin."""
+    low, high = entropy_between(pair.raw_target)
+    least, most = entropy_between(pair.raw_draft)
+    if least > high + margin:
+        return True
+    if most <= low + margin:
+        return False
+    return entropy(pair.raw_draft) > entropy(pair.raw_target) + margin
+
+
+def _below_best(pair: LawPair, law: Law, alpha: float) -> Bar:
+    """Return what tokens of a probability of at least m(p) - alpha in `law` reach."""
+    if largest_between(pair.raw_target)[1] <= alpha:
+        return at_least(law, 0.0)
+    return at_least(law, largest(pair.raw_target) - alpha)
 
 
 def _distance(pair: LawPair) -> float:

@@ -1,4 +1,4 @@
-"""Inner loops in C (loops.c, chain.c), where there was a compiler when specrun was installed.
+"""Inner loops in C, where there was a compiler when specrun was installed.
 
 Whoever uses a loop has the same in Python beside it: both give the same bits, and a law of a few
 dozen tokens is not worth a numpy call for every step. Only `log_mass` rounds otherwise than numpy's
@@ -64,8 +64,42 @@ class Loops(Protocol):
     ) -> None:
         """Write max(0, share P - Q)."""
 
-    def log_mass(self, row: npt.NDArray[np.float32]) -> tuple[float, float, float]:
-        """Return the highest, and of x = entry - highest the sums of exp(x) and x exp(x)."""
+    def interleave(
+        self,
+        row: npt.NDArray[np.float32],
+        lowest: float,
+        draft_probs: Numbers,
+        draft_ids: Ids,
+        target_probs: Numbers,
+        target_ids: Ids,
+        probs: Numbers,
+        ids: Ids,
+    ) -> int:
+        """Write the draft's law of tokens that reach `lowest`, and the target's of the rest."""
+
+    def join(
+        self,
+        draft_probs: Numbers,
+        draft_ids: Ids,
+        target_probs: Numbers,
+        target_ids: Ids,
+        draft: Numbers,
+        target: Numbers,
+        ids: Ids,
+    ) -> int:
+        """Write two laws side by side; return of how many tokens."""
+
+    def distance(self, probs: Numbers, ids: Ids, draft_probs: Numbers, draft_ids: Ids) -> float:
+        """Return the sum of max(0, P - Q)."""
+
+    def highest(self, row: npt.NDArray[np.float32]) -> float:
+        """Return the highest entry."""
+
+    def log_mass(self, row: npt.NDArray[np.float32], highest: float) -> tuple[float, float]:
+        """Return, of x = entry - highest, the sums of exp(x) and x exp(x)."""
+
+    def rough_mass(self, row: npt.NDArray[np.float32]) -> tuple[float, float, float]:
+        """Return the highest, and the sums of `log_mass` within 0.01 %."""
 
     def place_of(self, token: int, ids: Ids) -> int:
         """Return the place of a token, -1 if it is not there."""

@@ -1,4 +1,4 @@
-/* Sums of exponentials of a row of logits, in two passes over it.
+/* Sums of exponentials of a row of logits.
 
    exp(x) for x <= 0 is 2^n times a polynomial of what is left, as in Cephes' expf: right to 2 units in
    the last place. numpy's own rounds otherwise: what comes out decides thresholds, never a draw. */
@@ -6,6 +6,7 @@
 #include "log_mass.h"
 #include "widths.h"
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -34,7 +35,12 @@ FOR_EACH_WIDTH
 static ptrdiff_t add_blocks(const float *row, ptrdiff_t size, float highest, float *masses,
                             float *weighted)
 {
+    float mass_here[LANES], weighted_here[LANES]; /* in registers */
     ptrdiff_t start = 0;
+    for (int j = 0; j < LANES; j++) {
+        mass_here[j] = masses[j];
+        weighted_here[j] = weighted[j];
+    }
     for (; start + LANES <= size; start += LANES) {
         float x[LANES], power[LANES];
         int32_t bits[LANES];
@@ -55,23 +61,71 @@ static ptrdiff_t add_blocks(const float *row, ptrdiff_t size, float highest, flo
             p = p * r + 5.0000001201e-1f;
             power[j] = p * r * r + r + 1.0f;
             bits[j] = (bits[j] + 127) << 23;
+            float scale;
+            memcpy(&scale, &bits[j], sizeof scale);
+            float mass = power[j] * scale;
+            mass_here[j] += mass;
+            weighted_here[j] += x[j] * mass;
         }
-        float scale[LANES];
-        memcpy(scale, bits, sizeof scale);
-        for (int j = 0; j < LANES; j++) {
-            float mass = power[j] * scale[j];
-            masses[j] += mass;
-            weighted[j] += x[j] * mass;
-        }
+    }
+    for (int j = 0; j < LANES; j++) {
+        masses[j] = mass_here[j];
+        weighted[j] = weighted_here[j];
     }
     return start;
 }
 
-LogMass log_mass_of(const float *row, ptrdiff_t size)
+float highest_entry(const float *row, ptrdiff_t size)
 {
-    LogMass found = {highest_of(row, size), 0.0, 0.0};
+    return highest_of(row, size);
+}
+
+/* As add_blocks, with a polynomial of degree 3 for 2^f: half of the work. */
+FOR_EACH_WIDTH
+static ptrdiff_t add_rough_blocks(const float *row, ptrdiff_t size, float highest, float *masses,
+                                  float *weighted)
+{
+    float mass_here[LANES], weighted_here[LANES]; /* in registers */
+    ptrdiff_t start = 0;
+    for (int j = 0; j < LANES; j++) {
+        mass_here[j] = masses[j];
+        weighted_here[j] = weighted[j];
+    }
+    for (; start + LANES <= size; start += LANES) {
+        float x[LANES], power[LANES];
+        int32_t bits[LANES];
+        for (int j = 0; j < LANES; j++) {
+            float value = row[start + j] - highest;
+            x[j] = value > LOWEST ? value : LOWEST;
+        }
+        for (int j = 0; j < LANES; j++) {
+            bits[j] = (int32_t)(x[j] * 1.44269504f);
+            float f = x[j] * 1.44269504f - (float)bits[j]; /* in (-1, 0] */
+            float p = 0.0390122668f * f + 0.230070384f;
+            p = p * f + 0.691020728f;
+            power[j] = p * f + 0.999925222f;
+            bits[j] = (bits[j] + 127) << 23;
+            float scale;
+            memcpy(&scale, &bits[j], sizeof scale);
+            float mass = power[j] * scale;
+            mass_here[j] += mass;
+            weighted_here[j] += x[j] * mass;
+        }
+    }
+    for (int j = 0; j < LANES; j++) {
+        masses[j] = mass_here[j];
+        weighted[j] = weighted_here[j];
+    }
+    return start;
+}
+
+typedef ptrdiff_t (*AddBlocks)(const float *, ptrdiff_t, float, float *, float *);
+
+static LogMass sums_of(const float *row, ptrdiff_t size, float highest, AddBlocks add)
+{
+    LogMass found = {highest, 0.0, 0.0};
     float masses[LANES] = {0}, weighted[LANES] = {0}, rest[LANES];
-    ptrdiff_t start = add_blocks(row, size, found.highest, masses, weighted);
+    ptrdiff_t start = add(row, size, found.highest, masses, weighted);
     for (int j = 0; j < LANES; j++) {
         found.mass += masses[j];
         found.weighted += weighted[j];
@@ -80,10 +134,20 @@ LogMass log_mass_of(const float *row, ptrdiff_t size)
     }
     if (start == size)
         return found;
-    add_blocks(rest, LANES, found.highest, masses, weighted);
+    add(rest, LANES, found.highest, masses, weighted);
     for (int j = 0; start + j < size; j++) {
         found.mass += masses[j];
         found.weighted += weighted[j];
     }
     return found;
+}
+
+LogMass log_mass_of(const float *row, ptrdiff_t size, float highest)
+{
+    return sums_of(row, size, highest, add_blocks);
+}
+
+LogMass rough_mass_of(const float *row, ptrdiff_t size)
+{
+    return sums_of(row, size, size ? highest_of(row, size) : -INFINITY, add_rough_blocks);
 }

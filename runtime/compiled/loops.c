@@ -14,35 +14,12 @@
 #include "chain.h"
 #include "highest.h"
 #include "log_mass.h"
+#include "pairs.h"
+#include "sums.h"
 
 #define MOST_DRAWN 128 /* tokens of a law from which several are drawn at once */
-#define SUM_BLOCK 128  /* numbers that numpy adds without halving */
 
 /* -- sums -------------------------------------------------------------------------------------- */
-
-/* Add in the order in which numpy adds. */
-static double sum_of(const double *values, Py_ssize_t size)
-{
-    if (size > SUM_BLOCK) {
-        Py_ssize_t half = size / 2;
-        half -= half % 8;
-        return sum_of(values, half) + sum_of(values + half, size - half);
-    }
-    double parts[8] = {0.0}, total = 0.0;
-    Py_ssize_t i = 0;
-    if (size >= 8) {
-        for (int j = 0; j < 8; j++)
-            parts[j] = values[j];
-        for (i = 8; i + 8 <= size; i += 8)
-            for (int j = 0; j < 8; j++)
-                parts[j] += values[i + j];
-        total = ((parts[0] + parts[1]) + (parts[2] + parts[3]))
-              + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
-    }
-    for (; i < size; i++)
-        total += values[i];
-    return total;
-}
 
 /* Divide by the sum, unless that is not positive; return the sum. */
 static double scale(double *weights, Py_ssize_t size)
@@ -370,22 +347,45 @@ static PyObject *place_of(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
 }
 
 PyDoc_STRVAR(log_mass_doc,
-"log_mass(row): return the highest entry, and of x = entry - highest the sums of exp(x) and x exp(x).");
+"log_mass(row, highest): return, of x = entry - highest, the sums of exp(x) and x exp(x).");
 
-static PyObject *log_mass(PyObject *self, PyObject *row)
+static PyObject *log_mass(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    Py_buffer view;
+    if (check_count(n_args, 2))
+        return NULL;
+    double highest = PyFloat_AsDouble(args[1]);
+    if (PyErr_Occurred() || open_array(args[0], &view, 'f', 0))
+        return NULL;
+    LogMass found = log_mass_of(view.buf, length_of(&view), (float)highest);
+    PyBuffer_Release(&view);
+    return Py_BuildValue("(dd)", found.mass, found.weighted);
+}
+
+PyDoc_STRVAR(rough_mass_doc,
+"rough_mass(row): return the highest entry, and log_mass's sums within 0.01 %.");
+
+static PyObject *rough_mass(PyObject *self, PyObject *row)
+{
+    Py_buffer view;
+    if (open_array(row, &view, 'f', 0))
+        return NULL;
+    LogMass found = rough_mass_of(view.buf, length_of(&view));
+    PyBuffer_Release(&view);
+    return Py_BuildValue("(ddd)", (double)found.highest, found.mass, found.weighted);
+}
+
+PyDoc_STRVAR(highest_doc, "highest(row): return the highest entry, -inf of none.");
+
+static PyObject *highest(PyObject *self, PyObject *row)
 {
     Py_buffer view;
     if (open_array(row, &view, 'f', 0))
         return NULL;
     Py_ssize_t size = length_of(&view);
-    LogMass found = {0};
-    if (size)
-        found = log_mass_of(view.buf, size);
+    double found = size ? highest_entry(view.buf, size) : -INFINITY;
     PyBuffer_Release(&view);
-    if (size)
-        return Py_BuildValue("(ddd)", (double)found.highest, found.mass, found.weighted);
-    PyErr_SetString(PyExc_ValueError, "an empty row has no mass");
-    return NULL;
+    return PyFloat_FromDouble(found);
 }
 
 /* -- the walk at temperature 0 ------------------------------------------------------------------- */
@@ -481,9 +481,11 @@ static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t 
 static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
     FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
-    FUNCTION(greedy_chain), FUNCTION(walk_highest),
+    FUNCTION(greedy_chain), FUNCTION(walk_highest), FUNCTION(log_mass),
+    FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
+    {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},
-    {"log_mass", log_mass, METH_O, log_mass_doc}, {NULL}};
+    {"highest", highest, METH_O, highest_doc}, {NULL}};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_loops", "Inner loops of laws; see Loops.", -1, functions};

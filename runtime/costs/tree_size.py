@@ -31,12 +31,23 @@ _RECOVERY, _PATIENCE = 0.03, 0.8  # of the way back to the prior, in a round wit
 class TreeSize:
     """Chooses the nodes of point masses. `seconds` is T, `draft` D, `most` the largest tree.
 
+    With `forgets` answers begin alike: where a rule's law depends on how much is drafted, a seed
+    would not repeat itself otherwise.
+
     A round asks `pays` before the drafter is evaluated, `best` for the nodes to keep of those that
     it named, and in the end `observe`.
     """
 
-    def __init__(self, seconds: Callable[[int], float], draft: float, most: int) -> None:
+    def __init__(
+        self, seconds: Callable[[int], float], draft: float, most: int, *, forgets: bool = False
+    ) -> None:
         self.most, self._seconds, self._draft = most, seconds, draft
+        self._forgets = forgets
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Know nothing."""
+        seconds, draft, most = self._seconds, self._draft, self.most
         self._odds = AcceptanceOdds(1.0)
         chances = [_USUAL**depth for depth in range(1, most + 1)]
         tokens, best = 1.0, seconds(1)
@@ -53,7 +64,9 @@ class TreeSize:
         self._certainties: dict[int, float] = {}
 
     def begin(self) -> None:
-        """Start an answer: what was learnt stays, as point masses change no text."""
+        """Start an answer: what was learnt stays where point masses change no text."""
+        if self._forgets:
+            self._start_anew()
         self._recovery, self._tree = _RECOVERY, None  # another text: it may pay here
 
     def pays(self) -> bool:

@@ -95,7 +95,8 @@ class DraftEnvironment:
     def tree_size(self, share: float, text_share: Callable[[], float] | None = None) -> TreeSize:
         """Return how large trees are for a drafter that reads `share` of the target for one."""
         draft = max(share, _LEAST_STEP) * self.curve.seconds(1)
-        return TreeSize(self._seconds(text_share), draft, self.most_drafted)
+        seconds = self._seconds(text_share)
+        return TreeSize(seconds, draft, self.most_drafted, forgets=self.keeps_rows)
 
     def _seconds(self, text_share: Callable[[], float] | None) -> Callable[[int], float]:
         """Return the seconds of an evaluation of n tokens, below a text of any length."""

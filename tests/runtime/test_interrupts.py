@@ -56,6 +56,7 @@ def problems(
     *,
     whole: bool,
     within: Sequence[str] = FOLDERS,
+    accept: str = "exact",
 ) -> list[str]:
     """Interrupt an answer at some lines, or all; return where what follows is not a fresh answer.
 
@@ -80,7 +81,7 @@ def problems(
         return interrupt
 
     found = []
-    with Runtime(files[target], named(drafter, files), **F32) as runtime:
+    with Runtime(files[target], named(drafter, files), accept=accept, **F32) as runtime:
         fresh = {}
         for prompt in (PROMPT, OTHER):
             fresh[len(prompt)] = about(said(runtime, prompt, params))
@@ -114,6 +115,28 @@ def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(
     files: dict[str, Path], target: str, drafter: str, whole_sweep: bool
 ) -> None:
     assert problems(files, target, drafter, whole=whole_sweep) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter"),
+    [
+        ("shallow", "draft(FILE:twin, tree=2x2)"),
+        ("shallow", "eagle(FILE:eagle, n=4)"),
+        ("shallow", "eagle(FILE:eagle, tree=2x2x1, sampling=without)"),
+        ("shallow", "hydra(FILE:hydra++, tree=2x2x1)"),
+        ("shallow", "medusa(FILE:medusa, tree=3x2)"),
+        ("nextn", "mtp(n=3, sampling=with)"),
+        ("two blocks", "mtp(n=2)"),
+        ("shallow", "cascade(draft(FILE:twin, n=3), draft(FILE:small))"),
+        ("shallow", "relay(draft(FILE:twin)@2, eagle(FILE:eagle, n=2))"),
+    ],
+)
+def test_rows_that_are_evaluated_for_a_rule_may_be_interrupted_too(
+    files: dict[str, Path], target: str, drafter: str, whole_sweep: bool
+) -> None:
+    """Those after a whole draft: between what is accepted and what is committed."""
+    accept = "cascade-opt(alpha=0.05)"
+    assert problems(files, target, drafter, whole=whole_sweep, accept=accept) == []
 
 
 def test_a_text_that_changes_before_its_cache_is_caught(

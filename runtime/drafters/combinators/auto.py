@@ -163,6 +163,7 @@ class AutoDrafter(MembersDrafter):
             problem = "there is nothing to choose from; name at least one drafter beside none"
             raise OptionError(f"{name}: {problem}")
         super().__init__(members, name=name)
+        self.keeps_rows = False  # which member speaks would hang on a clock
         self.max_leaves = max(member.max_leaves for member in members)
         self.max_nodes = max(member.max_nodes for member in members)
         self._names = [member.name for member in members]

@@ -28,6 +28,7 @@ from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import MemberRows, graft
 from specrun.runtime.drafters.draft_model import DraftSampling
+from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
@@ -35,7 +36,7 @@ from specrun.runtime.noise import NoiseSource
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.results import RoundCounter
 from specrun.runtime.target import CachedText, EvaluatedRows, PromptLearner, TargetModel
-from specrun.runtime.transform import penalty_window, transformed_law
+from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, check_p_min, ranking_params
 
@@ -49,6 +50,8 @@ class CascadeDrafter(Drafter):
     where `inner` guesses well, and cheap where it does not. A chain ends where the model's most
     likely token has probability below `p_min`. Owns the inner drafter and the model's context.
     """
+
+    keeps_rows = True
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class CascadeDrafter(Drafter):
         self._sampling, self._p_min, self._max_rounds = sampling, p_min, max_rounds
         self._counter = RoundCounter()
         self._inner = inner
+        self._row_memory = RowMemory()
         self._text = Conversation(inner)  # as model and inner drafter know it, guesses included
 
     @property
@@ -100,22 +104,49 @@ class CascadeDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter where the context ends, `p_min` or `max_rounds` stop it."""
-        start = len(request.tokens)
+        start, points = len(request.tokens), self._sampling == "argmax" or request.params.is_greedy
+        rows: ChainRows | None = None
+        if request.keep != "nothing":
+            copies = copies_rows(request, points=points)
+            rows = ChainRows(
+                self._row_memory,
+                lambda drafted: self._row_after(request, start, drafted),
+                copies=copies,
+            )
         # The last drafted token is never evaluated, so it needs no position.
         room = self._model.n_ctx - start + 1
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
         if count < 1:
-            return DraftTree()
+            return DraftTree() if rows is None else rows.of(DraftTree())
         text = self._text
         # The last token is evaluated as the root of the inner loop's first tree, not cached before.
-        self._model.rewind(text, start - 1)
-        text.tokens += request.tokens[len(text.tokens) :]
-        self._model.prefill(text, start - 1)
-        laws = self._draft(request, count)
-        points = self._sampling == "argmax" or request.params.is_greedy
-        return DraftTree.chain(text.tokens[start : start + len(laws)], None if points else laws)
+        self._turn_to(request.tokens[:start])
+        laws = self._draft(request, count, rows)
+        tokens = text.tokens[start : start + len(laws)]
+        tree = DraftTree.chain(tokens, None if points else laws)
+        return tree if rows is None else rows.of(tree)
 
-    def _draft(self, request: DraftRequest, count: int) -> list[Law]:
+    def _turn_to(self, tokens: Sequence[int]) -> None:
+        """Let the model have cached all of a text but its last token."""
+        text, last = self._text, len(tokens) - 1
+        self._model.rewind(text, last)
+        text.tokens += tokens[len(text.tokens) :]
+        self._model.prefill(text, last)
+
+    def _row_after(
+        self, request: DraftRequest, start: int, drafted: Sequence[int]
+    ) -> Logits | None:
+        """Evaluate the last of these tokens; return the model's row after it, None without room."""
+        tokens = [*request.tokens[:start], *drafted]
+        if len(tokens) > self._model.n_ctx:
+            return None
+        self._turn_to(tokens)
+        empty = DraftTree()
+        row = self._model.evaluate(self._text, empty).logits(0)
+        self._model.commit(self._text, empty, ())
+        return row
+
+    def _draft(self, request: DraftRequest, count: int, rows: ChainRows | None) -> list[Law]:
         """Let the model decode up to `count` tokens; return the laws of those that are drafted."""
         params = request.params
         # At temperature 0 the inner loop verifies against the model's argmax: it emits that,
@@ -134,6 +165,8 @@ class CascadeDrafter(Drafter):
             # A law is stored for every emitted token, also the recovered and bonus ones: the law at
             # the node before it, never the residual that it came from.
             for index in range(len(this_round.tokens)):
+                if rows is not None:
+                    rows.take(len(laws) - 1, this_round.rows.logits(this_round.row_before(index)))
                 if self._is_unsure(this_round, index, rule.laws, request):
                     return laws
                 laws.append(rule.laws[this_round.node_before(index)])

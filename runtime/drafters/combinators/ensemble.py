@@ -13,8 +13,13 @@ from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.combinators.members import MemberNoise, MembersDrafter, outcome_for
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.drafters.combinators.members import (
+    MemberNoise,
+    MembersDrafter,
+    MembersRows,
+    outcome_for,
+)
+from specrun.runtime.tree import ROOT, DraftRows, DraftTree, TreeBuilder
 
 
 class EnsembleDrafter(MembersDrafter):
@@ -37,7 +42,25 @@ class EnsembleDrafter(MembersDrafter):
             trees.append(member.propose(own))
         merged, places = merge_trees(trees)
         self._trees, self._places = trees, places
-        return merged
+        return merged if request.keep == "nothing" else self._with_rows(merged)
+
+    def _with_rows(self, tree: DraftTree) -> DraftTree:
+        """Return the tree with its members' rows: at each node those of whose draft comes first.
+
+        That is the member whose law stands for S(q), too: of the first draw that was drawn. Where
+        none was, it is the first member that drafted there, and of leaves the first that has it.
+        """
+        said: dict[int, tuple[DraftRows, int]] = {}
+        ranks: dict[int, int] = {}
+        for own, places in zip(self._trees, self._places, strict=True):
+            if own.rows is None:
+                continue
+            for number, node in places.items():
+                draws = own.draws.get(number, ())
+                rank = 2 if any(draw.law is not None for draw in draws) else bool(draws)
+                if rank > ranks.get(node, -1):
+                    ranks[node], said[node] = rank, (own.rows, number)
+        return dataclasses.replace(tree, rows=MembersRows(said))
 
     def _share(self, member: Drafter, max_nodes: int) -> int:
         # Fixed beforehand: what one member drew must not decide what another may draw.

@@ -19,7 +19,7 @@ from specrun.runtime.drafter import Drafter, DrafterWeights, RoundOutcome, close
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.tree import ROOT, DraftTree, Draw
+from specrun.runtime.tree import ROOT, DraftRows, DraftTree, Draw
 
 
 class MembersDrafter(Drafter):
@@ -38,6 +38,7 @@ class MembersDrafter(Drafter):
         self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self.reads_logits = any(member.reads_logits for member in members)
         self.embedding_inputs = _shared_inputs(members, name)
+        self.keeps_rows = all(member.keeps_rows or not member.max_nodes for member in members)
         self._members = list(members)
         # What each member proposed in this round, and where its nodes stand in the whole tree.
         self._trees: list[DraftTree] = []
@@ -201,6 +202,22 @@ class MemberRows:
     def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return what NextN blocks read of the member's row."""
         return self._rows.nextn_state(self._places[row] + 1)
+
+
+class MembersRows:
+    """What members said at the places of a tree that is made of theirs (`DraftTree.rows`).
+
+    `said` has, for each node (or ROOT) of the whole tree, the member's rows and its own number of
+    that node.
+    """
+
+    def __init__(self, said: dict[int, tuple[DraftRows, int]]) -> None:
+        self._said = said
+
+    def logits(self, node: int) -> npt.NDArray[np.float32] | None:
+        """Return the member's row after a node, None where none said any."""
+        rows, own = self._said.get(node, (None, node))
+        return None if rows is None else rows.logits(own)
 
 
 def first_path(tree: DraftTree) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ behind them, which count only if all before them are accepted, get a cheaper one
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
@@ -13,13 +14,14 @@ from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import (
     MemberNoise,
     MembersDrafter,
+    MembersRows,
     first_path,
     graft,
     outcome_for,
     outcome_for_idle,
 )
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.tree import ROOT, DraftRows, DraftTree
 
 
 class RelayDrafter(MembersDrafter):
@@ -60,6 +62,7 @@ class RelayDrafter(MembersDrafter):
                     most,
                     room,
                     request.end_tokens,
+                    request.keep,
                     state=request.state,
                 )
             )
@@ -72,7 +75,18 @@ class RelayDrafter(MembersDrafter):
             if path:
                 tip = places[path[-1]]
                 tokens = [*tokens, *(own.tokens[node] for node in path)]
-        return tree
+        return tree if request.keep == "nothing" else self._with_rows(tree)
+
+    def _with_rows(self, tree: DraftTree) -> DraftTree:
+        """Return the tree with its members' rows."""
+        said: dict[int, tuple[DraftRows, int]] = {}
+        # Where one ends and another goes on, the later one speaks: it drafted, or would have. Where
+        # nothing was drafted it is the first.
+        for own, places in zip(self._trees, self._places, strict=True):
+            idles = not len(own) and places[ROOT] == ROOT and ROOT in said
+            if own.rows is not None and not idles:
+                said.update((node, (own.rows, number)) for number, node in places.items())
+        return dataclasses.replace(tree, rows=MembersRows(said))
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take rejected guesses back from each member, and tell it what became of its own tree."""

@@ -10,8 +10,8 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit
-from specrun.runtime.drafters.draft_model.kept_rows import ChainRows
 from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDrafter
+from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.transform import (
@@ -80,6 +80,7 @@ class DraftModelDrafter(ModelDrafter):
             )
         self._state = state
         super().__init__(self._state, p_min=p_min, name=name)
+        self._row_memory = RowMemory()
         self.max_nodes, self._sampling = num_draft_tokens, sampling
         self._exit, self._length = adaptive_exit, length
         self._drafted: Sequence[int] = ()
@@ -146,10 +147,19 @@ class DraftModelDrafter(ModelDrafter):
         """Return what keeps the rows that the request asks for."""
         if request.keep == "nothing":
             return None
-        # A draw says its law itself; so does, at temperature 0, the token that was drafted.
-        said = self._sampling == "with" or request.params.is_greedy
-        copies = request.keep == "rows" or not said
-        return ChainRows(self._state, request.tokens, copies=copies)
+        state, text = self._state, request.tokens
+        start = len(text)
+
+        def after(drafted: Sequence[int]) -> Logits | None:
+            if state.room(text) < len(drafted):
+                return None
+            if drafted:
+                return state.feed_one(drafted[-1])
+            state.rewind(min(len(state.cached), start - 1))
+            return state.feed(text[len(state.cached) : start])
+
+        copies = copies_rows(request, points=self._sampling == "argmax")
+        return ChainRows(self._row_memory, after, copies=copies)
 
     def _greedy_chain(
         self, request: DraftRequest, count: int, rows: ChainRows | None, surely: _Fallback | None

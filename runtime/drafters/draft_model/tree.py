@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
-from specrun.runtime.drafters.draft_model.kept_rows import TreeRows
 from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDrafter
+from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.transform import Logits
 from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
 from specrun.runtime.trees.growth import LawSource, TreeSampling
@@ -50,6 +51,7 @@ class DraftTreeDrafter(ModelDrafter):
         check_sampling(shape, sampling)
         self._state = state
         super().__init__(self._state, p_min=p_min, name=name)
+        self._row_memory = RowMemory()
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
         # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
@@ -91,7 +93,8 @@ class DraftTreeDrafter(ModelDrafter):
         # Only there every node that is evaluated has children, whose draws say that law.
         says_all = isinstance(self._shape, Topology) and self._p_min == 0.0
         copies = request.keep == "rows" or not (said and says_all)
-        return TreeRows(self._state, request.tokens, copies=copies)
+        nodes = _ModelNodes(self._state, request.tokens)
+        return TreeRows(self._row_memory, nodes, copies=copies)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
@@ -139,6 +142,30 @@ class DraftTreeDrafter(ModelDrafter):
         if self._ranking is None or self._ranking[0] is not params:
             self._ranking = params, ranking_params(params, self._ranked)
         return self._ranking[1]
+
+
+class _ModelNodes:
+    """What of a tree below a text the draft model has evaluated (`EvaluatedNodes`)."""
+
+    def __init__(self, state: DraftTreeState, tokens: Sequence[int]) -> None:
+        self._state, self._tokens, self._start = state, tokens, len(tokens)
+        self.place_of = state.place_of
+
+    def leaf(self, parent: int, token: int) -> tuple[int, Logits] | None:
+        """Evaluate a token below a node."""
+        state = self._state
+        if state.room(self._tokens) < state.n_nodes + 1:
+            return None
+        row = state.shared(state.evaluate([parent], [token]).logits(0))
+        return state.n_nodes - 1, row
+
+    def root(self) -> Logits | None:
+        """Evaluate the text."""
+        state = self._state
+        if state.room(self._tokens) < 0:
+            return None
+        state.rewind(min(len(state.cached), self._start - 1))
+        return state.feed(self._tokens[len(state.cached) : self._start])
 
 
 def draft_size(shape: Topology | DynamicShape) -> tuple[int, int]:

@@ -52,10 +52,10 @@ def _build(
     check_p_min(p_min)
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
-    ranks, whole_rows = shape.max_width, sampling != "argmax"
+    ranks, whole_rows = shape.max_width, sampling != "argmax" or env.keeps_rows
     threads = env.context.n_threads
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
-    name, n_cells = str(expression), env.n_ctx + evaluated
+    name, n_cells = str(expression), env.n_ctx + evaluated + env.keeps_rows  # of a leaf's row
     share = _share_read(HeadFile(path, expression.atom), env)
 
     def start() -> EagleDrafter:

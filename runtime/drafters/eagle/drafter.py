@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells
-from specrun.runtime.drafters.eagle.state import EagleState
+from specrun.runtime.drafters.eagle.state import EagleNodes, EagleState
+from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads import FloatRows, RankedTokens, copied_rows
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
 from specrun.runtime.trees.graph_trees import GraphTrees
 from specrun.runtime.trees.growth import TreeSampling, draft_chain
@@ -76,9 +76,19 @@ class EagleDrafter(StatesDrafter):
         self._is_whole = p_min == 0.0
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         self._trees = GraphTrees(shape)
+        self.keeps_rows = cells.whole_rows
+        self._row_memory = RowMemory()
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
+        if request.keep in ("nothing", "points") or not self.keeps_rows:
+            return self._drafted_tree(request, None)
+        nodes = EagleNodes(self._state, request.tokens)
+        # Every row that a graph is asked for is there: keeping it costs a copy.
+        rows = TreeRows(self._row_memory, nodes, copies=True)
+        return rows.of(self._drafted_tree(request, rows))
+
+    def _drafted_tree(self, request: DraftRequest, kept: TreeRows | None) -> DraftTree:
         if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
         if self._size is not None and not self._size.pays():
@@ -86,18 +96,26 @@ class EagleDrafter(StatesDrafter):
         # Ranked tokens come from the head's graph; laws to draw from need whole rows.
         ranks = self._sampling == "argmax" or request.params.is_greedy
         if self._length is not None:
-            self._length.start(points=ranks)
-        if ranks and self._is_whole:
+            # How much is drafted must not change a text from answer to answer: see `DraftLength`.
+            self._length.start(points=ranks and request.keep == "nothing")
+        if ranks and self._is_whole and kept is None:
             drafted = self._in_one_graph(request)
             if drafted is not None:
                 return drafted
-        highest = 0 if ranks else self._highest(request.params)
+        # Rules that weigh the head's laws read whole rows of it.
+        highest = 0 if ranks or kept is not None else self._highest(request.params)
         state, row = self._state, self._state.root(request.tokens, highest)
         if row is None:
             return DraftTree()
+        if kept is not None:
+            kept.take(ROOT, row.whole)
 
         def below(parents: Sequence[int], tokens: Sequence[int], _paths: Paths) -> EvaluatedDepth:
-            return _said(state.below(parents, tokens), ranks=ranks)
+            first = state.n_nodes
+            rows = state.below(parents, tokens)
+            if kept is not None:
+                kept.take(first, rows.whole)
+            return _said(rows, ranks=ranks)
 
         laws = PathLaws(lambda: _said(row, ranks=ranks), below, request, request.params)
         if self._length is not None:
@@ -177,6 +195,4 @@ def _said(rows: EagleRows, *, ranks: bool) -> EvaluatedDepth:
         return RankedTokens(rows.tokens, rows.log_probs)
     if rows.highest is not None and rows.logits is None:
         return HighestLogits(rows.tokens, rows.highest)
-    if rows.logits is None:
-        raise OptionError("an EAGLE head that draws must be opened with whole rows")
-    return list(rows.logits)
+    return rows.whole

@@ -107,6 +107,13 @@ class EagleRows:
         """How many of the highest logits were asked for; 0 for log-probabilities."""
         return 0 if self.highest is None else self.highest.shape[1]
 
+    @property
+    def whole(self) -> list[npt.NDArray[np.float32]]:
+        """The rows of logits; raises `OptionError` of a head that was not opened for them."""
+        if self.logits is None:
+            raise OptionError("an EAGLE head that draws must be opened with whole rows")
+        return list(self.logits)
+
     def last(self) -> EagleRows:
         """Return the last row alone, with all that outlives the head's next evaluation."""
         # A copy of one row, as the view dies while the draft is still drawn from it.
@@ -272,6 +279,11 @@ class PairCells:
     def most_highest(self) -> int:
         """How many of the highest logits it can be asked for."""
         return self._head.most_highest
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether it returns whole rows of logits."""
+        return self._head.whole_rows
 
     @property
     def native_seconds(self) -> float:

@@ -41,11 +41,21 @@ class EagleState(TextRows[EagleRows]):
         self._root: EagleRows | None = None
         self._nodes: DraftNodes | None = None
         self._asked: dict[str, int] = {}  # how many of the highest logits, if any
+        self._places: dict[tuple[int, int], int] = {}  # nodes by parent and token
 
     @property
     def room(self) -> int:
         """How many pairs or nodes may still be evaluated."""
         return super().room - (0 if self._nodes is None else len(self._nodes))
+
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes of the draft were evaluated."""
+        return 0 if self._nodes is None else len(self._nodes)
+
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of the evaluated node of a token below another; None if none is."""
+        return self._places.get((parent, token))
 
     def root(self, tokens: Sequence[int], highest: int = 0) -> EagleRows | None:
         """Forget all nodes and return the row after the last token, None if it is not known.
@@ -53,6 +63,7 @@ class EagleState(TextRows[EagleRows]):
         `highest` asks for so many logits of this row and of those below it.
         """
         self._nodes = None
+        self._places = {}
         self._asked = {"highest": highest} if highest else {}
         self._root = self.said(tokens)
         if self._root is not None and self._root.n_highest != highest:
@@ -109,6 +120,8 @@ class EagleState(TextRows[EagleRows]):
             self._nodes = DraftNodes(self._root.states)
         nodes, count, n = self._nodes, self.count, len(tokens)
         first = count + len(nodes)
+        for node, named in enumerate(zip(parents, tokens, strict=True), len(nodes)):
+            self._places.setdefault(named, node)
         states, place = nodes.add(parents)
         # A node sees the whole text, its ancestors and itself: never its siblings.
         sees = np.ones((n, first + n), np.bool_)
@@ -130,6 +143,29 @@ class EagleState(TextRows[EagleRows]):
         places = positions, cells, sees
         rows = self._cells.evaluate_features(piece.tokens, piece.rows, *places, **self._asked)
         return rows.last()
+
+
+class EagleNodes:
+    """What of a tree below a text the head has evaluated, for rules that read its leaves.
+
+    (`EvaluatedNodes`.)
+    """
+
+    def __init__(self, state: EagleState, tokens: Sequence[int]) -> None:
+        self._state, self._tokens = state, tokens
+        self.place_of = state.place_of
+
+    def leaf(self, parent: int, token: int) -> tuple[int, FloatRows] | None:
+        """Evaluate a token below a node."""
+        state = self._state
+        if state.room < 1:
+            return None
+        return state.n_nodes, state.below([parent], [token]).whole[0]
+
+    def root(self) -> FloatRows | None:
+        """Evaluate the text."""
+        row = self._state.root(self._tokens)
+        return None if row is None else row.whole[0]
 
 
 class NodePlaces(NamedTuple):

@@ -24,13 +24,17 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
     """
     options = options_of(expression)
     path = model_file_of(expression, env)
-    head = HydraHead(path, env.target, n_threads=env.context.n_threads)
+    whole_rows = env.keeps_rows
+    head = HydraHead(path, env.target, whole_rows=whole_rows, n_threads=env.context.n_threads)
     try:
         shape = _shape(expression, options, env, head)
         if isinstance(shape, DynamicShape):
-            head.prepare([shape.topk] * shape.depth)
+            ranks = [shape.topk] * shape.depth
         else:
-            head.prepare(ranks_by_depth(shape))
+            ranks = list(ranks_by_depth(shape))
+        if env.keeps_rows and len(ranks) < head.n_heads:
+            ranks.append(1)  # of the token after a whole draft
+        head.prepare(ranks)
     except BaseException:
         head.close()
         raise

@@ -22,6 +22,7 @@ from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.hydra.hydra_head import HydraCells
+from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, ChainTokens
 from specrun.runtime.heads.text_rows import FloatRows, RowPiece, TextRows, copied_rows
@@ -87,6 +88,41 @@ class HydraState(TextRows[FloatRows]):
         return state
 
 
+class HydraNodes:
+    """What of a tree the heads were asked about, for rules that read its leaves.
+
+    (`EvaluatedNodes`.) Below the last head nothing is known.
+    """
+
+    def __init__(self, heads: HydraCells, state: FloatRows, last: int) -> None:
+        self._heads, self._state, self._last = heads, state, last
+        self._places: dict[tuple[int, int], int] = {}
+        self.paths: list[list[int]] = []
+
+    def add(self, parents: Sequence[int], tokens: Sequence[int]) -> int:
+        """Note nodes of one depth; return the number of the first."""
+        first = len(self.paths)
+        for parent, token in zip(parents, tokens, strict=True):
+            self._places.setdefault((parent, token), len(self.paths))
+            self.paths.append([*(self.paths[parent] if parent != ROOT else [self._last]), token])
+        return first
+
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of the node of a token below another, None if none is."""
+        return self._places.get((parent, token))
+
+    def leaf(self, parent: int, token: int) -> tuple[int, FloatRows] | None:
+        """Ask the next head about a token below a node."""
+        first = self.add([parent], [token])
+        if len(self.paths[first]) > self._heads.n_prepared:
+            return None
+        return first, self._heads.rows(self._state, self.paths[first:])[1][0]
+
+    def root(self) -> FloatRows | None:
+        """Ask the first head."""
+        return self._heads.rows(self._state, [[self._last]])[1][0]
+
+
 class HydraDrafter(StatesDrafter):
     """Grows a tree below the target's own token, from the hidden state that it came from.
 
@@ -110,9 +146,51 @@ class HydraDrafter(StatesDrafter):
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
         self._heads, self._shape, self._trees = cells, shape, GraphTrees(shape)
+        self.keeps_rows = cells.whole_rows
+        self._row_memory = RowMemory()
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
+        if request.keep in ("nothing", "points") or not self.keeps_rows:
+            return self._drafted_tree(request)
+        return self._tree_with_rows(request)
+
+    def _tree_with_rows(self, request: DraftRequest) -> DraftTree:
+        """Return a tree that tells the heads' rows: every depth is an evaluation of its own."""
+        last = request.tokens[-1]
+        state = self._state.said(request.tokens)
+        if state is None:
+            return DraftTree()
+        nodes = HydraNodes(self._heads, state, last)
+        rows = TreeRows(self._row_memory, nodes, copies=True)
+
+        def below(parents: Sequence[int], tokens: Sequence[int], _paths: Paths) -> EvaluatedDepth:
+            first = nodes.add(parents, tokens)
+            laws, whole = self._heads.rows(state, nodes.paths[first:])
+            rows.take(first, whole)
+            return laws
+
+        def root() -> EvaluatedDepth:
+            laws, whole = self._heads.rows(state, [[last]])
+            rows.take(ROOT, whole)
+            return laws
+
+        laws = PathLaws(root, below, request, request.params)
+        if request.max_depth < 1 or request.max_nodes < 1:
+            return rows.of(DraftTree())
+        shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
+        if length is not None:
+            length.start(points=request.keep == "nothing")
+            most = min(shape.max_nodes, request.max_depth, request.max_nodes, length.ahead())
+            chain = draft_chain(
+                laws.after, request.noise, len(request.tokens), most=most, points=True, stop=length
+            )
+            return rows.of(self.stopped(chain))
+        if self._size is not None and not self._size.pays():
+            return rows.of(DraftTree())
+        return rows.of(grow_draft(shape, laws, request, size=self._size))
+
+    def _drafted_tree(self, request: DraftRequest) -> DraftTree:
         if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
         shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
@@ -139,7 +217,7 @@ class HydraDrafter(StatesDrafter):
 
     def _stopped_chain(self, request: DraftRequest, length: DraftLength, most: int) -> DraftTree:
         """Return a chain as long as it pays, by the heads' probabilities."""
-        length.start(points=True)
+        length.start(points=request.keep == "nothing")
         most = min(most, length.ahead())
         if most < 1:
             return DraftTree()

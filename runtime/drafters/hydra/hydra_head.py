@@ -83,7 +83,8 @@ class HydraHead:
 
     `prefix` is the prefix layer where there is one: what it returns is then the state that the
     heads read. `ranks[k]` is how many tokens head k has to name; without it, `prepare` says so
-    later. `evaluated_params` are the weights that an evaluation of all heads reads.
+    later. With `whole_rows` heads can be asked for all logits. `evaluated_params` are the weights
+    that an evaluation of all heads reads.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class HydraHead:
         target: Model,
         *,
         ranks: Sequence[int] | None = None,
+        whole_rows: bool = False,
         n_threads: int = 0,
     ) -> None:
         file = HeadFile(path, "hydra")
@@ -111,6 +113,7 @@ class HydraHead:
         # A head without an output matrix reads the target's, which its cost has to include.
         shared = sum(head.output is None for head in self._heads)
         self.evaluated_params = self.n_params + shared * self.hidden * self.vocab_size
+        self.whole_rows = whole_rows
         self._ranks: tuple[int, ...] = ()
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
         self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
@@ -166,6 +169,19 @@ class HydraHead:
         if n == len(paths):
             return best
         return RankedTokens(best.tokens.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
+
+    def rows(self, state: FloatRows, paths: Paths) -> tuple[RankedTokens, list[FloatRows]]:
+        """Return what `best_laws` does, and whole rows of logits: views that die with the next."""
+        laws = self.best_laws(state, paths)
+        n = len(paths) if self._grounded or state.ndim > 1 else 1
+        graph = self._graphs[len(paths[0]) - 1, filled_width(n), True]
+        whole = graph.peek("logits")[:n].astype(np.float32, copy=False)
+        return laws, [whole[row % n] for row in range(len(paths))]
+
+    @property
+    def n_prepared(self) -> int:
+        """How many heads are prepared: the longest path that can be asked about."""
+        return len(self._ranks)
 
     def check_chain(self, token: int, n: int) -> None:
         """Raise OptionError for a chain of n tokens after a token that these heads cannot draft."""
@@ -244,6 +260,8 @@ class HydraHead:
                 x = builder.concat(x, builder.reshape(embedded, self.hidden * (head + 1), n))
             logits = self.logits(builder, head, x)
             add_ranking(builder, logits, self._ranks[head], probabilities=probabilities)
+            if self.whole_rows and probabilities:
+                builder.output("logits", logits)
             return builder.build()
 
     def logits(self, builder: GraphBuilder, head: int, x: Tensor) -> Tensor:
@@ -312,6 +330,21 @@ class HydraCells:
         """Return the same tokens with their log-probabilities."""
         with self._native:
             return self._head.best_laws(state, paths)
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether the heads can be asked for whole rows of logits."""
+        return self._head.whole_rows
+
+    @property
+    def n_prepared(self) -> int:
+        """The longest path that can be asked about."""
+        return self._head.n_prepared
+
+    def rows(self, state: FloatRows, paths: Paths) -> tuple[RankedTokens, list[FloatRows]]:
+        """Return laws and whole rows; see `HydraHead.rows`."""
+        with self._native:
+            return self._head.rows(state, paths)
 
     def chain(
         self,

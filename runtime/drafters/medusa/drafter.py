@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
+from specrun.runtime.drafters.kept_rows import RowMemory
 from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
 from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
 from specrun.runtime.heads import NativeShare
@@ -20,6 +22,21 @@ from specrun.runtime.methods import options_of
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees import Topology
+
+
+class MedusaRows:
+    """Each head's row is the law of its depth: head k's, whatever the path of k tokens above.
+
+    (`DraftTree.rows`.) Below the last head nothing is known.
+    """
+
+    def __init__(self, rows: list[npt.NDArray[np.float32]], depths: Sequence[int]) -> None:
+        self._rows, self._depths = rows, depths
+
+    def logits(self, node: int) -> npt.NDArray[np.float32] | None:
+        """Return the row after a node (or ROOT)."""
+        depth = 0 if node == ROOT else self._depths[node]
+        return self._rows[depth] if depth < len(self._rows) else None
 
 
 class MedusaDrafter(Drafter):
@@ -56,6 +73,8 @@ class MedusaDrafter(Drafter):
         # many tokens were committed when they were taken.
         self._state: tuple[npt.NDArray[np.float32], int] | None = None
         self._prompt_length = 0
+        self.keeps_rows = heads.whole_rows
+        self._row_memory = RowMemory()
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last answer's hidden state."""
@@ -72,6 +91,20 @@ class MedusaDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the tree of the heads' tokens, cut where a limit asks for it."""
+        tree = self._drafted_tree(request)
+        if request.keep in ("nothing", "points") or not self.keeps_rows:
+            return tree
+        state = self._state
+        if state is None or len(request.tokens) != state[1]:
+            return tree
+        if not len(tree):  # then nobody asked the heads, maybe
+            with self._native:
+                self._heads.best_tokens(state[0])
+        self._row_memory.reuse()
+        rows = [self._row_memory.copy_of(row) for row in self._heads.rows]
+        return dataclasses.replace(tree, rows=MedusaRows(rows, tree.depths))
+
+    def _drafted_tree(self, request: DraftRequest) -> DraftTree:
         topology = self._topology.limited(request.max_depth, request.max_nodes)
         # A state of another length of text would draft for the wrong position.
         if self._state is None or len(request.tokens) != self._state[1] or not len(topology):
@@ -150,7 +183,10 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
                 n_depths=head.n_heads,
                 depth_cost=share / head.n_heads,
             )
-        head.prepare(ranks_by_depth(topology), probabilities=chosen)
+        ranks = list(ranks_by_depth(topology))
+        if env.keeps_rows and len(ranks) < head.n_heads:
+            ranks.append(1)  # of the token after a whole draft
+        head.prepare(ranks, probabilities=chosen, whole_rows=env.keeps_rows)
     except BaseException:
         head.close()
         raise

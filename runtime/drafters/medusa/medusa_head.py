@@ -58,6 +58,7 @@ class MedusaHead:
         # Heads that read the target's output matrix: weights and biases of their blocks are pairs.
         shared = sum(len(own) % 2 == 0 for own in self._names)
         self.evaluated_params = self.n_params + shared * self._width * self._vocab_size
+        self.whole_rows = False
         self._graph: Graph | None = None
         self._ranks: tuple[int, ...] = ()
         self._device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
@@ -77,13 +78,16 @@ class MedusaHead:
         """Time in the graphs."""
         return self._device.native_seconds
 
-    def prepare(self, ranks: Sequence[int], *, probabilities: bool = False) -> None:
+    def prepare(
+        self, ranks: Sequence[int], *, probabilities: bool = False, whole_rows: bool = False
+    ) -> None:
         """Build the graph for one hidden state and heads that name so many tokens each.
 
-        With `probabilities` it says those, too (`best_laws`).
+        With `probabilities` it says those, too (`best_laws`), with `whole_rows` all logits.
         """
         # Built before the old one is closed: a refused shape leaves the heads as they were.
-        graph = self._build(ranks, 1, probabilities=probabilities)
+        graph = self._build(ranks, 1, probabilities=probabilities, whole_rows=whole_rows)
+        self.whole_rows = whole_rows
         if self._graph is not None:
             self._graph.close()
         self._graph, self._ranks = graph, tuple(ranks)
@@ -104,7 +108,14 @@ class MedusaHead:
                 for row in range(len(piece)):
                     yield [tokens[row] for tokens in found]
 
-    def _build(self, ranks: Sequence[int], rows: int, *, probabilities: bool = False) -> Graph:
+    def _build(
+        self,
+        ranks: Sequence[int],
+        rows: int,
+        *,
+        probabilities: bool = False,
+        whole_rows: bool = False,
+    ) -> Graph:
         """Return the graph that names so many tokens of each head for `rows` hidden states."""
         if not 0 < len(ranks) <= self.n_heads:
             reach = f"these Medusa heads reach 1 to {self.n_heads} tokens deep"
@@ -123,6 +134,8 @@ class MedusaHead:
                 if probabilities:
                     total = builder.log_sum_exp(logits, best)
                     builder.output(f"log_probs{head}", builder.sub(best[1], total))
+                if whole_rows:
+                    builder.output(f"logits{head}", logits)
             return builder.build()
 
     def best_tokens(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
@@ -140,6 +153,14 @@ class MedusaHead:
         assert self._graph is not None
         said = [self._graph.peek(f"log_probs{head}")[0] for head in range(len(tokens))]
         return tokens, [np.exp(log_probs).tolist() for log_probs in said]
+
+    @property
+    def rows(self) -> list[npt.NDArray[np.float32]]:
+        """Each head's whole row of logits of the last state asked about: views."""
+        graph = self._graph
+        assert graph is not None
+        rows = [graph.peek(f"logits{head}")[0] for head in range(len(self._ranks))]
+        return [row.astype(np.float32, copy=False) for row in rows]
 
     def _compute(self, graph: Graph, n_heads: int) -> list[list[list[int]]]:
         """Return the tokens of each head for each row of the graph's inputs."""

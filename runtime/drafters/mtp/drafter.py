@@ -19,6 +19,7 @@ from specrun.bindings.mtp_context import MtpContext, check_nextn
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
+from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.drafters.mtp.state import MtpState
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads import FloatRows
@@ -28,7 +29,7 @@ from specrun.runtime.methods import options_of
 from specrun.runtime.offload import resolve_gpu_layers
 from specrun.runtime.pairing import check_blocks
 from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.transform import penalty_window, transformed_law
+from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, check_p_min, draft_chain, ranking_params
 
@@ -49,6 +50,7 @@ class MtpDrafter(StatesDrafter):
     """
 
     needs_nextn_states = True
+    keeps_rows = True
 
     def __init__(
         self,
@@ -66,9 +68,15 @@ class MtpDrafter(StatesDrafter):
         super().__init__(name, self._state, context, n_params, length)
         self.max_nodes, self._context, self._sampling = num_draft_tokens, context, sampling
         self._p_min = p_min
+        self._row_memory = RowMemory()
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; none without the state before the last token or at the context's end."""
+        rows = self._kept_rows(request)
+        chain = self._chain(request, rows)
+        return chain if rows is None else rows.of(chain)
+
+    def _chain(self, request: DraftRequest, rows: ChainRows | None) -> DraftTree:
         start = len(request.tokens)
         # The last drafted token is not evaluated, hence one more than there are free cells.
         room = self._context.n_ctx - start + 1
@@ -79,7 +87,8 @@ class MtpDrafter(StatesDrafter):
         points = self._sampling == "argmax" or request.params.is_greedy
         params, reads_law = request.params, self._p_min > 0.0 or self._length is not None
         if self._length is not None:
-            self._length.start(points=points)
+            # How much is drafted must not change a text from answer to answer.
+            self._length.start(points=points and request.keep == "nothing")
         if points and not reads_law:
             # The most likely token is the same, and no law has to be made.
             params = params.favourites()
@@ -90,6 +99,8 @@ class MtpDrafter(StatesDrafter):
         # becomes a law before the next is asked for.
         def law_after(drafted: list[int]) -> Law:
             row = self._state.after(drafted[-1]) if drafted else root
+            if rows is not None:
+                rows.take(len(drafted) - 1, row)
             window = penalty_window(request.tokens, drafted, params)
             return transformed_law(row, params, window, request.state)
 
@@ -104,6 +115,27 @@ class MtpDrafter(StatesDrafter):
             end_tokens=request.end_tokens,
         )
         return self.stopped(chain)
+
+    def _kept_rows(self, request: DraftRequest) -> ChainRows | None:
+        """Return what keeps the rows that the request asks for."""
+        if request.keep in ("nothing", "points"):
+            return None
+        state, context, text, start = (
+            self._state,
+            self._context,
+            request.tokens,
+            len(request.tokens),
+        )
+        # Of several blocks each says one token.
+        most = context.n_ctx - start if context.n_blocks == 1 else context.n_blocks - 1
+
+        def after(drafted: Sequence[int]) -> Logits | None:
+            if len(drafted) > min(most, context.n_ctx - start):
+                return None
+            return state.after(drafted[-1]) if drafted else state.root(text)
+
+        copies = copies_rows(request, points=self._sampling == "argmax")
+        return ChainRows(self._row_memory, after, copies=copies)
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, width] of what the blocks read of these rows."""

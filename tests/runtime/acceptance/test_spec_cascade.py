@@ -16,7 +16,9 @@ from support.enumeration import (
     Propose,
     branching_tree,
     chain,
+    emitted_law,
     enumerate_law,
+    largest_error,
     top_k_points,
 )
 from support.law_pairs import (
@@ -380,6 +382,18 @@ def test_drafters_that_tell_no_laws_are_refused_where_a_rule_needs_them(
         require_laws(rule, drafter, params)
     drafter.keeps_rows = True
     require_laws(rule, drafter, params)
+
+
+@pytest.mark.parametrize("kind", ["cascade-opt", "cascade-token-v1", "cascade-token-v3"])
+def test_where_the_drafter_says_nothing_the_law_is_the_targets(kind: str) -> None:
+    """A token-specific rule would make another law of p and p: what it accepts would grow."""
+    table, rule = LawTable(3, 4), rule_of(kind, 0.3)
+    emitted = emitted_law(rule, None, table, 2, frozenset())
+    assert largest_error(emitted, table, 2) < TOLERANCE
+    if "token" in kind:
+        p = RawLaw(np.log(table(PROMPT) + 1e-30))
+        pair = LawPair(p, p, Law(table(PROMPT)), Law(table(PROMPT)))
+        assert total_variation(pair.target, rule.law(pair)) > 0.05
 
 
 # -- what must not pass ----------------------------------------------------------------------------

@@ -145,5 +145,7 @@ def test_an_unknown_rule_names_the_nearest_also_of_ones_own() -> None:
     register_rule("my-mean", mean)
     with pytest.raises(OptionError, match="did you mean 'my-mean'"):
         build_rule("my-men")
-    with pytest.raises(OptionError, match="has no options"):
+    with pytest.raises(OptionError, match="the acceptance rule my-mean has no options"):
         build_rule("my-mean(alpha=1)")
+    with pytest.raises(OptionError, match=r"there is no acceptance rule 'lossi': .* 'lossy'"):
+        build_rule("lossi")

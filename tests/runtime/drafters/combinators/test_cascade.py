@@ -23,6 +23,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import AcceptanceRule, BlockRule, ExactRule
 from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import CascadeDrafter
+from specrun.runtime.drafters.kept_rows import ChainRows
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.noise import SeededNoise
@@ -114,9 +115,9 @@ class _AcceptedTokensOnly(CascadeDrafter):
     """Wrong: leaves out the token that the draft model itself put where it rejected a guess, or
     after the last."""
 
-    def _draft(self, request: DraftRequest, count: int) -> list[Law]:
+    def _draft(self, request: DraftRequest, count: int, rows: ChainRows | None) -> list[Law]:
         self._max_rounds, self._counter = 1, RoundCounter()
-        return super()._draft(request, count)[: self._counter.accepted]
+        return super()._draft(request, count, rows)[: self._counter.accepted]
 
 
 class _StatesTheInnerLaw(CascadeDrafter):

@@ -37,6 +37,7 @@ class TableHead(PairChainByDepth):
 
     n_cells, n_params, native_seconds = 64, 0, 0.0
     taps = ()
+    whole_rows = True
 
     def __init__(self, table: LawTable, first: int) -> None:
         self._table = table

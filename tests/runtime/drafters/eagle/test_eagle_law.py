@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 from support.enumeration import PROMPT, TOLERANCE, largest_error
 from support.head_chains import PairChainByDepth
+from support.law_pairs import deferral, distance, pi_at, texts_law, token_rule
 from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversation_of
 
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
-from specrun.runtime.acceptance import AcceptanceRule, ExactRule
+from specrun.runtime.acceptance import ExactRule, PairRule, Rule, build_rule
 from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
+from specrun.runtime.drafters.eagle.state import EagleNodes
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, decode_rounds
@@ -69,6 +71,7 @@ class FollowingHead(PairChainByDepth):
     n_params: int = 0
     native_seconds: float = 0.0
     taps: tuple[int, ...] = ()
+    whole_rows: bool = True
 
     def evaluate(
         self,
@@ -139,7 +142,7 @@ def emitted(
     shape: str,
     sampling: TreeSampling,
     length: int,
-    rule: AcceptanceRule,
+    rule: Rule,
 ) -> dict[tuple[int, ...], float]:
     """The exact law of an answer, the drafter keeping its pairs from round to round, the prompt's
     learnt first."""
@@ -281,3 +284,44 @@ def test_states_that_reach_the_wrong_node_are_seen(monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(AssertionError):
         bias("2x2x1", "argmax", 0, 4, zeros=0.0)
+
+
+# -- rules that weigh the head's laws --------------------------------------------------------------
+
+PAIR_RULES = {
+    "cascade-opt(alpha=0.3)": deferral("cascade-opt", 0.3),
+    "cascade-diff-log(alpha=0.1)": deferral("cascade-diff-log", 0.1),
+    "cascade-token-v1(alpha=0.2)": token_rule("cascade-token-v1", 0.2),
+    "cascade-token-v3(alpha=0.5)": token_rule("cascade-token-v3", 0.5),
+}
+
+
+def pair_error(rule: str, shape: str, sampling: TreeSampling, length: int) -> float:
+    """The largest error of any text's probability against the product of pi."""
+    table, drafts = LawTable(SIZE, 1), LawTable(SIZE, 101)
+    built = build_rule(rule)
+    assert isinstance(built, PairRule)
+    found = emitted(table, drafts, shape, sampling, length, built)
+    law = pi_at(PAIR_RULES[rule], drafts, table, PLAIN)
+    return distance(found, texts_law(law, SIZE, length))
+
+
+@pytest.mark.parametrize("sampling", ["with", "without", "argmax"])
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [
+        *((rule, "1x1") for rule in PAIR_RULES),
+        ("cascade-opt(alpha=0.3)", "2x1"),
+        ("cascade-token-v3(alpha=0.5)", "0 1 00"),
+    ],
+)
+def test_what_comes_out_is_pi_also_after_a_whole_draft(
+    rule: str, shape: str, sampling: TreeSampling
+) -> None:
+    """This head's law depends on the text alone, so that of a text is the product of pi."""
+    assert pair_error(rule, shape, sampling, 3) < TOLERANCE
+
+
+def test_a_last_token_of_the_targets_own_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EagleNodes, "leaf", lambda *_: None)
+    assert pair_error("cascade-token-v3(alpha=0.5)", "1x1", "with", 3) > 1e-2

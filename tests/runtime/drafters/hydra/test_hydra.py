@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.enumeration import TOLERANCE, bias
+from support.enumeration import TOLERANCE, bias, law_with_drafter
 from support.head_chains import hydra_chain
-from support.scripted import LawTable, asking_first_member
+from support.law_pairs import Pi, deferral, distance, pi_at, texts_law, token_rule
+from support.scripted import PLAIN, LawTable, ScriptedDrafter, asking_first_member
 from support.tiny_models import F32
 
 from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.acceptance import ExactRule, build_rule
 from specrun.runtime.costs import TYPICAL_PATH_ACCURACY
 from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.hydra import HydraDrafter, HydraState
+from specrun.runtime.drafters.hydra.drafter import HydraNodes
 from specrun.runtime.heads import ChainTokens, RankedTokens
 from specrun.runtime.language import quoted
 from specrun.runtime.law import Law
@@ -44,6 +46,7 @@ class TableHeads:
     """Heads whose laws are a table's after the text and the path."""
 
     n_params, native_seconds, prefix = 0, 0.0, None
+    whole_rows, n_prepared = True, 9
 
     def __init__(self, table: LawTable, tokens: Sequence[int]) -> None:
         self._table = table
@@ -59,6 +62,13 @@ class TableHeads:
             return RankedTokens(
                 ranked.astype(np.int32), np.log(np.take_along_axis(probs, ranked, 1))
             )
+
+    def rows(
+        self, state: np.ndarray, paths: Sequence[Sequence[int]]
+    ) -> tuple[RankedTokens, list[np.ndarray]]:
+        with np.errstate(divide="ignore"):
+            whole = [np.log(self._table([*self._before, *path])) for path in paths]
+        return self.best_laws(state, paths), whole
 
     def chain(
         self,
@@ -104,6 +114,37 @@ def test_static_trees_give_the_targets_law(shape: str, seed: int) -> None:
 def test_dynamic_trees_give_the_targets_law(seed: int) -> None:
     propose = hydra(LawTable(3, seed + 100), DynamicShape(3, 2, 6))
     assert bias(ExactRule(), propose, LawTable(3, seed), 3) < TOLERANCE
+
+
+class Telling(ScriptedDrafter):
+    keeps_rows = True
+
+
+@pytest.mark.parametrize(
+    "shape", [parse_topology("1x1"), parse_topology("2x1"), DynamicShape(2, 2, 3)]
+)
+@pytest.mark.parametrize(
+    ("rule", "pi"),
+    [
+        ("cascade-opt(alpha=0.3)", deferral("cascade-opt", 0.3)),
+        ("cascade-token-v3(alpha=0.5)", token_rule("cascade-token-v3", 0.5)),
+    ],
+)
+def test_rules_that_weigh_its_laws_emit_pi(
+    rule: str, pi: Pi, shape: Topology | DynamicShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a whole draft; these heads' laws depend on the text alone."""
+    table, drafts = LawTable(3, 1), LawTable(3, 101)
+    wanted = texts_law(pi_at(pi, drafts, table, PLAIN), 3, 3)
+
+    def error() -> float:
+        propose = hydra(drafts, shape)
+        found = law_with_drafter(build_rule(rule), lambda: Telling(propose), table, 3)
+        return distance(found, wanted)
+
+    assert error() < TOLERANCE
+    monkeypatch.setattr(HydraNodes, "leaf", lambda *_: None)
+    assert error() > 1e-3
 
 
 def test_best_tokens_passed_off_as_draws_are_caught() -> None:
