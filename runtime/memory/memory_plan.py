@@ -254,5 +254,5 @@ def _head_rows(
     return [
         PlanRow(part.title, "weights", {place: part.weights + copy}),
         PlanRow(part.title, "keys and values", {place: part.cells(n_ctx)}),
-        PlanRow(part.title, "compute", {place: part.graphs}),
+        PlanRow(part.title, "compute", {place: part.compute(n_ctx)}),
     ]
