@@ -99,6 +99,26 @@ def test_a_card_has_room_for_the_weights_that_it_takes_over(
     assert next(row for row in rows if row.kind == "compute").by_place[0] == compute(-1)
 
 
+@pytest.mark.parametrize(
+    ("types", "n_numbers"),
+    [(("f16", "f16"), 0), (("q8_0", "f16"), 256), (("q8_0", "q8_0"), 512), (("f32", "f32"), 512)],
+    ids=str,
+)
+def test_a_card_has_room_for_keys_and_values_in_f16(
+    models: dict[str, Path], counts: AskedCounts, types: tuple[str, str], n_numbers: int
+) -> None:
+    """As ggml's CUDA backend does for flash attention (fattn-common.cuh): one layer at a time."""
+    keys, values = types
+    request = request_for(
+        models["large"], "none", card(8 << 30), cache_type_k=keys, cache_type_v=values
+    )
+    settings, sizes = PlanSettings(4096, -1), []
+    for device in (request.devices[0], MemoryDevice("RPC0", 8 << 30)):
+        plan = count_plan(replace(request, devices=(device,)), settings, counts)
+        sizes.append(next(row for row in plan.rows if row.kind == "compute").by_place[0])
+    assert sizes[0] - sizes[1] == 2 * n_numbers * 4096
+
+
 def test_rows_of_two_vocabularies_are_this_machines(
     models: dict[str, Path], counts: AskedCounts
 ) -> None:
