@@ -280,10 +280,10 @@ def _keep(
 ) -> None:
     from specrun.convert.heads.head_accuracy import store_accuracy, write_accuracy_csv
     from specrun.runtime.costs import save_curve
-    from specrun.runtime.offload import resolve_gpu_layers
+    from specrun.runtime.tuning.head_calibration import calibrated_layers
 
     if options.seconds > 0.0:  # whatever the heads are worth
-        layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
+        layers = calibrated_layers(options)
         save_curve(result.curve, options.target, options.context, layers)
     if result.plan is None:
         terminal.note("nothing is kept")

@@ -21,6 +21,7 @@ from specrun.cli.inspect.batch_noise import NoiseSettings, noise_of_file, noise_
 from specrun.cli.inspect.memory import (
     MemorySettings,
     fit_cards,
+    hint_text,
     memory_facts,
     memory_options,
     print_memory,
@@ -320,6 +321,9 @@ def _plan_memory(
         terminal.answer(json.dumps(facts, ensure_ascii=True) + "\n")
     else:
         print_memory(terminal, cards)
+        hint = hint_text(context.n_ctx, layers)
+        if hint and any(fitted.plan.fits for fitted in cards):
+            terminal.answer(f"{hint}\n")
     require_fitting(cards)
 
 

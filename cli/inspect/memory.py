@@ -162,6 +162,14 @@ def print_memory(terminal: Terminal, cards: Sequence[FittedCard]) -> None:
             terminal.answer(f"{_card_name(fitted)}: {_refusal(fitted)}\n")
 
 
+def hint_text(n_ctx: int, layers: LayerCount) -> str:
+    """Return how a chat comes to what was chosen, "" where nothing was."""
+    chosen = (["these layers by itself"] if layers == "auto" else []) + (
+        [] if n_ctx else ["this context with -c 0"]
+    )
+    return f"A chat takes {' and '.join(chosen)}." if chosen else ""
+
+
 def require_fitting(cards: Sequence[FittedCard]) -> None:
     """Raise OutOfMemoryError, with the numbers and ways out, if nothing fits anywhere."""
     if not any(fitted.plan.fits for fitted in cards):

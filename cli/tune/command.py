@@ -245,7 +245,6 @@ def tune(
         return
     from specrun.runtime.chat_template import prompt_tokens
     from specrun.runtime.costs import save_curve, save_plans
-    from specrun.runtime.offload import resolve_gpu_layers
     from specrun.runtime.tuning import tuning
 
     options = _options(load, text, sampling)
@@ -258,7 +257,7 @@ def tune(
     _show(options, result, output, terminal)
     if output.save:
         terminal.note(f"kept in {save_plans(options, result)}")
-        layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
+        layers, _ = tuning.tuned_layers(options)
         # Drafters without a model plan with the target's curve.
         save_curve(result.target, options.target, options.context, layers)
     if output.plot is not None:

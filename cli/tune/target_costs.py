@@ -28,7 +28,7 @@ def run_target_costs(
 ) -> None:
     """Measure the target's cost curve, print it and keep it."""
     from specrun.runtime.costs import measure_target_costs, save_curve, weight_types
-    from specrun.runtime.offload import resolve_gpu_layers
+    from specrun.runtime.memory import layers_here
 
     if output.plot is not None:
         raise click.UsageError("--plot draws the plans for a draft model: give -md FILE too")
@@ -42,7 +42,7 @@ def run_target_costs(
             use_mmap=load.mmap,
             progress=lambda share: progress("measuring the target", share),
         )
-    layers = resolve_gpu_layers(load.gpu_layers, target)
+    layers, _ = layers_here(target, context, load.gpu_layers)
     types = weight_types(target, curve, context, layers)
     if output.as_json:
         costs = dataclasses.asdict(curve)

@@ -26,7 +26,8 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.runtime.costs.curves import CostCurve
-from specrun.runtime.offload import LayerCount, resolve_gpu_layers
+from specrun.runtime.memory import layers_here
+from specrun.runtime.offload import LayerCount
 from specrun.runtime.pairing import check_draftable
 
 MEASURED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
@@ -191,7 +192,7 @@ def measure_target_costs(
     `progress` is told the share that is done. Raises as `Model` and `Context` do, and
     UnsupportedModelError for a model that cannot verify drafts.
     """
-    layers = resolve_gpu_layers(n_gpu_layers, target)
+    layers, _ = layers_here(target, context, n_gpu_layers)
     with Model(target, n_gpu_layers=layers, use_mmap=use_mmap) as model:
         check_draftable(model)
         options = dataclasses.replace(sized_to_measure(context, model), n_outputs=_LARGEST)

@@ -11,6 +11,7 @@ from specrun.runtime.memory.fitted import (
     Fitted,
     Loading,
     fit_here,
+    layers_here,
     noting_plan,
     plan_in_use,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "choose_plan",
     "count_plan",
     "fit_here",
+    "layers_here",
     "noting_plan",
     "parts_of",
     "plan_in_use",

@@ -65,6 +65,20 @@ def count_cells(
     return Cells(tuple(growing), tuple(kept))
 
 
+def widened_cells(model: ModelShape, options: ContextOptions, n_ctx: int) -> int:
+    """Return the bytes of F16 copies of one layer's keys and values that are of another type.
+
+    The largest layer's: a copy lives no longer than its layer is computed.
+    """
+    if options.flash_attention == "off":
+        return 0
+    wide = (options.cache_type_k != "f16", options.cache_type_v != "f16")
+    numbers = max(
+        (wide[0] * layer.keys + wide[1] * layer.values for layer in model.layers), default=0
+    )
+    return 2 * numbers * -(-n_ctx // STEP) * STEP
+
+
 def spread_cells(n_layers: int, per_step: int, fixed: int) -> Cells:
     """Return cells of which only the sum is known, spread evenly over the layers."""
 

@@ -31,7 +31,7 @@ from specrun.runtime.memory.memory_plan import (
 from specrun.runtime.memory.parts import ModelPart, parts_of
 from specrun.runtime.memory.tensor_places import HOST
 from specrun.runtime.memory.wording import alternatives, plan_line, refusal
-from specrun.runtime.offload import LayerCount
+from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 
 logger = logging.getLogger("specrun.memory")
 
@@ -103,6 +103,26 @@ def fit_here(loading: Loading) -> Fitted | None:
     # That all of it fits without a device is what anybody expects.
     expected = not devices and plan.fits and plan.settings.n_ctx >= wish.most_ctx
     return Fitted(plan, "" if expected else line)
+
+
+def layers_here(
+    target: Path,
+    context: ContextOptions,
+    n_gpu_layers: LayerCount,
+    *,
+    drafter: str = "none",
+    n_gpu_layers_draft: LayerCount = "auto",
+) -> tuple[int, LayerCount]:
+    """Return n_gpu_layers (-1: all) of a target and of what drafts, as a `Runtime` takes them.
+
+    For what measures models that a runtime will use. Without a plan, the latter is what was asked
+    for. Raises as `fit_here`.
+    """
+    loading = Loading(target, drafter, context, n_gpu_layers, n_gpu_layers_draft, {})
+    found = fit_here(loading)
+    if found is not None:
+        loading = found.applied_to(loading)
+    return resolve_gpu_layers(loading.n_gpu_layers, target), loading.n_gpu_layers_draft
 
 
 def plan_in_use(loading: Loading) -> str:

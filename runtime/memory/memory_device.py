@@ -15,9 +15,9 @@ from specrun.runtime.memory.tensor_places import GRAPHICS_CARD, PROCESSOR, Memor
 GIB = 1 << 30
 _MOST_MARGIN = GIB  # llama.cpp's own (-fitt 1024)
 _MARGIN_SHARE = 8
-# Backends whose quantized rows are padded (MATRIX_ROW_PADDING), and those that never compute with
-# weights of this machine's memory.
-_PADDED = ("CUDA", "ROCm", "MUSA")
+# Backends made of ggml's CUDA sources, and those that never compute with weights of this machine's
+# memory.
+_AS_CUDA = ("CUDA", "ROCm", "MUSA")
 _STAY = ("RPC", "MTL", "Metal")
 
 
@@ -52,10 +52,12 @@ def card(n_bytes: int) -> MemoryDevice:
 
 def memory_device(device: Device) -> MemoryDevice:
     """Return a device that is here, with what is free of it now."""
+    as_cuda = device.backend in _AS_CUDA
     rules = MemoryRules(
         device_alignment(device),
-        GRAPHICS_CARD.row_padding if device.backend in _PADDED else 1,
+        GRAPHICS_CARD.row_padding if as_cuda else 1,
         takes_weights=device.backend not in _STAY,
+        widens_cells=as_cuda,
     )
     return MemoryDevice(device.name, device.memory_free, rules)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from specrun.runtime.memory.cells import cells_by_place
+from specrun.runtime.memory.cells import cells_by_place, widened_cells
 from specrun.runtime.memory.counts import Counts
 from specrun.runtime.memory.memory_device import MemoryDevice
 from specrun.runtime.memory.parts import TARGET, HeadPart, ModelPart, Part
@@ -228,11 +228,13 @@ def _compute(
     found = {HOST: whole if HOST in rest else inputs}
     mine = request.draft_places if part.drafts else request.target_places
     for place in mine:
-        takes = request.devices[place].rules.takes_weights and place == mine[0]
+        rules = request.devices[place].rules
+        takes = rules.takes_weights and place == mine[0]
         with_output = context.n_outputs >= _ROWS_TO_OFFLOAD
         copied = largest_weight(tensors, with_output=with_output) if takes else 0
         if place in used or copied:
-            found[place] = whole + copied
+            widened = widened_cells(part.model, context, n_ctx) if rules.widens_cells else 0
+            found[place] = whole + copied + widened
     return found
 
 
@@ -254,5 +256,5 @@ def _head_rows(
     return [
         PlanRow(part.title, "weights", {place: part.weights + copy}),
         PlanRow(part.title, "keys and values", {place: part.cells(n_ctx)}),
-        PlanRow(part.title, "compute", {place: part.graphs}),
+        PlanRow(part.title, "compute", {place: part.compute(n_ctx)}),
     ]

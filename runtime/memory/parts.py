@@ -23,6 +23,10 @@ _ROWS = 16  # the widest round where nothing is said
 _STATE_ROWS = 64  # with hidden states every token of a piece of a prompt has a row
 _RECURRENT_LENGTH = {"mtp": 3, "draft": 5}
 _SPARE_CELLS = 64  # nodes of a tree, behind the text
+# Graphs have memory of their own: those that hold logits at once, and those that hold scores, of
+# two lengths of a text each.
+_GRAPHS, _ATTENDING_GRAPHS = 2, 6
+_ATTENDING = 8  # rows that attend at once
 _NODES = 32  # rows of the widest graph of a head
 _STEP = 256
 
@@ -50,7 +54,7 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """Heads: bytes of `weights`, of keys and values per `cell`, of graphs.
+    """Heads: bytes of `weights`, of keys and values per `cell`, of graphs, and of those per cell.
 
     `output` are the bytes of the target's output matrix, which is loaded again where the heads are
     not computed where it lies; 0 for heads that have one of their own.
@@ -60,11 +64,19 @@ class HeadPart:
     weights: int
     cell: int
     graphs: int
+    graph_cell: int = 0
     output: int = 0
 
     def cells(self, n_ctx: int) -> int:
         """Return the bytes of its cells beside a context of so many tokens."""
-        return self.cell * (-(-(n_ctx + _SPARE_CELLS) // _STEP) * _STEP + 1) if self.cell else 0
+        return self.cell * self._n_cells(n_ctx)
+
+    def compute(self, n_ctx: int) -> int:
+        """Return the bytes of its graphs, which grow with the text that they attend to."""
+        return self.graphs + self.graph_cell * self._n_cells(n_ctx)
+
+    def _n_cells(self, n_ctx: int) -> int:
+        return -(-(n_ctx + _SPARE_CELLS) // _STEP) * _STEP + 1
 
 
 Part = ModelPart | HeadPart
@@ -153,8 +165,10 @@ def _heads(header: GGUFHeader, target: ModelShape) -> HeadPart:
         item for item in target.tensors if item.name == "token_embd.weight"
     ]
     vocab = names["output.weight"].shape[-1] if "output.weight" in names else target.n_vocab
-    # Logits, their order and their softmax of every node; a draft's graph and a text's.
-    graphs = 2 * 4 * _NODES * (3 * vocab + 16 * hidden)
+    # Logits, their order and their softmax of every node; a draft's graph and a text's. Those that
+    # attend hold a copy of the values, and scores and weights of every row.
+    graphs = _GRAPHS * 4 * _NODES * (3 * vocab + 16 * hidden)
+    graph_cell = _ATTENDING_GRAPHS * (cell // 2 + 2 * 4 * heads * _ATTENDING)
     weights = sum(-(-tensor.n_bytes // 128) * 128 for tensor in header.tensors)
     output = 0 if own_output or not outputs else outputs[0].n_bytes
-    return HeadPart(HEADS, weights, cell, graphs, output)
+    return HeadPart(HEADS, weights, cell, graphs, graph_cell, output)

@@ -36,12 +36,14 @@ class MemoryRules:
     """How a kind of device stores tensors: `alignment` in bytes, quantized rows padded to numbers.
 
     `takes_weights` is whether it computes long prompts with weights that lie in this machine's
-    memory, for which it needs room for the largest of them.
+    memory, for which it needs room for the largest of them; `widens_cells` whether its flash
+    attention makes an F16 copy of a layer's keys and values of other types.
     """
 
     alignment: int = 32
     row_padding: int = 1
     takes_weights: bool = False
+    widens_cells: bool = False
 
     def size(self, shape: Sequence[int], type_name: str) -> int:
         """Return the bytes of a tensor, in ggml's order of dimensions."""
@@ -58,7 +60,7 @@ class MemoryRules:
 
 
 PROCESSOR = MemoryRules()
-GRAPHICS_CARD = MemoryRules(128, 512, takes_weights=True)
+GRAPHICS_CARD = MemoryRules(128, 512, takes_weights=True, widens_cells=True)
 """As in ggml's CUDA backend."""
 
 

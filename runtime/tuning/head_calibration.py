@@ -32,7 +32,9 @@ from specrun.runtime.costs import (
 from specrun.runtime.costs.measure import MEASURED_SIZES, sized_to_measure
 from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.heads import Accuracy, RankCounts
-from specrun.runtime.offload import LayerCount, resolve_gpu_layers
+from specrun.runtime.language import quoted
+from specrun.runtime.memory import layers_here
+from specrun.runtime.offload import LayerCount
 from specrun.runtime.pairing import check_draftable
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
@@ -94,6 +96,14 @@ class HeadCalibration:
     is_measured: bool
 
 
+def calibrated_layers(options: HeadCalibrationOptions) -> int:
+    """Return n_gpu_layers (-1: all) of the target, as in a chat with these heads."""
+    # Whatever the method is called: a plan sees what the file is.
+    drafter = f"draft({quoted(str(options.heads))})"
+    layers, _ = layers_here(options.target, options.context, options.n_gpu_layers, drafter=drafter)
+    return layers
+
+
 def calibrate_heads(
     options: HeadCalibrationOptions,
     texts_of: Callable[[Model], Sequence[CalibrationText]],
@@ -106,7 +116,7 @@ def calibrate_heads(
     where it is 0. Raises OptionError where there is nothing to count, and the errors of the
     target's and the heads' files.
     """
-    layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
+    layers = calibrated_layers(options)
     with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
         check_draftable(target)
         context = sized_to_measure(options.context, target)

@@ -38,6 +38,7 @@ from specrun.runtime.drafters.draft_model import draft_context_options, draft_si
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import quoted
+from specrun.runtime.memory import layers_here
 from specrun.runtime.offload import resolve_gpu_layers
 from specrun.runtime.pairing import check_draftable, check_pair
 from specrun.runtime.sampling import SamplingParams
@@ -70,6 +71,18 @@ Progress = Callable[[str, float], None]
 """Told what is being done and which share of the whole is done."""
 
 
+def tuned_layers(options: TuneOptions) -> tuple[int, int]:
+    """Return n_gpu_layers (-1: all) of the target and of the draft model, as in a chat."""
+    layers, draft_layers = layers_here(
+        options.target,
+        options.context,
+        options.n_gpu_layers,
+        drafter=f"draft({quoted(str(options.draft))})",
+        n_gpu_layers_draft=options.n_gpu_layers_draft,
+    )
+    return layers, resolve_gpu_layers(draft_layers, options.draft, drafts=True)
+
+
 def tune(
     options: TuneOptions,
     prompts_of: Callable[[Model], Sequence[Sequence[int]]],
@@ -77,14 +90,14 @@ def tune(
 ) -> TuneResult:
     """Measure and plan. `prompts_of` makes the prompts, as tokens, once the target is loaded."""
     started = time.perf_counter()
-    layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
+    layers, draft_layers = tuned_layers(options)
     with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
         check_draftable(target)
         bench = _Bench(options, target, progress)
         prompts = bench.checked(prompts_of(target))
-        layers = resolve_gpu_layers(options.n_gpu_layers_draft, options.draft, drafts=True)
-        use_mmap = options.use_mmap
-        with Model(options.draft, n_gpu_layers=layers, use_mmap=use_mmap, drafts=True) as draft:
+        with Model(
+            options.draft, n_gpu_layers=draft_layers, use_mmap=options.use_mmap, drafts=True
+        ) as draft:
             check_pair(target, draft)
             curves = bench.measure_costs(draft)
             bench.pad_by(curves[0])

@@ -48,6 +48,7 @@ def test_cards_of_four_sizes(run: Run, pair: tuple[Path, Path]) -> None:
     assert rows["left alone (margin)"] == ["1.00 GiB"] * 4
     assert {"target: weights", "draft model: keys and values"} <= set(rows)
     assert rows["draft model on the card"] == ["yes"] * 4
+    assert "A chat takes these layers by itself and this context with -c 0." in done.stdout
 
 
 def test_cards_that_hold_a_part(run: Run, pair: tuple[Path, Path]) -> None:
@@ -88,6 +89,7 @@ def test_what_was_asked_for_and_does_not_fit(run: Run, pair: tuple[Path, Path]) 
     done = run(*arguments, "--memory", "6G,24G")
     assert done.exit_code == 0
     assert "6 GiB: 33 of 33 layers" in done.stdout
+    assert "A chat takes" not in done.stdout  # nothing was chosen
 
 
 def test_heads_are_counted(run: Run, tmp_path: Path) -> None:

@@ -138,5 +138,7 @@ def test_a_worker_without_enough_memory(run: Run, models: Models) -> None:
         assert process.poll() is None
         small = run("generate", *arguments, "--rpc", worker, "-c", 256)
     assert large.exit_code == 5
-    assert "-c" in large.stderr
+    assert "the plan, with 16,384 tokens of context:" in large.stderr
+    assert "target compute" in large.stderr
+    assert "-c 8192 takes" in large.stderr
     assert small.exit_code == 0

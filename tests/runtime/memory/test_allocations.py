@@ -76,7 +76,7 @@ def allocated(
             return memory_breakdown(context)
 
 
-_OTHERS = "glm4moe", "qwen35", "mamba", "tied", "q8_0", "odd", "large"
+_OTHERS = "glm4moe", "qwen35", "mamba", "tied", "q8_0", "odd"
 NAMES = [*FAMILIES, *_OTHERS]
 
 

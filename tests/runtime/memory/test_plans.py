@@ -99,6 +99,26 @@ def test_a_card_has_room_for_the_weights_that_it_takes_over(
     assert next(row for row in rows if row.kind == "compute").by_place[0] == compute(-1)
 
 
+@pytest.mark.parametrize(
+    ("types", "n_numbers"),
+    [(("f16", "f16"), 0), (("q8_0", "f16"), 256), (("q8_0", "q8_0"), 512), (("f32", "f32"), 512)],
+    ids=str,
+)
+def test_a_card_has_room_for_keys_and_values_in_f16(
+    models: dict[str, Path], counts: AskedCounts, types: tuple[str, str], n_numbers: int
+) -> None:
+    """As ggml's CUDA backend does for flash attention (fattn-common.cuh): one layer at a time."""
+    keys, values = types
+    request = request_for(
+        models["large"], "none", card(8 << 30), cache_type_k=keys, cache_type_v=values
+    )
+    settings, sizes = PlanSettings(4096, -1), []
+    for device in (request.devices[0], MemoryDevice("RPC0", 8 << 30)):
+        plan = count_plan(replace(request, devices=(device,)), settings, counts)
+        sizes.append(next(row for row in plan.rows if row.kind == "compute").by_place[0])
+    assert sizes[0] - sizes[1] == 2 * n_numbers * 4096
+
+
 def test_rows_of_two_vocabularies_are_this_machines(
     models: dict[str, Path], counts: AskedCounts
 ) -> None:
@@ -251,3 +271,27 @@ def test_own_blocks_are_counted_with_the_target(
     assert all(sizes[1][kind] > sizes[0][kind] for kind in sizes[0])
     # One more layer of cells beside three.
     assert 3 * sizes[1]["keys and values"] == 4 * sizes[0]["keys and values"]
+
+
+def test_blocks_of_a_file_of_their_own(tmp_path: Path, counts: AskedCounts) -> None:
+    files = write_all(tmp_path)
+    request = request_for(files["nextn"], f"mtp('{files['blocks']}')", card(1 << 30))
+    plan = count_plan(request, PlanSettings(256, -1), counts)
+    sizes = {(row.part, row.kind): row.by_place.get(0, 0) for row in plan.rows}
+    target, blocks = (sizes[part, "keys and values"] for part in ("target", "NextN blocks"))
+    assert 0 < blocks < target
+    assert 0 < sizes["NextN blocks", "weights"] < sizes["target", "weights"]
+
+
+def test_what_the_header_does_not_tell_is_asked_and_spread(models: dict[str, Path]) -> None:
+    """As for architectures of their own: here a header that is read wrongly."""
+    (part,) = parts_of(models["qwen35"], "none", ContextOptions())
+    assert isinstance(part, ModelPart)
+    layers = tuple(replace(layer, keys=layer.keys + 32) for layer in part.model.layers)
+    wrong = replace(part, model=replace(part.model, layers=layers))
+    with AskedCounts() as first, AskedCounts() as second:
+        known, spread = first.cells(part), second.cells(wrong)
+    for n_ctx in (256, 700, 4096):
+        assert spread.total(n_ctx) == known.total(n_ctx) > 0
+    assert known.of_layers(512) != spread.of_layers(512)
+    assert max(spread.of_layers(512)) - min(spread.of_layers(512)) <= 4
