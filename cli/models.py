@@ -117,8 +117,8 @@ def _print_framed(
     table.pad_edge, table.padding = False, (0, 2, 0, 0)
     table.add_column("", justify="right", style="dim", no_wrap=True)
     table.add_column("name", overflow="fold")
-    for name in ("size", "model", "type", "use"):
-        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
+    for head in ("size", "model", "type", "use"):
+        table.add_column(head, justify="right" if head == "size" else "left", no_wrap=True)
     before = None
     for number, (row, store, by) in enumerate(zip(rows, stores, drafters, strict=True), 1):
         if store != before:
