@@ -270,7 +270,7 @@ def _hub() -> Any:  # noqa: ANN401 - a module
     except ImportError as error:
         raise MissingPackageError("fetching models", "huggingface_hub") from error
     # Its warnings are about attempts that it repeats by itself.
-    hub_logging.set_verbosity(hub_logging.ERROR)
+    hub_logging.set_verbosity(logging.ERROR)
     # An interrupt loses what is not written yet, and progress is told when it is: 10 MB at a time.
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     return huggingface_hub

@@ -122,9 +122,15 @@ def test_the_environment_gives_way_to_what_is_typed(
     monkeypatch.setenv("SPECRUN_HF_REPO", "ann/target-GGUF")
     assert run(*GENERATE, "-m", models.target).exit_code == 0
     assert run(*GENERATE, "--demo", "--drafter", "none").exit_code == 0
+    monkeypatch.setenv("SPECRUN_HF_REPO_DRAFT", "ann/draft-GGUF")
+    plain = run(*GENERATE, "-m", models.target, "--drafter", "prompt-lookup")
+    assert plain.exit_code == 0, plain.stderr
     assert served.requests == []
-    assert run(*GENERATE).exit_code == 0
-    assert len(served.transfers) == 1
+    assert run(*GENERATE, "--drafter", "none").exit_code == 0
+    assert [name for name, _ in served.transfers] == ["target-Q4_K_M.gguf"]
+    both = run(*GENERATE)
+    assert json.loads(both.stdout)["stats"]["drafter"].startswith("draft(")
+    assert len(served.transfers) == 2
 
 
 COMMANDS = (
