@@ -40,7 +40,11 @@ def models(name: str | None, as_json: bool, terminal: Terminal) -> None:
     from specrun.runtime.models import catalogue, stored_models
 
     found = stored_models()
-    entries = _chosen(name, catalogue(found.models))
+    terminal.passing(f"reading {len(found.models)} files ...")
+    try:
+        entries = _chosen(name, catalogue(found.models))
+    finally:
+        terminal.passing("")
     if as_json:
         problems = list(found.problems)
         facts = {"models": [_facts(entry) for entry in entries], "problems": problems}
