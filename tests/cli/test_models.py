@@ -24,7 +24,7 @@ def home(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own, whose stores are empty."""
     for name in (*_SETTINGS, "LLAMA_CACHE", "HF_HUB_OFFLINE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
-    # What was tried stays known: only stores are looked for below the new home.
+    monkeypatch.setenv("SPECRUN_TRUST", "1")  # copies of models that the tests wrote
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / ".cache/huggingface/hub"))
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
