@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from itertools import compress, repeat
 from typing import Any
 
+import numpy as np
+
 from specrun.bindings.errors import ClosedError, OptionError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.library import llama, native_function
@@ -35,15 +37,17 @@ _Piece = ctypes.c_char * _PIECE_SIZE
 def stored_fingerprint(header: GGUFHeader) -> bytes | None:
     """Return `Vocabulary.fingerprint` of a file's header, None where it has no usual vocabulary."""
     name, tokens = (header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "tokens"))
-    if not isinstance(tokens, ArrayValue) or tokens.element_type != "string":
+    if not isinstance(tokens, ArrayValue) or tokens.element_type != "string" or not len(tokens):
         return None
     kind = STORED_KINDS.get(str(name))
     if kind is None:
         return None
     digest = hashlib.sha256(f"{kind} {len(tokens)}".encode())
-    for token in range(len(tokens)):
-        text = tokens.bytes_at(token)
-        digest.update(len(text).to_bytes(4, "little") + text)
+    # The file has lengths of 8 bytes before the texts, of which the lower 4 are hashed.
+    starts = np.concatenate([[0], tokens.string_ends()[:-1]])[: len(tokens)]
+    kept = np.ones(len(tokens.raw), bool)
+    kept[(starts[:, None] + np.arange(4, 8)).ravel()] = False
+    digest.update(np.frombuffer(tokens.raw, np.uint8)[kept])
     return digest.digest()
 
 

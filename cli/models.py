@@ -40,7 +40,11 @@ def models(name: str | None, as_json: bool, terminal: Terminal) -> None:
     from specrun.runtime.models import catalogue, stored_models
 
     found = stored_models()
-    entries = _chosen(name, catalogue(found.models))
+    terminal.passing(f"reading {len(found.models)} files ...")
+    try:
+        entries = _chosen(name, catalogue(found.models))
+    finally:
+        terminal.passing("")
     if as_json:
         problems = list(found.problems)
         facts = {"models": [_facts(entry) for entry in entries], "problems": problems}
@@ -117,8 +121,8 @@ def _print_framed(
     table.pad_edge, table.padding = False, (0, 2, 0, 0)
     table.add_column("", justify="right", style="dim", no_wrap=True)
     table.add_column("name", overflow="fold")
-    for name in ("size", "model", "type", "use"):
-        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
+    for head in ("size", "model", "type", "use"):
+        table.add_column(head, justify="right" if head == "size" else "left", no_wrap=True)
     before = None
     for number, (row, store, by) in enumerate(zip(rows, stores, drafters, strict=True), 1):
         if store != before:

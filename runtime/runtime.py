@@ -463,6 +463,8 @@ def parse_options(values: dict[str, Any]) -> RuntimeOptions:
             advice = f"give a {kind.__name__}, such as {example}"
             raise OptionError(f"{name} is {values[name]!r}: {advice}")
     options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
+    if isinstance(options.lora, str | os.PathLike):
+        raise OptionError(f"lora is {options.lora!r}: give a list of files, as ['a.gguf:0.5']")
     random_if_unset(options.seed)  # raises for what is no seed, before a model is opened
     chosen = {name: value for name, value in values.items() if name in of_context}
     placed = {name: value for name, value in values.items() if name in of_placement}

@@ -165,6 +165,12 @@ class ArrayValue(Sequence[Scalar]):
         start = self._ends[index - 1] if index else 0
         return self.raw[start + 8 : self._ends[index]]
 
+    def string_ends(self) -> npt.NDArray[np.int64]:
+        """Return where each string ends in `raw`, int64 [n]."""
+        if self._ends is None:
+            raise TypeError(f"an array of {self.element_type} has no strings")
+        return np.frombuffer(self._ends, dtype=np.int64)
+
     def to_numpy(self) -> npt.NDArray[np.generic]:
         """Return the elements of a scalar array as a read-only numpy array over the same bytes."""
         if self._ends is not None:

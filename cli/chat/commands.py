@@ -176,8 +176,8 @@ def _accept(chat: Chat, argument: str) -> None:
 
 
 def _say_drafter(chat: Chat) -> None:
-    rule = chat.runtime.session.rule.name
-    chat.terminal.say(f"  drafter {one_line(chat.runtime.drafter)} · {rule}")
+    runtime = chat.runtime
+    chat.terminal.say(f"  drafter {one_line(runtime.drafter)} · {one_line(runtime.accept)}")
 
 
 def _save(chat: Chat, argument: str) -> None:

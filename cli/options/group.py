@@ -25,7 +25,6 @@ _HUB_OPTIONS = {
     "-m": ("-hf, -hfr, --hf-repo", "hf_repo"),
     "-md": ("-hfd, -hfrd, --hf-repo-draft", "hf_repo_draft"),
 }
-_INSTEAD_OF_MODELS = ("demo", "drafter")
 CommandFunction: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
 
@@ -187,7 +186,7 @@ class SectionedCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
         """Find the models that are named, and run the command."""
-        locate_all(ctx, lambda name: bool(outvoted([name], by=_INSTEAD_OF_MODELS)))
+        locate_all(ctx, lambda name: bool(outvoted([name], by=_instead_of(name, ctx))))
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -201,6 +200,13 @@ class SectionedCommand(click.Command):
         for name in sorted(sections, key=place_of_section):
             with formatter.section(name):
                 formatter.write_dl(sections[name], col_max=34)
+
+
+def _instead_of(model: str, context: click.Context) -> tuple[str, ...]:
+    """Return the parameters in whose favour `load_options` and `draft_options` drop a model."""
+    if model == "model":
+        return ("demo",)
+    return ("drafter", "demo") if model == "model_draft" and "spec_type" in context.params else ()
 
 
 def _offline_option() -> click.Option:

@@ -130,8 +130,8 @@ def _listing(name: HubName) -> tuple[str, list[HubFile]]:
         etag = file.blob_id if file.lfs is None else file.lfs.sha256
         if is_weights_file(file.rfilename) and file.size is not None and etag:
             files.append(HubFile(file.rfilename, file.size, etag))
-    strange = [str(told.sha), *(part for file in files for part in (file.etag, file.name))]
-    if not all(map(_is_safe, strange)) or not str(told.sha).isalnum():
+    hashes = [str(told.sha), *(file.etag for file in files)]
+    if not all(_is_safe(file.name) for file in files) or not all(map(str.isalnum, hashes)):
         raise HubError(f"the hub lists {name.repo_id} with names that cannot be those of files")
     return str(told.sha), files
 
@@ -270,7 +270,7 @@ def _hub() -> Any:  # noqa: ANN401 - a module
     except ImportError as error:
         raise MissingPackageError("fetching models", "huggingface_hub") from error
     # Its warnings are about attempts that it repeats by itself.
-    hub_logging.set_verbosity(hub_logging.ERROR)
+    hub_logging.set_verbosity(logging.ERROR)
     # An interrupt loses what is not written yet, and progress is told when it is: 10 MB at a time.
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     return huggingface_hub

@@ -128,6 +128,8 @@ def test_the_names_of_adapters(tiny_model: Path, lora: Path, tmp_path: Path) -> 
             LoraFile.parse(f"{lora}:{scale}")
     with pytest.raises(FileMissingError):
         Runtime(tiny_model, lora=[str(tmp_path / "absent.gguf")], **F32)
+    with pytest.raises(OptionError, match="give a list"):
+        Runtime(tiny_model, lora=str(lora), **F32)
     with pytest.raises(MalformedFileError):
         Runtime(tiny_model, lora=[str(odd)], **F32)
 

@@ -179,7 +179,9 @@ from support.workers import running_worker
 
 with running_worker() as (worker, process):
     with Runtime(sys.argv[1], rpc=[worker], n_gpu_layers="all", n_threads=1, n_ctx=256) as runtime:
-        for number, event in enumerate(runtime.stream([1, 2, 3], max_tokens=50)):
+        endless = {token: float("-inf") for token in runtime.vocabulary.end_of_generation}
+        params = SamplingParams(logit_bias=endless)
+        for number, event in enumerate(runtime.stream([1, 2, 3], params, max_tokens=50)):
             if number == 2:
                 process.kill()
                 process.wait()

@@ -24,7 +24,7 @@ def home(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own, whose stores are empty."""
     for name in (*_SETTINGS, "LLAMA_CACHE", "HF_HUB_OFFLINE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
-    # What was tried stays known: only stores are looked for below the new home.
+    monkeypatch.setenv("SPECRUN_TRUST", "1")  # copies of models that the tests wrote
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / ".cache/huggingface/hub"))
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
@@ -122,9 +122,15 @@ def test_the_environment_gives_way_to_what_is_typed(
     monkeypatch.setenv("SPECRUN_HF_REPO", "ann/target-GGUF")
     assert run(*GENERATE, "-m", models.target).exit_code == 0
     assert run(*GENERATE, "--demo", "--drafter", "none").exit_code == 0
+    monkeypatch.setenv("SPECRUN_HF_REPO_DRAFT", "ann/draft-GGUF")
+    plain = run(*GENERATE, "-m", models.target, "--drafter", "prompt-lookup")
+    assert plain.exit_code == 0, plain.stderr
     assert served.requests == []
-    assert run(*GENERATE).exit_code == 0
-    assert len(served.transfers) == 1
+    assert run(*GENERATE, "--drafter", "none").exit_code == 0
+    assert [name for name, _ in served.transfers] == ["target-Q4_K_M.gguf"]
+    both = run(*GENERATE)
+    assert json.loads(both.stdout)["stats"]["drafter"].startswith("draft(")
+    assert len(served.transfers) == 2
 
 
 COMMANDS = (

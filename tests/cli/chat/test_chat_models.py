@@ -39,8 +39,7 @@ def test_a_switch_of_drafter_or_rule_changes_no_word(talk: Talk, models: Models)
     )
     assert switched.exit_code == 0, switched.stderr
     assert switched.stdout == plain.stdout
-    rules = [line for line in switched.stderr.splitlines() if "drafter prompt-lookup · " in line]
-    assert len({*rules}) == 2  # exact, and block verification
+    assert "drafter prompt-lookup · block" in switched.stderr
     assert f"drafter draft({models.plain}" in switched.stderr.replace('"', "")
 
 

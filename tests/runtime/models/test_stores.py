@@ -18,6 +18,7 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime
 from specrun.runtime.models import catalogue, locate_model, stored_models
 
+OPTIONS = {"n_ctx": 256, "n_threads": 1, "trust": True}
 MODEL_LAYER = "application/vnd.ollama.image.model"
 
 
@@ -203,6 +204,6 @@ def test_the_hash_in_a_header_is_the_vocabularys(tiny_model: Path, tiny_small_vo
 def test_a_runtime_opens_models_by_name(home: Path, tiny_model: Path, tiny_drafter: Path) -> None:
     in_hub(home, "ann/Tiny-GGUF", "tiny-F32.gguf", tiny_model)
     in_ollama(home, "little", "latest", tiny_drafter)
-    with Runtime("ann/Tiny-GGUF", "draft(little, n=2)", n_ctx=256, n_threads=1) as runtime:
+    with Runtime("ann/Tiny-GGUF", "draft(little, n=2)", **OPTIONS) as runtime:
         assert runtime.model.path.name == "tiny-F32.gguf"
         assert runtime.generate("abc", max_tokens=4).usage.completion_tokens == 4
