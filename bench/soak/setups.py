@@ -17,6 +17,7 @@ from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 from specrun.runtime.language import Expression, parse_expression, quoted
+from specrun.runtime.methods import METHODS
 from specrun.runtime.sampling import SamplingParams
 
 N_VOCAB = 400
@@ -138,7 +139,7 @@ def random_setup(source: random.Random) -> Setup:
     rules = list(_EXACT_RULES)
     if not remembers and "auto" not in atoms:  # which no rule takes that is not exact
         rules.append("typical")
-    if atoms <= _TELLING:
+    if atoms & set(METHODS) <= _TELLING:  # the others are files
         rules += source.sample(_PAIR_RULES, 4)
     return Setup(drafter, source.choice(rules), remembers and bool(atoms & _DRAWING))
 
