@@ -51,7 +51,8 @@ EAGLE_TREE: Shares = {3: 0.30, 8: 0.13}
 class Setting:
     """A drafter, a temperature and a rule; `most` bounds the share of a round that is ours.
 
-    In the expression `drafter`, FILE stands for the draft model, MEDUSA, HYDRA and EAGLE for heads.
+    In the expression `drafter`, FILE stands for the draft model, TARGET for the target, and MEDUSA,
+    HYDRA and EAGLE for heads.
     """
 
     name: str
@@ -78,7 +79,10 @@ SETTINGS = (
     Setting("eagle chain of 5, greedy", "eagle(EAGLE, n=5)", _GREEDY),
     Setting("eagle dynamic tree of 16, greedy", _DYNAMIC, _GREEDY, EAGLE_TREE),
     Setting("eagle tree of 16, temp 0.8", _WITHOUT, _SAMPLED, EAGLE_TREE),
+    # Rules that are not exact keep nearly all drafts: this is what that costs by itself.
+    Setting("chain of 5, all kept", "draft(TARGET, n=5)", _SAMPLED),
     Setting("chain of 5, V3", "draft(FILE, n=5)", _SAMPLED, {}, "cascade-token-v3"),
+    Setting("chain of 5, Chow", "draft(FILE, n=5)", _SAMPLED, {}, "cascade-chow"),
     Setting("chain of 5, OPT", "draft(FILE, n=5)", _SAMPLED, {}, "cascade-opt"),
 )
 """What is measured, in this order."""

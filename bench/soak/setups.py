@@ -17,6 +17,7 @@ from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 from specrun.runtime.language import Expression, parse_expression, quoted
+from specrun.runtime.methods import METHODS
 from specrun.runtime.sampling import SamplingParams
 
 N_VOCAB = 400
@@ -56,7 +57,8 @@ _PAIRS = (
     "auto({draft}, {other})",
 )
 _EXACT_RULES = ("exact", "exact", "token", "kseq")
-# They weigh laws, which a draft model tells where it drafts alone.
+# They weigh laws, which these tell; a cascade's drafts depend on what was guessed before.
+_TELLING = frozenset(("draft", "medusa", "hydra", "eagle", "relay", "ensemble"))
 _PAIR_RULES = (
     *(f"cascade-{rule}(alpha=0.3)" for rule in ("chow", "diff", "opt", "opt-log")),
     *(f"cascade-token-v{number}(alpha=0.5)" for number in (1, 2, 3)),
@@ -137,7 +139,7 @@ def random_setup(source: random.Random) -> Setup:
     rules = list(_EXACT_RULES)
     if not remembers and "auto" not in atoms:  # which no rule takes that is not exact
         rules.append("typical")
-    if drafter.startswith("draft("):
+    if atoms & set(METHODS) <= _TELLING:  # the others are files
         rules += source.sample(_PAIR_RULES, 4)
     return Setup(drafter, source.choice(rules), remembers and bool(atoms & _DRAWING))
 

@@ -157,7 +157,8 @@ def test_overhead_as_json_and_markdown() -> None:
         *("chain of 5, greedy", "chain of 5, temp 0.8", "tree of 16, temp 0.8"),
         *("medusa tree of 16, greedy", "hydra++ chain of 5, greedy", "hydra++ tree of 16, greedy"),
         *("eagle chain of 5, greedy", "eagle dynamic tree of 16, greedy"),
-        *("eagle tree of 16, temp 0.8", "chain of 5, V3", "chain of 5, OPT"),
+        *("eagle tree of 16, temp 0.8", "chain of 5, all kept", "chain of 5, V3"),
+        *("chain of 5, Chow", "chain of 5, OPT"),
     ]
     assert found[5]["drafted_per_round"] > 4
     parts = {"draft", "batch", "law", "acceptance", "commit", "text"}
