@@ -148,7 +148,7 @@ METHODS: Mapping[str, Method] = {
             "partial",
             "TriForce: the target's own weights with a cache of the first and last tokens.",
             "specrun.runtime.drafters.partial.build",
-            options=("sink", "window", "n", "sampling", "p_min", *TREE_OPTIONS),
+            options=("sink", "window", "chunks", "chunk", "n", "sampling", "p_min", *TREE_OPTIONS),
             counted_by_n=True,
         ),
         Method(

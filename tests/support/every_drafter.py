@@ -57,6 +57,7 @@ MODELS = [
     "draft(FILE:twin, n=4, vocabulary=text)",
     "partial(sink=2, window=5, n=4)",
     "partial(sink=2, window=7, tree=2x2)",
+    "partial(sink=2, window=5, chunks=2, chunk=3, n=4)",
     "partial(sink=0, window=7, depth=3, topk=2, nodes=5)",
     "early-exit(layers=1, n=3)",
 ]
@@ -78,6 +79,7 @@ COMBINED = [
     "cascade(draft(FILE:twin, n=6), draft(FILE:small, tree=2x2))",
     "cascade(draft(FILE:twin, n=6), prompt-lookup(min_ngram=1))",
     "cascade(partial(sink=2, window=8, n=4), draft(FILE:small, n=3))",
+    "cascade(partial(window=8, chunks=2, chunk=4, n=4), prompt-lookup(min_ngram=1))",
     "cascade(draft(FILE:twin, n=6), ngram(n=3))",
     "relay(draft(FILE:twin)@2, draft(FILE:small)@3)",
     "ensemble(draft(FILE:twin), ngram(order=3, n=3))",

@@ -105,7 +105,9 @@ class _CascadeModel:
                 max_rounds=self.max_rounds,
                 name=self.name,
             )
-            drafter.remark = "" if self.cache is None else self.cache.remark
+            if self.cache is not None:
+                drafter.remark = self.cache.remark
+                drafter.layer_inputs = self.cache.layer_inputs
             opened.pop_all()
         return drafter
 

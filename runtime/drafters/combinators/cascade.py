@@ -99,6 +99,8 @@ class CascadeDrafter(Drafter):
         """Keep the cache of what the prompt shares with the last one."""
         self._counter = RoundCounter()
         self._model.rewind(self._text, common_prefix(self._text.tokens, tokens))
+        if self.layer_inputs:
+            self._model.begin(tokens)
         self._inner.begin(tokens)
         self._text.tokens = list(tokens)
 
@@ -191,8 +193,14 @@ class CascadeDrafter(Drafter):
             law = transformed_law(row, params, penalty_window(tokens, (), params), request.state)
         return law.most_likely[1] < self._p_min
 
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Show the target's states to the model, whose cache is chosen by them."""
+        self._model.learn_prompt(start, rows, count)
+
     def observe(self, outcome: RoundOutcome) -> None:
         """Take back what was rejected, from model and inner drafter; the rest stays evaluated."""
+        if self.layer_inputs:
+            self._model.learn_round(outcome)
         start = outcome.start
         # Rejected tokens are dropped from both caches at once, or the next draft would start wrong.
         self.rewind(start + common_prefix(self._text.tokens[start:], outcome.tokens[start:]))
@@ -286,6 +294,15 @@ class DraftModelTarget(TargetModel):
     def n_params(self) -> int:
         """The model's parameters."""
         return self.context.model.n_params
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Turn to another text, where the cache depends on the target's states."""
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Learn the target's states at a prompt's tokens, where the cache depends on them."""
+
+    def learn_round(self, outcome: RoundOutcome) -> None:
+        """Learn the target's states at a round's tokens, where the cache depends on them."""
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
         """Evaluate the text up to `end`, unless so few tokens are missing that they join a tree."""

@@ -213,6 +213,8 @@ class DraftModelDrafter(ModelDrafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Drop the cache of rejected tokens, keep that of accepted ones; learn when to stop."""
         base = outcome.start
+        if self.layer_inputs:
+            self._state.learn_round(outcome)
         if self._exit is not None:
             # In an ensemble the path may be another drafter's.
             accepted = common_prefix(self._drafted, outcome.tokens[base : base + len(outcome.path)])

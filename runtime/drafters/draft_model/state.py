@@ -18,9 +18,10 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.bindings.rows import Rows
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafter import Drafter
+from specrun.runtime.drafter import Drafter, RoundOutcome
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import Logits, greedy_token
 from specrun.runtime.tree import ROOT
 from specrun.runtime.trees import check_p_min
@@ -122,6 +123,12 @@ class DraftModelState:
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what a text shares with the last one."""
         self.rewind(common_prefix(self.cached, tokens))
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Learn the target's states at a prompt's tokens, where the cache depends on them."""
+
+    def learn_round(self, outcome: RoundOutcome) -> None:
+        """Learn the target's states at a round's tokens, where the cache depends on them."""
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop what an interrupted evaluation may have left."""
@@ -313,6 +320,10 @@ class ModelDrafter(ContextDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
         self._model_state.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Pass on: a cache may be chosen by the target's states."""
+        self._model_state.learn_prompt(start, rows, count)
 
     def rewind(self, length: int) -> None:
         """Drop the cache of tokens that were only guesses."""

@@ -133,6 +133,8 @@ class DraftTreeDrafter(ModelDrafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the accepted tokens' cache, whoever drafted them, and drop the rest."""
+        if self.layer_inputs:
+            self._state.learn_round(outcome)
         self._state.keep(outcome.tokens[outcome.start :])
         if self._size is not None:
             self._size.observe(outcome)

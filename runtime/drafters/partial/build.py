@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.layer_inputs import check_layer_inputs
 from specrun.runtime.costs import best_tree, typical_acceptance
 from specrun.runtime.costs.memory_traffic import memory_traffic
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.draft_model import DraftModelState, DraftTreeState, plan_draft
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.partial.chunks import ChunkMemory
 from specrun.runtime.drafters.partial.state import PartialState, PartialTreeState
-from specrun.runtime.drafters.partial.window import Window
+from specrun.runtime.drafters.partial.window import KeptTokens, Window
 from specrun.runtime.drafters.tree_options import tree_sampling
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import options_of
 from specrun.runtime.trees import Topology
 
-SINK, WINDOW = 4, 256
+SINK, WINDOW, CHUNK = 4, 256, 32
 """StreamingLLM's sinks; a window that is a small part of the contexts for which it pays."""
 
 
@@ -33,10 +35,35 @@ class PartialCache:
     n_ctx: int
     """How many tokens a text may have."""
 
+    n_chunks: int
+    chunk: int
+    n_embd: int
+    layer: int
+    """The layer of the target whose inputs say which chunks are kept."""
+
+    @property
+    def most_cells(self) -> int:
+        """The most tokens that are kept of a text, of any length."""
+        return self.window.most_cells + self.n_chunks * self.chunk
+
+    @property
+    def layer_inputs(self) -> tuple[int, ...]:
+        """The layers of the target whose inputs are read."""
+        return (self.layer,) if self.n_chunks else ()
+
+    def kept(self) -> KeptTokens:
+        """Return what says which tokens of a conversation are kept."""
+        if not self.n_chunks:
+            return KeptTokens(self.window)
+        chunks = ChunkMemory(
+            self.chunk, self.n_chunks, layer=self.layer, n_embd=self.n_embd, n_ctx=self.n_ctx
+        )
+        return KeptTokens(self.window, chunks)
+
     def context_options(self, n_nodes: int, n_sequences: int, n_outputs: int) -> ContextOptions:
         """Return the settings of a context for the kept tokens and so many drafted ones."""
         # A shorter text than the window can hold needs no more cells than it has tokens.
-        n_ctx = min(self.window.most_cells + n_nodes + 1, max(self.n_ctx, n_nodes + 1))
+        n_ctx = min(self.most_cells + n_nodes + 1, max(self.n_ctx, n_nodes + 1))
         return dataclasses.replace(
             self.options, n_ctx=n_ctx, n_sequences=n_sequences, n_outputs=n_outputs
         )
@@ -44,11 +71,11 @@ class PartialCache:
     @property
     def remark(self) -> str:
         """What the user is to know, where it is no smaller than the target's own cache."""
-        if self.window.most_cells < self.n_ctx:
+        if self.most_cells < self.n_ctx:
             return ""
         kept = f"sink={self.window.sink}, window={self.window.size}"
         return (
-            f"partial({kept}) keeps up to {self.window.most_cells} tokens, all of a context of "
+            f"partial({kept}) keeps up to {self.most_cells} tokens, all of a context of "
             f"{self.n_ctx}: its drafts cost what the target's own tokens do"
         )
 
@@ -56,11 +83,11 @@ class PartialCache:
 
     def chain_state(self, context: Context) -> DraftModelState:
         """Return the cache of a drafter of chains."""
-        return PartialState(context, self.window)
+        return PartialState(context, self.kept())
 
     def tree_state(self, context: Context) -> DraftTreeState:
         """Return the cache of a drafter of trees."""
-        return PartialTreeState(context, self.window)
+        return PartialTreeState(context, self.kept())
 
 
 def partial_cache(expression: Expression, env: DraftEnvironment, n_nodes: int) -> PartialCache:
@@ -79,13 +106,25 @@ def partial_cache(expression: Expression, env: DraftEnvironment, n_nodes: int) -
             f"{expression}: a window of {window.size} tokens is filled by a draft of {n_nodes}: "
             f"give window={n_nodes + 1} or more, or draft less"
         )
-    return PartialCache(window, env.context, env.n_ctx)
+    n_chunks, chunk = options.integer("chunks", 0), options.integer("chunk", CHUNK)
+    if n_chunks < 0 or chunk < 1:
+        raise OptionError(
+            f"{expression}: chunks is {n_chunks} of chunk={chunk} tokens: give 0 or more chunks of "
+            "at least 1 token"
+        )
+    target = env.target
+    layer = max(1, target.n_layer // 2)
+    if n_chunks:
+        check_layer_inputs(target, (layer,))
+    return PartialCache(
+        window, env.context, env.n_ctx, n_chunks, chunk, n_embd=target.n_embd, layer=layer
+    )
 
 
 def build_partial(
     expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build `partial(sink=4, window=256, ...)`: chains and trees as of `draft(FILE, ...)`."""
+    """Build `partial(sink=4, window=256, chunks=0, chunk=32, ...)`: the rest as of `draft`."""
     traffic = memory_traffic(env.target, env.context)
     weights = traffic.weights(1)
 
@@ -95,7 +134,7 @@ def build_partial(
 
     def share(_state: DraftModelState) -> float:
         # All weights, and on the average one and a half windows of keys and values.
-        kept = cache.window.sink + 1.5 * cache.window.size
+        kept = cache.most_cells - cache.window.size / 2
         return traffic.evaluation(1, kept) / weights
 
     plan = plan_draft(
@@ -112,7 +151,7 @@ def build_partial(
         context = Context(env.target, options)
         try:
             drafter = plan.make(context, cache)
-            drafter.remark = cache.remark
+            drafter.remark, drafter.layer_inputs = cache.remark, cache.layer_inputs
             return drafter
         except BaseException:
             context.close()

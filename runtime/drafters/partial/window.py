@@ -8,9 +8,11 @@ are evaluated anew) comes to one more token of a batch for every token of the te
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.partial.chunks import ChunkMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,51 @@ class Window:
         """
         return max(self.sink, (length // self.size - 1) * self.size)
 
-    def cells(self, length: int, first: int) -> int:
-        """Return how many of the first `length` tokens are kept by a window that begins there."""
-        return length if length <= self.sink else self.sink + max(0, length - first)
-
-    def tokens(self, cells: int, first: int) -> int:
-        """Return the least length of which a window that begins there keeps so many tokens."""
-        return cells if cells <= self.sink else first + cells - self.sink
-
     @property
     def most_cells(self) -> int:
         """The most tokens that are kept of a text, of any length."""
         return self.sink + 2 * self.size
+
+
+class KeptTokens:
+    """Which tokens of one growing text a cache holds: sink, chosen chunks, and a window.
+
+    The cells are in the order of the text. The window stands where the last `move` put it: it
+    begins at token `first`, and `between` are the tokens that are kept of those before it.
+    """
+
+    def __init__(self, window: Window, chunks: ChunkMemory | None = None) -> None:
+        self.window, self.chunks = window, chunks
+        self.first = window.sink
+        self.between: Sequence[int] = ()
+
+    def cells(self, length: int) -> int:
+        """Return how many cells hold what is kept of the first `length` tokens.
+
+        Of a text that was cut to before the window the sink alone.
+        """
+        sink = self.window.sink
+        if length <= sink or length < self.first:
+            return min(length, sink)
+        return sink + len(self.between) + length - self.first
+
+    def tokens(self, cells: int) -> int:
+        """Return how many tokens of the text are read where so many cells are filled."""
+        beyond = cells - self.window.sink - len(self.between)
+        return self.first + beyond if beyond >= 0 else min(cells, self.window.sink)
+
+    def is_to_move(self, length: int, n_read: int) -> bool:
+        """Whether the window has to move for a text of `length` tokens, of which so many are read.
+
+        Of one that was cut to before the window nothing is left in it.
+        """
+        first = self.window.first_kept(length)
+        return first != self.first or first > max(n_read, self.window.sink)
+
+    def move(self, length: int) -> None:
+        """Move the window to where a text of so many tokens has it, and choose what is before."""
+        window, chunks = self.window, self.chunks
+        self.first = first = window.first_kept(length)
+        # Of the shortest text that has the window there all but the last token was evaluated.
+        now = first + window.size - 1
+        self.between = () if chunks is None else chunks.choose(window.sink, first, now)

@@ -24,7 +24,7 @@ def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drafts pay: a tiny drafter is as large as its target."""
     whole = DraftEnvironment.draft_length
     monkeypatch.setattr(DraftEnvironment, "curve", CHEAP)
-    monkeypatch.setattr(DraftEnvironment, "draft_length", lambda self, share: whole(self, 0.0))
+    monkeypatch.setattr(DraftEnvironment, "draft_length", lambda self, *_: whole(self, 0.0))
 
 
 @pytest.mark.usefixtures("cheap_drafts")
@@ -106,7 +106,7 @@ def test_what_is_evaluated_in_any_case_costs_nothing_more(tiny_model: Path) -> N
     [
         ("draft({}, n=auto, tree=2x2)", "n=auto drafts a chain"),
         ("draft({}, n=aut)", "not a whole number"),
-        ("cascade(draft({}, n=auto), prompt-lookup)", "n=auto is for draft"),
+        ("cascade(draft({}, n=auto), prompt-lookup)", "n=auto is for a drafter"),
         ("jacobi(n=auto)", "not a whole number"),
     ],
 )

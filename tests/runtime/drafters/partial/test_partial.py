@@ -38,7 +38,13 @@ from specrun.runtime.drafters.combinators import CascadeDrafter
 from specrun.runtime.drafters.combinators.bounded_target import BoundedTarget
 from specrun.runtime.drafters.draft_model.state import ContextDrafter
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.partial import PartialState, PartialTreeState, Window
+from specrun.runtime.drafters.partial import (
+    ChunkMemory,
+    KeptTokens,
+    PartialState,
+    PartialTreeState,
+    Window,
+)
 from specrun.runtime.language import quoted
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.tree import ROOT, DraftTree
@@ -86,17 +92,18 @@ def open_pair(models: Path, drafter: str, small: str = "small", **options: objec
 
 @pytest.mark.parametrize(("sink", "size"), [(0, 1), (4, 5), (3, 8), (20, 6)])
 def test_a_window_holds_its_size_at_least_and_twice_that_at_most(sink: int, size: int) -> None:
-    window = Window(sink, size)
+    kept = KeptTokens(Window(sink, size))
     for length in range(200):
-        first = window.first_kept(length)
-        kept = window.cells(length, first)
-        assert kept == len({*range(min(sink, length)), *range(first, length)})
-        assert min(length, sink + size) <= kept + (first < sink + size) * size
-        assert kept <= window.most_cells
-        if first > sink:
-            assert size <= length - first < 2 * size
-        assert window.tokens(kept, first) == length or kept == min(length, sink)
-    assert max(window.first_kept(length) for length in range(200)) > sink
+        assert kept.is_to_move(length, length) == (kept.first != kept.window.first_kept(length))
+        kept.move(length)
+        cells = kept.cells(length)
+        assert cells == len({*range(min(sink, length)), *range(kept.first, length)})
+        assert min(length, sink + size) <= cells <= kept.window.most_cells
+        if kept.first > sink:
+            assert size <= length - kept.first < 2 * size
+            assert kept.cells(kept.first - 1) == sink
+        assert kept.tokens(cells) == length
+    assert kept.first > sink
 
 
 # -- the cache is true -----------------------------------------------------------------------------
@@ -118,7 +125,7 @@ def test_after_any_rounds_the_logits_are_those_of_the_kept_tokens(
     options = ContextOptions(**{**F32, "n_ctx": window.most_cells + 8}, n_sequences=2, n_outputs=2)
     moved = different = 0
     with Context(target, options) as context:
-        state = kind(context, window)
+        state = kind(context, KeptTokens(window))
         text: list[int] = []
         for _ in range(40):
             if text and rng.random() < 0.4:  # another text that shares a beginning
@@ -150,7 +157,7 @@ def test_compiled_chains_go_on_from_the_kept_tokens(target: Model) -> None:
     """The most likely tokens in one call, beyond the window and where it moves."""
     window, text = Window(2, 6), [number * 7 % 400 for number in range(40)]
     with Context(target, ContextOptions(**{**F32, "n_ctx": window.most_cells + 8})) as context:
-        state = PartialState(context, window)
+        state = PartialState(context, KeptTokens(window))
         for root in range(20, 34):
             state.rewind(min(len(state.cached), root - 1))
             token = int(state.feed(text[len(state.cached) : root]).argmax())
@@ -168,7 +175,7 @@ def test_nodes_of_a_tree_see_the_kept_tokens_and_their_own_path(target: Model) -
     window, text = Window(2, 6), [number * 7 % 400 for number in range(33)]
     options = ContextOptions(**F32, n_sequences=3, n_outputs=3)
     with Context(target, options) as context:
-        state = PartialTreeState(context, window)
+        state = PartialTreeState(context, KeptTokens(window))
         for start in range(20, 30):
             state.rewind(min(len(state.cached), start - 1))
             state.feed(text[len(state.cached) : start])
@@ -198,7 +205,7 @@ def test_a_cascades_bounded_cache_stays_true(models: Path, target: Model, drafte
             text.tokens = list(tokens)
             model.prefill(text, root - 1)
             row = model.evaluate(text, DraftTree()).logits(0)
-            wanted = fresh_logits(target, kept_tokens(model._window, tokens, root))[-1]
+            wanted = fresh_logits(target, kept_tokens(model._kept.window, tokens, root))[-1]
             np.testing.assert_allclose(row, wanted, atol=1e-5)
 
 
@@ -306,3 +313,102 @@ def test_recurrent_states_drop_no_tokens(tmp_path: Path) -> None:
     path = write_tiny_qwen35(tmp_path / "hybrid.gguf", blocks=1)
     with pytest.raises(UnsupportedModelError, match="recurrent state, which drops no tokens"):
         Runtime(path, drafter="partial(n=2)", **F32)
+
+
+# -- chunks ----------------------------------------------------------------------------------------
+
+
+class States:
+    """Rows that have nothing but the inputs of layer 2."""
+
+    def __init__(self, states: np.ndarray) -> None:
+        self._states = states
+
+    def layer_input(self, row: int, layer: int) -> np.ndarray:
+        assert layer == 2
+        return self._states[row]
+
+
+def test_the_chunks_most_like_the_last_tokens_are_kept() -> None:
+    """Chunk 3 of ten has the last tokens' direction, chunk 6 the opposite, others any."""
+    rng = np.random.default_rng(0)
+    direction = rng.standard_normal(48).astype(np.float32)
+    states = 5.0 + rng.standard_normal((90, 48)).astype(np.float32)  # a part that all share
+    states[4 + 24 : 4 + 32] += direction
+    states[4 + 48 : 4 + 56] -= direction
+    states[84:] += direction
+    memory = ChunkMemory(8, 2, layer=2, n_embd=48, n_ctx=100)
+    memory.begin(range(90))
+    assert list(memory.choose(4, 80, 90)) == []  # nothing is known yet
+    memory.learn_prompt(0, States(states), 90)  # type: ignore[arg-type]
+    chosen = list(memory.choose(4, 80, 90))
+    assert set(range(28, 36)) < set(chosen)
+    assert not set(range(52, 60)) & set(chosen)
+    assert len(chosen) == 16
+    assert chosen == sorted(chosen)
+    assert list(memory.choose(4, 11, 90)) == []  # no whole chunk
+    # What was said later is not read: the last tokens before 52 are like chunk 3, too.
+    states[44:52] += direction
+    memory.learn_prompt(44, States(states[44:]), 46)  # type: ignore[arg-type]
+    early = list(memory.choose(4, 44, 52))
+    memory.begin(range(52))
+    assert list(memory.choose(4, 44, 52)) == early
+    memory.begin([*range(30), 0])
+    assert max(memory.choose(4, 80, 90)) < 36  # of what is known only
+
+
+def test_kept_chunks_stand_between_sink_and_window(target: Model) -> None:
+    """KV truth with chunks: what was chosen, in the order of the text, for chains and trees."""
+    rng = np.random.default_rng(1)
+    options = ContextOptions(**F32, n_sequences=2, n_outputs=2)
+    with Context(target, options) as context:
+        memory = ChunkMemory(3, 2, layer=2, n_embd=32, n_ctx=256)
+        state = PartialTreeState(context, KeptTokens(Window(2, 6), memory))
+        text = rng.integers(0, 400, 60).tolist()
+        states = rng.standard_normal((60, 32)).astype(np.float32)
+        n_between = 0
+        for root in (5, 18, 19, 25, 40, 41, 30, 60):
+            state.begin(text[:root])
+            state.learn_prompt(0, States(states), root)  # type: ignore[arg-type]
+            state.rewind(min(len(state.cached), root - 1))
+            row = state.feed(text[len(state.cached) : root])
+            between = list(state.kept.between)
+            n_between += len(between)
+            places = [*range(min(2, root)), *between, *range(state.kept.first, root)]
+            assert len(set(places)) == len(places)
+            wanted = fresh_logits(target, [text[place] for place in places])[-1]
+            np.testing.assert_allclose(row, wanted, atol=1e-5)
+            rows = state.evaluate([ROOT, ROOT], [7, 9])
+            known = [text[place] for place in places]
+            for place, token in enumerate((7, 9)):
+                wanted = fresh_logits(target, [*known, token])[-1]
+                np.testing.assert_allclose(rows.logits(place), wanted, atol=1e-5)
+            state.keep([9])
+        assert n_between > 12
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "partial(sink=2, window=6, chunks=2, chunk=3, n=4, sampling=argmax)",
+        "cascade(partial(sink=2, window=8, chunks=2, chunk=4, n=4, sampling=argmax), none)",
+    ],
+)
+def test_chunks_change_no_text(models: Path, drafter: str) -> None:
+    with open_pair(models, "none") as plain, open_pair(models, drafter) as runtime:
+        for params in (SamplingParams(temperature=0.0), WHOLE.replace(seed=5)):
+            wanted = plain.generate(PROMPT, params, max_tokens=40).token_ids
+            found = runtime.generate(PROMPT, params, max_tokens=40)
+            assert found.token_ids == wanted
+            assert found.stats.drafted > 0
+        drafter_of = runtime.session.drafter
+        assert drafter_of.layer_inputs == (1,)
+        model = drafter_of._model if isinstance(drafter_of, CascadeDrafter) else None
+        kept = drafter_of._state.kept if model is None else model._kept  # type: ignore[attr-defined]
+        assert len(kept.between) > 0
+
+
+@pytest.mark.parametrize("options", ["chunks=-1", "chunks=2, chunk=0"])
+def test_chunks_that_make_no_sense_are_refused(models: Path, options: str) -> None:
+    with pytest.raises(OptionError, match="give 0 or more chunks of at least 1 token"):
+        open_pair(models, f"partial(n=4, {options})")
