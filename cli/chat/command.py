@@ -69,13 +69,15 @@ def chat(
 ) -> None:
     """Talk to a model, with its drafts verified so that it says what it would have said without."""
     require_training(learning)
-    with ExitStack() as opened:
-        runtime = opened.enter_context(
-            open_runtime(load, draft, template, answer.params, terminal, learn=learning.place)
-        )
+    with (
+        ExitStack() as closed_last,
+        open_runtime(
+            load, draft, template, answer.params, terminal, learn=learning.place
+        ) as runtime,
+    ):
         check_sampling(answer.params, runtime)
         _ = runtime.chat_template  # a model without one is refused before the first message
-        learns = open_learning(opened, runtime, learning, terminal)
+        learns = open_learning(closed_last, runtime, learning, terminal)
         _print_banner(runtime, answer, terminal, demo=load.demo)
         conversation = Conversation(answer.params, answer.max_tokens, system)
         exit_code = Chat(runtime, conversation, terminal, display, learns).run(
