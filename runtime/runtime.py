@@ -398,6 +398,11 @@ class Runtime:
             self._template = template_of(source, self.vocabulary)
         return self._template
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._session is None
+
     def close(self) -> None:
         """Free the native memory of drafter, context, weights and target; again does nothing.
 

@@ -125,11 +125,14 @@ class ChatLearning:
 
 
 def open_learning(
-    opened: ExitStack, runtime: Runtime, settings: LearnSettings, terminal: Terminal
+    closed_last: ExitStack, runtime: Runtime, settings: LearnSettings, terminal: Terminal
 ) -> ChatLearning | None:
-    """Return what lets the chat's drafter learn, closed with `opened`; None: nobody asked."""
+    """Return what lets the chat's drafter learn, None: nobody asked.
+
+    `closed_last` closes it, after the runtime: its files are then read by nobody.
+    """
     if not settings.wanted:
         return None
     learning = ChatLearning(runtime, settings, terminal)
-    opened.callback(learning.close)
+    closed_last.callback(learning.close)
     return learning

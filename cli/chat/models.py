@@ -51,6 +51,7 @@ class ChatModels:
     def open(self, params: SamplingParams) -> Runtime:
         """Open what the options name; `params` choose among tuned plans. Close it in the end."""
         with ExitStack() as opened:
+            closed_last = opened.enter_context(ExitStack())
             runtime = opened.enter_context(
                 open_runtime(
                     self._load,
@@ -64,7 +65,7 @@ class ChatModels:
             )
             check_sampling(params, runtime)
             _ = runtime.chat_template  # a model without one is refused before the first message
-            self.learning = open_learning(opened, runtime, self._learn, self._terminal)
+            self.learning = open_learning(closed_last, runtime, self._learn, self._terminal)
             self._opened, self._runtime = opened.pop_all(), runtime
         return runtime
 

@@ -96,7 +96,11 @@ class OnlineDrafter:
         check_drafter(self._source)
         with Model(self._source, vocab_only=True) as model:
             check_pair(runtime.model, model)  # what is passed on as text has other token ids
-        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="specrun-learn-")
+        self._temporary = None
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(
+                prefix="specrun-learn-", ignore_cleanup_errors=True
+            )
         self._folder = folder or Path(self._temporary.name)  # type: ignore[union-attr]
         self._name = name
         self._draft: HFModel | None = None
@@ -143,7 +147,7 @@ class OnlineDrafter:
         before = learner.compare(held_out)
         batches = len(corpus.training_batches(0, settings.seed, settings.tokens_per_batch))
         steps = min(settings.steps, settings.epochs * batches)
-        kept = copy.deepcopy(learner.state())
+        kept, in_use = copy.deepcopy(learner.state()), self.runtime.draft_file
         path: Path | None = None
         try:
             train_learner(learner, corpus, self._trainer(steps), report=report)
@@ -151,7 +155,8 @@ class OnlineDrafter:
             if gain.gain > -gain.error:
                 path = self._swap_in(draft)
         finally:
-            if path is None:  # Ctrl-C as well: what is in use is what goes on learning
+            # Ctrl-C as well: what is in use is what goes on learning.
+            if not self.runtime.closed and self.runtime.draft_file == in_use:
                 learner.load_state(kept)
         store.save()
         update = OnlineUpdate(
@@ -202,7 +207,7 @@ class OnlineDrafter:
             if self.runtime.draft_file != path:
                 path.unlink(missing_ok=True)
             raise
-        before, self._current = self._current, path
+        before, self._current, self._source = self._current, path, path
         if before is not None:
             with contextlib.suppress(OSError):  # Windows, while something still reads it
                 before.unlink()

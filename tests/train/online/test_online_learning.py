@@ -255,9 +255,11 @@ def test_what_is_kept_goes_on_in_the_next_runtime(
         online = open_online_drafter(runtime, QUICK, keep=True)
         assert runtime.draft_file == first
         ask(runtime, 50)
-        online.update()
-        assert runtime.draft_file != first
+        second = online.update().path
         assert not first.exists()
+        third = online.update().path
+        assert len({first, second, third}) == 3
+        assert runtime.draft_file == third
     assert draft.read_bytes() == stored  # the user's own file is never written
     with Runtime(target, drafter, **F32) as runtime:
         assert runtime.draft_file == draft
