@@ -121,7 +121,8 @@ class EmbeddingInputs:
             assert self._graph is not None
             piece = missing[start : start + _AT_ONCE]
             filled = np.array([*piece, *[piece[0]] * (_AT_ONCE - len(piece))], np.int32)
-            rows = self._as_input(self._graph.run({"tokens": filled})["rows"])
+            rows = self._graph.run({"tokens": filled})["rows"].astype(np.float32, copy=False)
+            rows = self._as_input(rows)
             self._known.update(zip(piece, rows, strict=False))
 
     def _as_input(self, rows: FloatRows) -> FloatRows:
@@ -147,7 +148,7 @@ class EmbeddingBatch(Batch):
         self.embeddings = np.zeros((capacity, width), np.float32)
         fields = dict(self.struct._fields_)
         # One of the two pointers is null: that is how llama.cpp knows.
-        self.struct.token = ctypes.cast(None, fields["token"])
+        self.struct.token = fields["token"]()
         self.struct.embd = ctypes.cast(self.embeddings.ctypes.data, fields["embd"])
 
     def give(self, rows: FloatRows) -> None:

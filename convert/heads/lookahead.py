@@ -47,7 +47,7 @@ def _planner(kind: str) -> Callable[[Checkpoint, TargetFacts], HeadPlan]:
 def _kind(name: str, weights: tuple[str, ...]) -> HeadKind:
     def in_config(config: JsonObject) -> bool:
         # A model beside its mask is converted as a model, unless --kind asks for the mask.
-        return config.any("lookahead_kind") == name
+        return bool(config.any("lookahead_kind") == name)
 
     def in_tensors(names: Collection[str]) -> bool:
         return name == "space" and _MASK in names

@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -250,6 +250,16 @@ def _chain_mask(seen: int, n: int, width: int, below: int) -> npt.NDArray[np.flo
     return np.concatenate([np.zeros((len(steps), seen), np.float32), own], axis=1)
 
 
+class LayerTensors(Protocol):
+    """A layer's tensors by the names above."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor that is there."""
+
+    def get(self, name: str) -> Tensor | None:
+        """Return an optional tensor, None where there is none."""
+
+
 class LayerWeights:
     """A layer's tensors by the names above, among those of a whole head."""
 
@@ -309,7 +319,7 @@ def layer_tensor_names(file: HeadFile, prefix: str, attention: AttentionSizes) -
 
 def decoder_layer(
     builder: GraphBuilder,
-    weights: LayerWeights,
+    weights: LayerTensors,
     x: Tensor,
     residual: Tensor,
     places: Places,

@@ -85,6 +85,7 @@ def _mask(places: Tensor, n_text: int, length: int) -> Tensor:
     text = torch.arange(n_text, device=device) <= places[:, :, None]  # [B, G, T]
     text = text.repeat_interleave(length, 1)  # [B, G L, T]
     chain = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    own = torch.block_diag(*[chain.float()] * n_groups).bool().expand(batch, -1, -1)
+    same = torch.eye(n_groups, dtype=torch.bool, device=device)
+    own = torch.kron(same.int(), chain.int()).bool().expand(batch, -1, -1)
     seen = torch.cat((text, own), -1)[:, None]
     return torch.zeros(seen.shape, device=device).masked_fill(~seen, _NEVER)

@@ -50,7 +50,8 @@ class LookaheadFile:
             closing(ComputeDevice(n_threads=1)) as device,
             closing(load_tensors(path, device, [name])) as store,
         ):
-            embeddings = store.read(name, np.float32).reshape(rows, target.n_embd)
+            numbers = store.read(name, np.float32).astype(np.float32, copy=False)
+        embeddings = numbers.reshape(rows, target.n_embd)
         self._is_shared = rows == 1
         self.inputs = EmbeddingInputs(target, embeddings, n_threads=n_threads)
 
