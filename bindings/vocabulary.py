@@ -47,7 +47,7 @@ def stored_fingerprint(header: GGUFHeader) -> bytes | None:
     starts = np.concatenate([[0], tokens.string_ends()[:-1]])[: len(tokens)]
     kept = np.ones(len(tokens.raw), bool)
     kept[(starts[:, None] + np.arange(4, 8)).ravel()] = False
-    digest.update(np.frombuffer(tokens.raw, np.uint8)[kept])
+    digest.update(np.frombuffer(tokens.raw, np.uint8)[kept].tobytes())
     return digest.digest()
 
 

@@ -61,9 +61,9 @@ def show(context: click.Context, command: tuple[str, ...], terminal: Terminal) -
         title = f"specrun {' '.join(command)}, with {file}{there}"
         print_table(terminal, title, ("option", "value", "from"), rows)
         return
-    rows = [*_of_file(read_config(file)), *_of_environment()]
-    if rows:
-        print_table(terminal, f"{file}{there}", ("for", "option", "value", "from"), rows)
+    settings = [*_of_file(read_config(file)), *_of_environment()]
+    if settings:
+        print_table(terminal, f"{file}{there}", ("for", "option", "value", "from"), settings)
     else:
         terminal.say(f"Nothing is set: {file}{there}")
 

@@ -81,12 +81,18 @@ class ChatModels:
 
     def switch_drafter(self, text: str, params: SamplingParams) -> None:
         """Draft by an expression, or with a file or a model of a store, as -md does."""
-        unset = {"spec_type": None, "spec_draft_n_max": None, "spec_draft_p_min": None}
         expression = parse_expression(text)
         is_method = expression.is_call or expression.atom in METHODS
         file = None if is_method or not _is_model(expression.atom) else located(expression.atom)
         drafter = None if file else text
-        draft = dataclasses.replace(self._draft, drafter=drafter, model_draft=file, **unset)
+        draft = dataclasses.replace(
+            self._draft,
+            drafter=drafter,
+            model_draft=file,
+            spec_type=None,
+            spec_draft_n_max=None,
+            spec_draft_p_min=None,
+        )
         self._switch(self._load, draft, params, lora=self._lora)
 
     def switch_rule(self, rule: str, params: SamplingParams) -> None:

@@ -17,7 +17,7 @@ Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 
 _LONGEST_TEXT = 40
 _LONGEST_TAIL = 20
-_LOG_LARGEST_FLOAT = 88.7228391
+_LARGEST_FLOAT, _LOG_LARGEST_FLOAT = 3.4e38, 88.7228391
 
 
 def repetition_penalties(
@@ -38,7 +38,8 @@ def repetition_penalties(
     for token, length in _longest_repeats(tokens, limit, allowed).items():
         if () not in breakers.get(token, ()):
             excess = length - allowed
-            penalties[token] = multiplier * base ** (min(excess, most) if most else excess)
+            amount = multiplier * base ** (min(excess, most) if most else excess)
+            penalties[token] = max(-_LARGEST_FLOAT, min(amount, _LARGEST_FLOAT))
     return penalties
 
 
