@@ -195,10 +195,10 @@ def test_folders_of_the_runtime_import_in_no_circle():
 
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
-    larger = {"runtime": 27, "runtime/acceptance": 15, "runtime/costs": 16}
+    larger = {"runtime": 27, "runtime/acceptance": 15, "runtime/costs": 15}
     assert crowded_folders(of("runtime"), 14, larger) == []
-    assert len(of("runtime")) <= 160
-    assert too_much(SOURCES, most_files=460, most_lines=68_500) == []
+    assert len(of("runtime")) <= 162
+    assert too_much(SOURCES, most_files=445, most_lines=66_500) == []
 
 
 @settled
