@@ -84,4 +84,4 @@ class ChunkMemory:
         scores = np.where(counts > 0, means @ query / np.maximum(lengths, 1e-12), -np.inf)
         best = np.argsort(-scores, kind="stable")[: self._count]
         starts = start + self._size * np.sort(best[counts[best] > 0])
-        return (starts[:, None] + np.arange(self._size)).ravel().tolist()  # type: ignore[no-any-return]
+        return (starts[:, None] + np.arange(self._size)).ravel().tolist()
