@@ -17,6 +17,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.library import exported_function, native_function
 from specrun.bindings.model import Model
+from specrun.bindings.trial import require_tried_counting
 
 HOST = "CPU"
 """The name of this machine's own memory, whatever device its buffers were made for."""
@@ -58,6 +59,9 @@ class CountedModel(Model):
         super().__init__(
             path, n_gpu_layers=n_gpu_layers, use_mmap=False, load_nextn=load_nextn, drafts=drafts
         )
+
+    def _require_tried(self) -> None:
+        require_tried_counting(self.path, self.header)
 
 
 def memory_breakdown(context: Context) -> dict[str, Breakdown]:

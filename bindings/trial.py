@@ -42,6 +42,7 @@ _NO_GPU = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "-1")
 _NO_GPU["GGML_VK_VISIBLE_DEVICES"] = ""
 # What a file was tried as: what comes behind its key.
 _AS_MODEL, _AS_VOCABULARY, _AS_HEAD = "-model", "-vocabulary", "-head"
+_AS_COUNTED = "-counted"
 _BUILT_IN = re.compile(r"\S*/vendor/llama\.cpp/")
 _TRUST = "if you know where it comes from, open it with --trust (Python: trust=True)"
 
@@ -66,7 +67,19 @@ def require_tried(path: Path, header: GGUFHeader, *, vocab_only: bool = False) -
     where it needed more memory than such a file may. What it refused in order raises nothing here:
     this process refuses it, too.
     """
-    ways = (_AS_MODEL, _AS_VOCABULARY) if vocab_only else (_AS_MODEL,)
+    _require_tried(path, header, (_AS_MODEL, _AS_VOCABULARY) if vocab_only else (_AS_MODEL,))
+
+
+def require_tried_counting(path: Path, header: GGUFHeader) -> None:
+    """Try to count what a model takes in a process of its own, unless it is known.
+
+    Its weights are not read, so a file may be larger than this machine. Raises as `require_tried`.
+    """
+    _require_tried(path, header, (_AS_MODEL, _AS_COUNTED))
+
+
+def _require_tried(path: Path, header: GGUFHeader, ways: Sequence[str]) -> None:
+    """Try a file in the last of these ways, unless it was tried in any."""
     key = "" if _trusting.get() else _key(path, header)
     if not key or _is_known(key, *ways):
         return

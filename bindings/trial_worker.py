@@ -17,6 +17,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
 from specrun.bindings.library import llama
+from specrun.bindings.memory_breakdown import CountedModel
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import MtpContext, StateBatch, can_draft_nextn
 from specrun.bindings.threads import available_cores
@@ -62,6 +63,25 @@ def try_model(path: str | os.PathLike[str], *, vocab_only: bool = False) -> None
             _evaluate(MtpContext(model, options), StateBatch(_TOKENS, model.n_embd_out))
 
 
+def try_counting(path: str | os.PathLike[str]) -> None:
+    """Count what contexts of a model would take."""
+    with CountedModel(path, load_nextn=True) as model:
+        options = ContextOptions(n_ctx=256, n_batch=_TOKENS, n_threads=1, n_outputs=_TOKENS)
+        if model.can_generate and not model.nextn.alone:
+            Context(model, options).close()
+        if can_draft_nextn(model):
+            MtpContext(model, options).close()
+
+
+def _try(arguments: Sequence[str]) -> None:
+    """Try a file in the way that the command line names."""
+    path, way = arguments
+    if way == "-counted":
+        try_counting(path)
+    else:
+        try_model(path, vocab_only=way == "-vocabulary")
+
+
 def _evaluate(context: Context, batch: Batch) -> None:
     """Evaluate tokens from all over the vocabulary."""
     size = context.model.vocabulary.size
@@ -88,4 +108,4 @@ def _limit(memory: int, seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    run_trial(lambda given: try_model(given[0], vocab_only=given[1] == "-vocabulary"))
+    run_trial(_try)

@@ -171,7 +171,8 @@ class Runtime:
     expression of the drafter language (`"none"`, `"prompt-lookup"`, `"draft(small.gguf, n=5)"`,
     ...). Further options are those of `RuntimeOptions`, of its `context` and its `placement`, such
     as `n_ctx=8192` or `devices=["CUDA0"]`; an unknown one raises `OptionError` naming the nearest.
-    Close it, or use it as a context manager.
+    Close it, or use it as a context manager. `fitted` is the memory plan that layers and context
+    were chosen by, None where nothing was to be chosen.
     """
 
     def __init__(

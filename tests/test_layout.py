@@ -77,11 +77,13 @@ FLOORS = (
             f"drafters/{method}"
             for method in (
                 "eagle",
+                "early_exit",
                 "hydra",
                 "lookahead",
                 "medusa",
                 "mtp",
                 "ngram",
+                "parallel",
                 "partial",
                 "retrieval",
             )

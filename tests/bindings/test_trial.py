@@ -18,6 +18,7 @@ from support.tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings import trial
 from specrun.bindings.errors import ModelLoadError, OutOfMemoryError
+from specrun.bindings.memory_breakdown import CountedModel
 from specrun.bindings.model import Model
 from specrun.bindings.trial import is_known_file, remember_written, trusting_files
 from specrun.convert.cut import cut_layers
@@ -69,6 +70,13 @@ def test_what_would_end_the_process_ends_another_one(tmp_path: Path, started: li
     assert "--trust" in said
 
 
+def test_counting_does_not_end_the_process_either(tmp_path: Path, started: list[str]) -> None:
+    path = deadly(tmp_path / "deadly.gguf")
+    with pytest.raises(ModelLoadError, match="GGML_ASSERT"):
+        CountedModel(path)
+    assert started == ["deadly.gguf"]
+
+
 def test_a_file_is_tried_once_wherever_it_lies(
     tiny_model: Path, tmp_path: Path, started: list[str]
 ) -> None:
@@ -108,6 +116,22 @@ def test_a_vocabulary_alone_does_not_make_the_weights_known(
     assert len(started) == 1
     Model(tiny_model).close()
     assert len(started) == 2
+
+
+def test_a_model_that_was_counted_is_not_known_with_its_weights(
+    tiny_model: Path, tmp_path: Path, started: list[str]
+) -> None:
+    path = shutil.copy2(tiny_model, tmp_path / "counted.gguf")
+    for _ in range(2):
+        CountedModel(path).close()
+    assert len(started) == 1
+    Model(path).close()
+    assert len(started) == 2
+    trial._known_here.clear()
+    (moved := path.rename(tmp_path / "moved.gguf")).touch()
+    Model(moved).close()
+    CountedModel(moved).close()  # whose weights were tried may be counted
+    assert len(started) == 3
 
 
 def test_trusted_files_are_not_tried(tiny_model: Path, started: list[str]) -> None:

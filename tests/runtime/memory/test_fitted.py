@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,7 @@ def test_layers_that_do_not_fit_are_refused_with_what_would(
     assert "-ngl " in message
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's memory so")
 def test_out_of_memory_comes_with_the_plan(models: dict[str, Path]) -> None:
     """A worker that says it has all of the machine's memory, and gives less than the weights."""
     with running_worker(memory=MIB) as (worker, _), pytest.raises(OutOfMemoryError) as raised:
