@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,30 +12,31 @@ from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.kept_rows import RowMemory
+from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
 from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
 from specrun.runtime.heads import NativeShare
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import options_of
 from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.transform import Logits
 from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees import Topology
 
 
-class MedusaRows:
+class MedusaRows(KeptRows):
     """Each head's row is the law of its depth: head k's, whatever the path of k tokens above.
 
-    (`DraftTree.rows`.) Below the last head nothing is known.
+    Below the last head nothing is known.
     """
 
-    def __init__(self, rows: list[npt.NDArray[np.float32]], depths: Sequence[int]) -> None:
-        self._rows, self._depths = rows, depths
+    def __init__(self, memory: RowMemory, rows: Sequence[Logits]) -> None:
+        super().__init__(memory, copies=True)
+        self._by_depth = [memory.copy_of(row) for row in rows]
 
-    def logits(self, node: int) -> npt.NDArray[np.float32] | None:
-        """Return the row after a node (or ROOT)."""
-        depth = 0 if node == ROOT else self._depths[node]
-        return self._rows[depth] if depth < len(self._rows) else None
+    def _found(self, node: int) -> Logits | None:
+        depth = 0 if node == ROOT else self._tree.depths[node]
+        return self._by_depth[depth] if depth < len(self._by_depth) else None
 
 
 class MedusaDrafter(Drafter):
@@ -100,9 +100,7 @@ class MedusaDrafter(Drafter):
         if not len(tree):  # then nobody asked the heads, maybe
             with self._native:
                 self._heads.best_tokens(state[0])
-        self._row_memory.reuse()
-        rows = [self._row_memory.copy_of(row) for row in self._heads.rows]
-        return dataclasses.replace(tree, rows=MedusaRows(rows, tree.depths))
+        return MedusaRows(self._row_memory, self._heads.rows).of(tree)
 
     def _drafted_tree(self, request: DraftRequest) -> DraftTree:
         topology = self._topology.limited(request.max_depth, request.max_nodes)

@@ -13,7 +13,7 @@ import pytest
 from support.tiny_models import F32, fresh_logits
 
 from specrun.bench.prove.pair_rules import pair_of
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, StaleViewError
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
@@ -152,6 +152,22 @@ def test_nothing_drafted_has_a_row_too(pair: tuple[Path, Path], small: Model) ->
             tree = proposed(runtime, PROMPT, SamplingParams(), "rows", most=0)
             assert len(tree) == 0
             assert check_rows(tree, PROMPT, small, every=True) == 1
+
+
+@pytest.mark.parametrize("drafter", [CHAINS[1], TREES[0]])
+def test_rows_of_an_earlier_draft_say_that_they_are_dead(
+    pair: tuple[Path, Path], drafter: str
+) -> None:
+    """Their memory holds the next draft's."""
+    with open_pair(pair, drafter, accept=NEEDS_RAW) as runtime:
+        tree, other = (
+            proposed(runtime, tokens, SamplingParams(), "rows") for tokens in (PROMPT, PROMPT[:-1])
+        )
+        assert tree.rows is not None
+        assert other.rows is not None
+        assert other.rows.logits(ROOT) is not None
+        with pytest.raises(StaleViewError, match="died with the drafter's next draft"):
+            tree.rows.logits(ROOT)
 
 
 @pytest.mark.parametrize("drafter", [CHAINS[1], TREES[0]])
