@@ -64,8 +64,9 @@ def pack(texts: Sequence[Sequence[int]], blocks: Sequence[Sequence[Block]]) -> P
             starts.append(column)
             column += size
         places.append(starts)
-    tensors = (torch.from_numpy(array) for array in (ids, positions, attends))
-    return PackedTexts(*tensors, places)
+    return PackedTexts(
+        torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(attends), places
+    )
 
 
 def packed_states(model: HFModel, packed: PackedTexts) -> Tensor:
