@@ -19,7 +19,7 @@ TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 """The options that ask for a tree of drafts where a method would draft a chain."""
 
 _HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy")
-_PARALLEL_OPTIONS = ("n", "below", "sampling")
+_PARALLEL_OPTIONS = ("n", "below", "sampling", "topk")
 _EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy")
 
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py. Hydra (zankner/Hydra) took over the first.

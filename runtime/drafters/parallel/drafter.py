@@ -35,11 +35,18 @@ Below = Literal["every", "last"]
 """Where look-ahead positions stand: below the root and every candidate, or the last one alone."""
 
 
+def lookahead_nodes(n: int, topk: int, below: Below) -> int:
+    """Return the most nodes of a round: candidates, and n positions below each or the last one."""
+    candidates = n + topk - 1
+    return candidates + n * (candidates + 1 if below == "every" else 1)
+
+
 class ParallelDrafter(Drafter):
     """Drafts up to `n` tokens that the last evaluation said at look-ahead positions.
 
     `sampling` "argmax" drafts the most likely token of each row as a point mass, "with" draws from
-    its law, transformed as the target's. The first round of an answer only looks ahead.
+    its law, transformed as the target's. Beside the first token of a chain of point masses stand
+    the `topk` - 1 next best ones. The first round of an answer only looks ahead.
     """
 
     reads_logits = True
@@ -51,14 +58,16 @@ class ParallelDrafter(Drafter):
         *,
         below: Below = "every",
         sampling: ParallelSampling = "argmax",
+        topk: int = 1,
         name: str = "pass",
     ) -> None:
         self.name, self._n, self._below, self._sampling = name, n, below, sampling
         self._file, self._lookahead = file, file.tokens(n)
         self.embedding_inputs = file.inputs
         every = below == "every"
-        self.max_nodes = n + (n + 1) * n if every else 2 * n
-        self.max_leaves = n + 1 if every else 1
+        self._topk = topk
+        self.max_nodes = lookahead_nodes(n, topk, below)
+        self.max_leaves = n + topk if every else topk
         self._tree: DraftTree | None = None
         self._groups: dict[int, list[int]] = {}
         # Rows of logits at the positions below the last token, and how many tokens there were.
@@ -75,16 +84,33 @@ class ParallelDrafter(Drafter):
         for index, token in enumerate(drafts.tokens):
             node = builder.add(node, token, drafts.draws[index - 1][0].law)
             path.append(node)
+        depths = {node: depth for depth, node in enumerate(path)}
+        for token in self._next_best(drafts, request):
+            depths[builder.add(ROOT, token)] = 1
         self._groups = {}
-        for above in path[-1:] if self._below == "last" else path:
-            self._groups[above] = self._look_ahead(builder, above, request)
+        for above in path[-1:] if self._below == "last" else depths:
+            group = self._look_ahead(builder, above, depths[above], request)
+            self._groups[above] = group
         self._tree = builder.build()
         return self._tree
 
-    def _look_ahead(self, builder: TreeBuilder, node: int, request: DraftRequest) -> list[int]:
+    def _next_best(self, drafts: DraftTree, request: DraftRequest) -> list[int]:
+        """Return what stands beside the first draft, the best first: point masses, like it."""
+        count = min(self._topk - 1, request.max_nodes - len(drafts))
+        points = self._sampling == "argmax" or request.params.is_greedy
+        if count < 1 or not len(drafts) or not points:
+            return []
+        row = self._rows[0][0]
+        count = min(count, len(row) - 1)
+        best = np.sort(np.argpartition(row, len(row) - count - 1)[-count - 1 :])  # ties: lower ids
+        ranked = best[np.argsort(-row[best], kind="stable")].tolist()
+        return [token for token in ranked if token != drafts.tokens[0]][:count]
+
+    def _look_ahead(
+        self, builder: TreeBuilder, node: int, depth: int, request: DraftRequest
+    ) -> list[int]:
         """Add positions below a node, as many as there is room for; return their nodes."""
-        # Candidates are a chain, so a node's number is its depth less one.
-        count = min(self._n, request.max_depth - (node + 1), request.max_nodes - len(builder))
+        count = min(self._n, request.max_depth - depth, request.max_nodes - len(builder))
         group: list[int] = []
         for token in self._lookahead[: max(0, count)]:
             node = builder.add_hidden(node, token)

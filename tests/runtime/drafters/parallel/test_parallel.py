@@ -36,6 +36,7 @@ from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import SeededNoise
+from specrun.runtime.target import count_leaves
 from specrun.runtime.tree import ROOT, DraftTree, Draw
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -69,6 +70,24 @@ def test_the_loop_keeps_the_targets_law(below: Any, sampling: Any, seed: int) ->
         ExactRule(), lambda: over_table(3, 2, below=below, sampling=sampling), table, 4
     )
     assert found < TOLERANCE
+
+
+@pytest.mark.parametrize("below", ["every", "last"])
+def test_siblings_of_the_first_draft_keep_it(below: Any) -> None:
+    table = LawTable(4, 1)
+    made: list[DraftTree] = []
+
+    class Noted(ParallelDrafter):
+        def propose(self, request: DraftRequest) -> DraftTree:
+            made.append(super().propose(request))
+            return made[-1]
+
+    file: Any = TableFile(4)
+    found = drafter_bias(ExactRule(), lambda: Noted(file, 2, topk=3, below=below), table, 4)
+    assert found < TOLERANCE
+    assert max(len(tree.draws.get(ROOT, ())) for tree in made) == 3
+    assert max(map(len, made)) <= Noted(file, 2, topk=3, below=below).max_nodes
+    assert max(count_leaves(tree.parents) for tree in made) <= (5 if below == "every" else 3)
 
 
 def test_masks_and_merged_trees_keep_it_too() -> None:
@@ -269,6 +288,8 @@ def test_more_positions_than_were_trained_are_refused(files: dict[str, Path]) ->
             Runtime(files["target"], f"pass({files['pass']}, n={n})", n_ctx=64)
     with pytest.raises(OptionError, match="do not fit a batch of 8"):
         Runtime(files["target"], f"space({files['space']})", n_ctx=64, n_batch=8)
+    with pytest.raises(OptionError, match="sampling=with draws it: leave one of them out"):
+        Runtime(files["target"], f"pass({files['pass']}, topk=2, sampling=with)", n_ctx=64)
 
 
 def test_embeddings_of_two_files_do_not_fit_one_evaluation(files: dict[str, Path]) -> None:
