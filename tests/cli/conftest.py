@@ -6,11 +6,15 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
 
 from specrun.convert.random_model import RandomLlama, write_random_llama
+
+if TYPE_CHECKING:
+    from support.tiny_family import Family
 
 CONTROLS = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
 TEMPLATE = (
@@ -60,6 +64,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     for name, spec in specs.items():
         write_random_llama(folder / f"{name}.gguf", spec)
     return Models(**{name: folder / f"{name}.gguf" for name in specs})
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """A target that has learnt a few answers and a drafter that hardly has, as folders."""
+    pytest.importorskip("transformers")
+    from support.tiny_family import make_family
+
+    return make_family(tmp_path_factory.mktemp("family"))
 
 
 Run = Callable[..., Result]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("transformers")
-from support.tiny_family import Family, make_family, question
+from support.tiny_family import Family, question
 
 from specrun.convert import convert_checkpoint
 
@@ -20,11 +20,6 @@ from .conftest import Models, Run
 OPTIONS = ["-n", 24, "--temp", 1, "--top-k", 0, "--top-p", 1, "--min-p", 0, "-s", 3, "-c", 512]
 LEARN = ["--learn-every", 0, "--learn-rate", 0.01]
 QUESTIONS = [question(name) for name in ("first", "second", "third", "fourth")]
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return make_family(tmp_path_factory.mktemp("family"))
 
 
 @pytest.fixture(scope="module")

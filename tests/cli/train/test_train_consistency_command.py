@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.tiny_family import Family, make_family
+from support.tiny_family import Family
 
 from ..conftest import Run
 
@@ -14,11 +14,6 @@ SETTINGS = [
     *("--device", "cpu", "--precision", "float32", "--held-out", "0.3", "--batch-tokens", "400"),
     *("-lr", "0.005", "--block", "3", "--answer-length", "16", "--max-length", "64"),
 ]
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return make_family(tmp_path_factory.mktemp("family"))
 
 
 def test_a_new_target_from_prompts_to_decoding(family: Family, run: Run, tmp_path: Path) -> None:

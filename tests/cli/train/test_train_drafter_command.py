@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.tiny_family import Family, make_family
+from support.tiny_family import Family
 
 from specrun.bindings.gguf import read_header
 from specrun.convert import convert_checkpoint
@@ -26,11 +26,6 @@ SETTINGS = [
     "-lr",
     "0.01",
 ]
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return make_family(tmp_path_factory.mktemp("family"))
 
 
 def arguments(family: Family, output: Path, *more: object) -> list[object]:

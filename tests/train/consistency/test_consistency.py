@@ -42,7 +42,7 @@ TEXT = [3, 9, 27, 81, 243, 5, 15, 45, 135]
 def run_of(taught, output: Path, **changes) -> ConsistencyRun:
     recipe = {"block": BLOCK, "states": 6, **changes.pop("recipe", {})}
     usual = {
-        "steps": 60,
+        "steps": 70,
         "tokens_per_batch": 512,
         "max_length": 64,
         "held_out": 0.0,

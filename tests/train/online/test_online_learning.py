@@ -157,12 +157,12 @@ def test_the_usual_rate_is_that_of_wide_drafters() -> None:
 
 def test_acceptance_rises_while_a_runtime_serves(chatting: Runtime) -> None:
     with OnlineDrafter(chatting, QUICK) as online:
-        drafted, accepted = ask(chatting, 0, times=8)
+        drafted, accepted = ask(chatting, 0, times=5)
         update = online.update()
         assert update.swapped
         assert update.after.rate > update.before.rate + 0.1
         assert update.path == chatting.draft_file
-        drafted_after, accepted_after = ask(chatting, 1000, times=8)
+        drafted_after, accepted_after = ask(chatting, 1000, times=5)
         # The negative control is the same questions without an update, which is `drafted` above.
         assert accepted_after / drafted_after > accepted / drafted + 0.1
         online.update()
