@@ -23,8 +23,9 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.rope_scaling import RopeScaling
 from specrun.runtime.engine import Engine, EngineStream
+from specrun.runtime.opening import RuntimeOptions
 from specrun.runtime.results import GenerationResult, SpecStats, TokenEvent, Usage
-from specrun.runtime.runtime import Runtime, RuntimeOptions
+from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import GenerationStream
 

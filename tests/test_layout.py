@@ -90,9 +90,9 @@ FLOORS = (
         ),
     ),
     Floor("combinators", ("drafters/combinators",)),
-    Floor("an answer", ("sequential", "session", "session_file")),
+    Floor("an answer", ("sequential", "answer", "session", "session_file")),
     Floor("tuning", ("tuning",)),
-    Floor("the interface", ("runtime",)),
+    Floor("the interface", ("opening", "runtime")),
     Floor("several conversations", ("engine",)),
     Floor("what users import", ("__init__",)),
     Floor("trials of heads", ("trial",)),
@@ -204,7 +204,7 @@ def test_folders_of_the_runtime_import_in_no_circle():
 
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
-    larger = {"runtime": 29, "runtime/acceptance": 15, "runtime/costs": 16}
+    larger = {"runtime": 30, "runtime/acceptance": 15, "runtime/costs": 16}
     assert crowded_folders(of("runtime"), 14, larger) == []
     assert len(of("runtime")) <= 210
     assert too_much(SOURCES, most_files=540, most_lines=85_000) == []

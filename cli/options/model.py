@@ -29,7 +29,7 @@ from specrun.runtime.backend_laws import BackendSampling
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.methods import METHODS
 from specrun.runtime.offload import LayerCount
-from specrun.runtime.runtime import RuntimeOptions
+from specrun.runtime.opening import RuntimeOptions
 
 MODEL_DRAFT = "-md, --model-draft, --draft-model"
 _MAX_THREADS = 1024

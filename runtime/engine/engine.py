@@ -25,14 +25,14 @@ from specrun.runtime.drafter import Drafter, Owned, close_all, make_all
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import EngineStream
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.runtime import (
+from specrun.runtime.opening import (
     OpenModels,
     RuntimeOptions,
     opening,
     parse_options,
     prompt_tokens,
 )
+from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset
 from specrun.runtime.session import Session
 from specrun.runtime.target import target_context_options
