@@ -79,13 +79,29 @@ def test_an_installed_toolkit_is_taken_as_it_is(
 ) -> None:
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
-    nvcc.touch()
+    nvcc.write_text("#!/bin/sh\nexit 0\n")
+    nvcc.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     said: list[str] = []
     assert wheel.cuda_toolkit.provide(said.append) == nvcc
     assert said == [f"CUDA toolkit: {nvcc}"]
     found = wheel.cuda_toolkit.toolkit_arguments(nvcc, tmp_path)
     assert found == [f"-DCMAKE_CUDA_COMPILER={nvcc}"]
+
+
+def test_a_compiler_without_cublas_is_no_toolkit(
+    wheel: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho cublas_v2.h: No such file or directory >&2\nexit 1\n")
+    nvcc.chmod(0o755)
+    packaged = tmp_path / "cu13"
+    (packaged / "bin").mkdir(parents=True)
+    (packaged / "bin" / "nvcc").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(wheel.cuda_toolkit, "_packaged", lambda: packaged)
+    assert wheel.cuda_toolkit.provide(lambda _line: None) == packaged / "bin" / "nvcc"
 
 
 def test_libraries_of_wheels_get_the_names_that_linkers_look_for(

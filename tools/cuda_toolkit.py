@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,13 +50,14 @@ def architecture(wanted: str | None) -> str:
 
 def provide(say: Say) -> Path:
     """Return nvcc: an installed toolkit's, or else that of wheels, installed here if need be."""
-    nvcc = _installed_nvcc()
-    if nvcc is not None:
-        say(f"CUDA toolkit: {nvcc}")
-        return nvcc
+    installed = _installed_nvcc()
+    if installed is not None and _has_cublas(installed):
+        say(f"CUDA toolkit: {installed}")
+        return installed
     nvcc = _packaged() / "bin" / "nvcc"
     if not nvcc.is_file():
-        say(f"no CUDA toolkit here: its parts come from the package index ({SIZE})")
+        lacking = f"{installed} has no cuBLAS" if installed else "no CUDA toolkit here"
+        say(f"{lacking}: the toolkit's parts come from the package index ({SIZE})")
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
         done = subprocess.run([*command, "--no-deps", *PACKAGES], stdout=sys.stderr, check=False)
         if done.returncode != 0 or not nvcc.is_file():
@@ -99,6 +101,23 @@ def _installed_nvcc() -> Path | None:
     places += [Path(found)] if (found := shutil.which("nvcc")) else []
     places.append(Path("/usr/local/cuda/bin/nvcc"))
     return next((place for place in places if place.is_file()), None)
+
+
+def _has_cublas(nvcc: Path) -> bool:
+    """Whether this nvcc finds cuBLAS: distributions package it apart from the compiler.
+
+    nvcc itself is asked, because where its toolkit lies cannot be told from a wrapper's path.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work, "cublas.cu")
+        source.write_text("#include <cublas_v2.h>\n")
+        try:
+            done = subprocess.run(
+                [nvcc, "-E", source, "-o", os.devnull], capture_output=True, timeout=60, check=False
+            )
+        except (OSError, subprocess.SubprocessError):
+            return False
+    return done.returncode == 0
 
 
 def _packaged() -> Path:
