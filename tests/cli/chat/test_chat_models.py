@@ -106,11 +106,11 @@ def test_where_the_way_back_fails_the_next_command_says_so(
     opened = chat_models.open_runtime
     calls = []
 
-    def open_once(*arguments: object) -> object:
+    def open_once(*arguments: object, **options: object) -> object:
         calls.append(arguments)
         if len(calls) in (2, 3):
             raise OutOfMemoryError("no memory")
-        return opened(*arguments)  # type: ignore[arg-type]
+        return opened(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(chat_models, "open_runtime", open_once)
     result = talk("/drafter prompt-lookup", "hello", f"/model {models.target}", "hello")

@@ -123,10 +123,10 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(chat: Screen, tmp_pa
     chat.wait_for(">>>", after=stopped)
     chat.type("/show\r")
     shown = chat.wait_for("max_tokens", after=stopped)
-    assert "messages           2" in chat.seen[stopped:shown]
+    assert "messages               2" in chat.seen[stopped:shown]
     chat.wait_for(">>>", after=shown)
     chat.type("/set max_tokens 5\r")
-    limited = chat.wait_for("max_tokens         5", after=shown)
+    limited = chat.wait_for("max_tokens             5", after=shown)
     chat.wait_for(">>>", after=limited)
     chat.type("again\r")
     answered = chat.wait_for("gen 5 tok", after=limited)

@@ -224,9 +224,11 @@ def test_rules_are_built_by_name_and_the_nearest_name_is_told() -> None:
         rule = build_rule(name)
         assert (rule.name, rule.exact) == (name, True)
     assert (build_rule("block").name, "block" in rule_names()) == ("exact", False)
-    for wrong, near in {"k-seq": "kseq", "tokn": "token", "token(2)": "token"}.items():
+    for wrong, near in {"k-seq": "kseq", "tokn": "token"}.items():
         with pytest.raises(OptionError, match=f"did you mean '{near}'"):
             build_rule(wrong)
+    with pytest.raises(OptionError, match="the acceptance rule token has no options"):
+        build_rule("token(2)")
 
 
 # -- negative controls -----------------------------------------------------------------------------

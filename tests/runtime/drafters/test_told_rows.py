@@ -40,7 +40,7 @@ TREES = [
     ("shallow", "hydra(FILE:hydra++, tree={})", "2x1", "2x1x1"),
     ("shallow", "medusa(FILE:medusa, tree={})", "2x1", "2x1x1"),
 ]
-TELLING = ("draft(", "eagle", "hydra", "medusa", "mtp", "cascade(", "relay(")
+TELLING = ("draft(", "partial(", "eagle", "hydra", "medusa", "mtp", "cascade(", "relay(")
 
 
 @pytest.fixture(scope="module")

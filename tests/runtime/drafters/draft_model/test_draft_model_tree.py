@@ -313,7 +313,7 @@ def test_an_outcome_of_another_drafters_making_is_followed(
         ("draft(FILE, topk=two)", "not a whole number"),
         ("draft(FILE, tree=2x2, p_min=2)", "between 0 and 1"),
         ("ensemble(draft(FILE))", "at least two drafters"),
-        ("ensemble(draft(FILE), bogus)", "no option 'bogus'"),
+        ("ensemble(draft(FILE), bogus)", "no drafter 'bogus'"),
         ("ensemble(draft(FILE), draft(FILE, n=0))", "n is 0"),
         ("ensemble(draft(FILE), none, n=3)", "no option 'n'"),
     ],

@@ -309,7 +309,7 @@ def test_drafts_are_what_was_counted(tiny_model: Path, sources: dict[str, str]) 
         ("ngram(order=6)", "order is 6"),
         ("ngram(n=0)", "draft at least 1"),
         ("ngram(n=600)", "do not fit a batch of 512: lower n"),
-        ("ngram(sampling=without)", "no option 'without'"),
+        ("ngram(sampling=without)", "no sampling of ngram called 'without'"),
         ("ngram(p_min=2)", "between 0 and 1"),
         ("ngram(FILE)", "takes 0 unnamed arguments"),
     ],
