@@ -133,8 +133,9 @@ class _Beginning:
         values = np.outer(self.level, acceptance)
         is_first = np.zeros(values.shape, np.bool_)
         is_first[:, 0] = True
-        # Stable: of equal values the earlier parent and the lower rank, so that plans repeat.
-        order = np.argsort(-values, axis=None, kind="stable")
+        # Of equal values first children first, as they are in the tree in any case; then the earlier
+        # parent and the lower rank, so that plans repeat.
+        order = np.lexsort((~is_first.ravel(), -values.ravel()))
         self.children, self.is_first = values.ravel()[order], is_first.ravel()[order]
 
     def stopped(self) -> tuple[float, int, FloatArray]:

@@ -200,6 +200,22 @@ def test_the_plan_equals_brute_force(
         assert plan.expected_tokens == pytest.approx(expected_tokens(plan.topology, acceptance))
 
 
+def test_of_nodes_alike_the_first_children_are_evaluated() -> None:
+    """With .8 and .2 the second child of 0 and the first of 1 are worth the same; the first of 1 is
+    in the tree in any case, if 1 is evaluated at all."""
+    acceptance = [0.8, 0.2, *[0.001] * 6]
+    target = (4.3, 0.8, 3.9, 1.5, 3.1, 1.6, 1.5, 3.5, 0.2)
+    draft = tuple(1e-3 * seconds for seconds in (4.3, 1.8, 4.3, 2.7, 1.8, 1.1, 0.4, 1.4, 3.5))
+    rebuilt = tuple(1e-3 * seconds for seconds in (1.9, 3.8, 3.1, 2.3, 3.3, 2.2, 4.0, 2.5, 2.6))
+    sizes = tuple(range(1, NODES + 2))
+    costs = RoundCosts(CostCurve(sizes, target, target), CostCurve(sizes, draft, rebuilt))
+    trees = [tree for n in range(1, NODES + 1) for tree in all_trees(n)]
+    plan = plan_tree(acceptance, costs, sizes=range(1, NODES + 1), max_depth=NODES)
+    assert plan is not None
+    best = max(tokens_per_second(tree, acceptance, costs) for tree in trees)
+    assert plan.tokens_per_second == pytest.approx(best, rel=1e-12)
+
+
 def curves(slope: float, draft: float = 0.01) -> RoundCosts:
     """A target whose n tokens cost 1 + slope (n - 1)."""
     target = CostCurve.flat([1 + slope * n for n in range(64)])
