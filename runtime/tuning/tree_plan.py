@@ -133,7 +133,7 @@ class _Beginning:
         values = np.outer(self.level, acceptance)
         is_first = np.zeros(values.shape, np.bool_)
         is_first[:, 0] = True
-        # Of equal values first children first, as they are in the tree in any case; then the earlier
+        # Of equal values first children first, which are in the tree in any case; then the earlier
         # parent and the lower rank, so that plans repeat.
         order = np.lexsort((~is_first.ravel(), -values.ravel()))
         self.children, self.is_first = values.ravel()[order], is_first.ravel()[order]
@@ -261,7 +261,8 @@ def _layout(acceptance: FloatArray, widths: Sequence[int], size: int) -> Topolog
     for depth, width in enumerate(widths, 1):
         if depth > 1:
             # Chosen by value, then put back in the order in which they are numbered.
-            level = sorted(sorted(level, key=lambda node: (-values[node], node))[:width])
+            ranked = sorted(level, key=lambda node: (-values[node], node not in fixed, node))
+            level = sorted(ranked[:width])
             fixed |= set(level)
         first = len(values)
         for parent in level:
