@@ -228,7 +228,7 @@ class Answer:
                 pieces[-1], finish = b"", "stop"
             self._count(this_round)
             if session.rejections is not None and this_round.rejected:
-                _note_rejected(session.rejections, conversation, this_round)
+                note_rejected(session.rejections, conversation, this_round)
             self._spoken = this_round, number, pieces, len(self._said)
             yield "round"
             if self._assembler.stopped_by is not None:
@@ -363,7 +363,7 @@ class Answer:
         )
 
 
-def _note_rejected(buffer: RejectionBuffer, conversation: Conversation, this_round: Round) -> None:
+def note_rejected(buffer: RejectionBuffer, conversation: Conversation, this_round: Round) -> None:
     """Keep the row where a round's draft was rejected: the one that its last token came from."""
     if this_round.next_token is None or this_round.rows is NOT_EVALUATED:
         return

@@ -16,12 +16,12 @@ from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.bindings.errors import BusyError, ClosedError, ModelError, OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
+from specrun.runtime.answer import note_rejected
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.language import quoted
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.online import RejectionBuffer, likeliest
-from specrun.runtime.session import _note_rejected
 from specrun.runtime.tree import DraftTree
 
 NO_END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
@@ -60,7 +60,7 @@ def two_answers(target: LawTable, drafts: LawTable, second: Propose | None) -> d
         settings = DecodeSettings(build_rule("exact"), PLAIN, limits)
         for this_round in decode_rounds(TableTarget(target), conversation, settings):
             if this_round.rejected:
-                _note_rejected(buffer, conversation, this_round)
+                note_rejected(buffer, conversation, this_round)
         buffer.end_answer(conversation.tokens)
         return tuple(conversation.tokens[len(PROMPT) :])
 
