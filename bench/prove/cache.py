@@ -19,6 +19,7 @@ from specrun.bench.models.divergence import log_laws
 from specrun.bench.models.model_comparison import Chunk, scored_logits
 from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting, judged
 from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.runtime.target import CachedText, TargetModel
 from specrun.runtime.tree import DraftTree
 
@@ -35,7 +36,11 @@ def check_cache(setting: Setting) -> Check:
     n_vocab = setting.model.vocabulary.size
     drafter = ForkingDrafter(setting, source)
     n_texts, n_rows, apart, noise, seen = 0, 0, 0.0, 0.0, float("inf")
-    with setting.session(drafter) as session, _Plain(setting, session.target) as plain:
+    context = setting.context_for_rows
+    with (
+        setting.session(drafter, context) as session,
+        _Plain(setting, context, session.target) as plain,
+    ):
         while n_texts < _MOST and (n_texts < _LEAST or time.monotonic() < deadline):
             prompt = [source.randrange(n_vocab) for _ in range(_PROMPT)]
             tokens, ours = _random_rounds(session.target, drafter, prompt)
@@ -52,6 +57,8 @@ def check_cache(setting: Setting) -> Check:
             n_texts, n_rows = n_texts + 1, n_rows + len(ours)
     bound = max(setting.floor, _TIMES_NOISE * noise)
     leaves = f"up to {setting.max_leaves} branches" if setting.max_leaves > 1 else "no branches"
+    if context.flash_attention != setting.context.flash_attention:
+        leaves += ", flash attention off: its sums hang on where cells lie"
     why = "" if setting.model.can_branch else "; a recurrent state takes chains only"
     problem = f"a row is {apart:.2g} nats off where rounding explains {bound:.2g}"
     weak = "one other token moves rows no further than rounding does: this says nothing here"
@@ -101,12 +108,12 @@ def _random_rounds(
 class _Plain:
     """Plain evaluations: in a context of their own, or one width where that is fixed."""
 
-    def __init__(self, setting: Setting, target: TargetModel) -> None:
+    def __init__(self, setting: Setting, context: ContextOptions, target: TargetModel) -> None:
         self._target = target
         self._context: Context | None = None
         if setting.width is None:
             n_rows = setting.max_nodes + 1
-            options = dataclasses.replace(setting.context, n_outputs=n_rows, n_sequences=1)
+            options = dataclasses.replace(context, n_outputs=n_rows, n_sequences=1)
             self._context = Context(setting.model, options)
 
     def __enter__(self) -> _Plain:

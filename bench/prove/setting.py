@@ -111,11 +111,25 @@ class Setting:
         """Return when a check has to end that may take this share of the time."""
         return time.monotonic() + share * self.seconds
 
-    def session(self, drafter: Drafter) -> Session:
+    @property
+    def context_for_rows(self) -> ContextOptions:
+        """As `context`, but without flash attention where rows after branches are compared.
+
+        Its sums over the cells are made in half precision, in the order in which the cells lie, and
+        a branch that was kept leaves another order: quantized weights make tenths of a nat of that,
+        which would hide a wrong cell. Quantized values cannot do without it.
+        """
+        options = self.context
+        hangs_on_order = self.width is None and self.max_leaves > 1
+        if hangs_on_order and str(options.cache_type_v) in _FLOORS:
+            return dataclasses.replace(options, flash_attention="off")
+        return options
+
+    def session(self, drafter: Drafter, context: ContextOptions | None = None) -> Session:
         """Open a session on the target, the caller's to close: with the rule if it is exact."""
         shape: Shape = self.width or "free"
         rule = self.rule if self.rule.exact else ExactRule()
-        return Session.open(self.model, drafter, self.context, rule, (), shape)
+        return Session.open(self.model, drafter, context or self.context, rule, (), shape)
 
 
 # -- random trees ----------------------------------------------------------------------------------

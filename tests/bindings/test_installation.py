@@ -46,8 +46,8 @@ def test_from_a_wheel(wheel: None) -> None:
     assert error.endswith("run /env/bin/python -m pip install huggingface_hub")
 
 
-def test_from_pipx(wheel: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "prefix", "/home/ann/.local/pipx/venvs/specrun")
+def test_from_pipx(wheel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".local" / "pipx" / "venvs" / "specrun"))
     assert installation.extra_command("convert") == "run pipx inject specrun gguf==0.19.0"
 
 

@@ -135,6 +135,20 @@ def test_a_stale_sibling_fails(setting: Setting, monkeypatch: pytest.MonkeyPatch
     assert found.figure > 10 * found.bound
 
 
+def test_rows_after_branches_of_a_quantized_target(tmp_path: Path) -> None:
+    """With flash attention, the order of cells alone would move its rows by more than the bound."""
+    from specrun.runtime import Runtime
+
+    with Runtime.demo("draft(tree=2x2)", n_threads=1) as runtime:
+        setting = Setting(runtime, 0, 2.0)
+        assert setting.context.flash_attention != "off"
+        found = check_cache(setting)
+        assert found.status == "passed", found
+        assert "flash attention off" in found.tested
+        setting.max_leaves = 1  # chains leave no order but that of the text
+        assert setting.context_for_rows == setting.context
+
+
 class KeepsFirst:
     """Keeps the first draft, whatever the target says of it."""
 
