@@ -1,4 +1,4 @@
-"""The results of every measurement as tables for readers: columns, units, notes.
+"""The results of measurements as tables for readers: columns, units, notes.
 
 Beside measured tokens a round stands what the literature reports for the drafters' methods.
 """
@@ -9,8 +9,6 @@ import platform
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specrun.bench.cascade.best import BestPoints
-from specrun.bench.cascade.comparison import CascadePoint
 from specrun.bench.convert.measurement import ConvertResult
 from specrun.bench.drafters.comparison import DrafterResult, TextComparison
 from specrun.bench.heads.measure import HeadResult
@@ -20,7 +18,7 @@ from specrun.bench.replay.replay import FIRST, ReplayResult
 from specrun.bench.soak.resources import Growth
 from specrun.bench.soak.soak import SoakResult
 from specrun.bench.table import Table
-from specrun.bench.timing import Ratio, Spread
+from specrun.bench.timing import Spread
 from specrun.runtime.language import Expression, parse_expression
 
 # Spec-Bench's leaderboard, RTX 3090, Vicuna-7B, F16, greedy: mean tokens a target evaluation over
@@ -76,7 +74,7 @@ def _drafter_row(result: DrafterResult) -> dict[str, str]:
         "drafter": "none (plain)" if speed_up is None else result.label,
         "temp": f"{result.temperature:g}",
         "tok/s": _extremes(result.tokens_per_second, 1),
-        "speed-up": "-" if speed_up is None else f"{speed_up.value:.2f}x {_range(speed_up)}",
+        "speed-up": "-" if speed_up is None else f"{speed_up.value:.2f}x {speed_up.extent}",
         "accept %": "-" if accepted is None else f"{100 * accepted:.1f}",
         "tok/round": f"{result.mean_accepted_length:.2f}",
         "TTFT ms": f"{1e3 * result.time_to_first_token_s.median:,.1f}",
@@ -318,7 +316,7 @@ def heads_table(results: Sequence[HeadResult]) -> Table:
             "copy GB/s": f"{result.copy_bytes_per_s.median / 1e9:.2f}",
             "floor us": f"{result.floor_us:,.0f}",
             "us": _quartiles(result.time_us),
-            "over floor": f"{result.over_floor.value:.2f}x {_range(result.over_floor)}",
+            "over floor": f"{result.over_floor.value:.2f}x {result.over_floor.extent}",
         }
         for result in results
     )
@@ -362,7 +360,7 @@ def _convert_row(result: ConvertResult) -> dict[str, str]:
         "written": _megabytes(result.n_bytes_out),
         "seconds": _extremes(result.seconds, 2),
         "MB/s read": _extremes(result.bandwidth, 0, unit=1e6),
-        "of baseline": f"{ratio.value:.2f} {_range(ratio)} of {result.baseline}" if ratio else "-",
+        "of baseline": f"{ratio.value:.2f} {ratio.extent} of {result.baseline}" if ratio else "-",
         "peak memory": "-" if peak is None else _megabytes(peak),
         "budget": "-" if result.within_budget is None else f"{', '.join(budgets)}: {kept}",
     }
@@ -385,10 +383,6 @@ def _quartiles(spread: Spread, comma: str = ",") -> str:
     return f"{median} ({lower}-{upper})"
 
 
-def _range(ratio: Ratio) -> str:
-    return f"({ratio.low:.2f}-{ratio.high:.2f})"
-
-
 def _size(n_bytes: int) -> str:
     gib = n_bytes / 2**30
     return f"{gib:.2f} GiB" if gib >= 1 else f"{n_bytes / 2**20:.2f} MiB"
@@ -396,87 +390,3 @@ def _size(n_bytes: int) -> str:
 
 def _megabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:,.1f} MB" if n_bytes < 1e8 else f"{n_bytes / 1e6:,.0f} MB"
-
-
-# -- cascades --------------------------------------------------------------------------------------
-
-
-def cascades_table(points: Sequence[CascadePoint]) -> Table:
-    """Return the table of `specrun bench cascade`: a row for each rule and setting."""
-    notes = [
-        "latency: seconds a token with prompts, relative to the plain target's (least to most of a "
-        "repetition). reject: of the tested drafts. defer: of the places where both laws differ, "
-        "how many are left to the target, along the references. CE: cross-entropy of the "
-        "references under the rule's law, nats a token; accuracy: that law's mean probability of "
-        "their tokens; - where no law is stated for a place, or it gives a real token no chance. "
-        "TV, changed: how far the law of a token lay from the target's, and the share of tokens "
-        "that the target alone would not have drawn.",
-    ]
-    if points:
-        first = points[0]
-        notes.append(
-            f"Examples: {first.n_examples}; interleaved repetitions: {first.repetitions}. All "
-            "rules but exact give another law than the target's: NOT exact."
-        )
-    return Table.of(map(_cascade_row, points), *notes)
-
-
-def _cascade_row(point: CascadePoint) -> dict[str, str]:
-    latency = point.latency
-    return {
-        "rule": point.method if point.draft_length is None and latency else point.rule,
-        "temp": f"{point.temperature:g}",
-        "top-p": f"{point.top_p:g}",
-        "n": "-" if point.draft_length is None else str(point.draft_length),
-        "latency": "-" if latency is None else f"{latency.value:.2f} {_range(latency)}",
-        "speed-up": "-" if point.speed_up is None else f"{point.speed_up:.2f}x",
-        "match": _mean_share(point.exact_match),
-        "ROUGE-2": _mean_of(point.rouge_2, 3),
-        "BLEU": _mean_of(point.bleu, 1),
-        "CE": _mean_of(point.cross_entropy, 3),
-        "accuracy": _optional(point.expected_accuracy),
-        "reject": _optional(point.rejection_rate),
-        "defer": _optional(point.deferral_rate),
-        "TV": _optional(point.total_variation),
-        "changed": _optional(point.changed_share),
-    }
-
-
-def best_table(found: Sequence[BestPoints]) -> Table:
-    """Return the fastest rules at the target's quality, and the best at its latency."""
-    return Table.of(
-        map(_best_row, found),
-        "at the target's quality: the fastest of the method's points whose quality is the plain "
-        "target's, within two standard errors; over exact: against exact speculation. at the "
-        "target's latency: the best of those that are no slower than the plain target.",
-    )
-
-
-def _best_row(found: BestPoints) -> dict[str, str]:
-    fastest, best = found.fastest, found.best
-    quality = None if best is None else best.quality(found.metric)
-    return {
-        "method": found.method,
-        "temp": f"{found.temperature:g}",
-        "top-p": f"{found.top_p:g}",
-        "n": str(found.draft_length),
-        "quality": found.metric.replace("_", "-"),
-        "target's": f"{found.target_quality:.3f}",
-        "speed-up at it": "none" if fastest is None else f"{fastest.speed_up:.2f}x",
-        "over exact": "-" if found.over_exact is None else f"{found.over_exact:.2f}x",
-        "by": "-" if fastest is None else fastest.rule,
-        "best at its latency": "none" if quality is None else f"{quality:.3f}",
-        "with": "-" if best is None else best.rule,
-    }
-
-
-def _mean_of(spread: Spread | None, digits: int) -> str:
-    return "-" if spread is None else f"{spread.mean:.{digits}f}"
-
-
-def _mean_share(spread: Spread | None) -> str:
-    return "-" if spread is None else f"{spread.mean:.1%}"
-
-
-def _optional(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

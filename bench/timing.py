@@ -35,6 +35,11 @@ class Ratio:
     low: float
     high: float
 
+    @property
+    def extent(self) -> str:
+        """The extremes as shown behind the value: "(0.97-1.08)"."""
+        return f"({self.low:.2f}-{self.high:.2f})"
+
 
 def spread_of(values: Sequence[float]) -> Spread:
     """Return median, mean, standard deviation, extremes and quartiles of at least one value."""

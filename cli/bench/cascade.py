@@ -175,8 +175,8 @@ def cascade(
     """Compare cascades with plain and exact decoding: quality, latency, rejection."""
     from specrun.bench.cascade.best import best_points
     from specrun.bench.cascade.comparison import CascadeResults, measure_cascades
+    from specrun.bench.cascade.tables import best_table, cascades_table
     from specrun.bench.drafters.padding import padded_target
-    from specrun.bench.report import best_table, cascades_table
 
     target = named_target(load)
     check_plot(extent.plot)

@@ -243,29 +243,42 @@ def inspect(
     a time and by several. With --memory, what of it fits into cards of these sizes.
     """
     file = _named_once(file, model)
+    alone = model_draft is None and sha256 is None
     if memory.memory is not None:
         if other is not None or noise.batch_noise or sha256 is not None:
             raise click.UsageError("--memory goes without OTHER, --batch-noise and --sha256")
-        n_ctx, layers = wished(comparison.ctx_size, comparison.gpu_layers)
-        context = ContextOptions(
-            n_ctx=n_ctx,
-            flash_attention=noise.flash_attn,
-            cache_type_k=noise.cache_type_k,
-            cache_type_v=noise.cache_type_v,
-        )
+        layers, context = _context_asked(comparison, noise)
         _plan_memory(file, model_draft, memory, context, layers, terminal, as_json=as_json)
-        return
-    alone = model_draft is None and sha256 is None
-    if noise.batch_noise:
+    elif noise.batch_noise:
         if other is not None or not alone:
             raise click.UsageError("--batch-noise goes without OTHER, -md and --sha256")
         _measure_noise(file, comparison, noise, terminal, as_json=as_json)
-        return
-    if other is not None:
+    elif other is not None:
         if not alone:
             raise click.UsageError("comparing two models goes without -md and --sha256")
         _compare(file, other, comparison, terminal, as_json=as_json)
-        return
+    else:
+        _show_header(file, model_draft, sha256, terminal, as_json=as_json)
+
+
+def _context_asked(
+    comparison: ComparisonSettings, noise: NoiseSettings
+) -> tuple[LayerCount, ContextOptions]:
+    """Return the layers on a GPU and the context that a memory plan is made for."""
+    n_ctx, layers = wished(comparison.ctx_size, comparison.gpu_layers)
+    context = ContextOptions(
+        n_ctx=n_ctx,
+        flash_attention=noise.flash_attn,
+        cache_type_k=noise.cache_type_k,
+        cache_type_v=noise.cache_type_v,
+    )
+    return layers, context
+
+
+def _show_header(
+    file: Path, model_draft: Path | None, sha256: str | None, terminal: Terminal, *, as_json: bool
+) -> None:
+    """Show a file's header, whether a drafter fits it, and whether its hash is the given one."""
     facts = summarise(file, read_header(file))
     if sha256 is not None:
         facts["sha256"] = file_sha256(file)
@@ -277,11 +290,10 @@ def inspect(
             remark = _pair_remark(file, model_draft)
         except SpecrunError as error:
             problem = error
-        reason = str(problem) if problem else None
         facts["pair"] = {
             "draft": draft_facts,
             "fits": problem is None,
-            "reason": reason,
+            "reason": str(problem) if problem else None,
             "remark": remark,
         }
     if as_json:

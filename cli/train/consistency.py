@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from specrun.cli.options.group import Section
-from specrun.cli.train.options import TrainJob, train_command
+from specrun.cli.train.options import DIVERGENCE, TrainJob, train_command
 from specrun.cli.train.progress import shown_run
 from specrun.cli.train.training import check_result, draw_and_convert, print_report
 
@@ -50,7 +50,7 @@ targets bear higher rates: at a width of 256 use -lr 1e-3.
     _CONSISTENCY.option(
         "--divergence",
         "Of the law behind guesses from the law that is learnt.",
-        click.Choice(["forward-kl", "reverse-kl", "jensen-shannon", "total-variation"]),
+        DIVERGENCE,
         default="forward-kl",
     ),
     _CONSISTENCY.option(

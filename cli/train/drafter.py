@@ -11,13 +11,15 @@ import click
 from specrun.cli.options.group import Section, option_group
 from specrun.cli.options.types import FILE, PATH, SHARE
 from specrun.cli.train.online import learn_online
-from specrun.cli.train.options import DATA, WHOSE_ANSWERS, TrainJob, train_command
+from specrun.cli.train.options import DATA, DIVERGENCE, WHOSE_ANSWERS, TrainJob, train_command
 from specrun.cli.train.progress import shown_run
 from specrun.cli.train.training import check_result, draw_and_convert, print_report
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from specrun.train.distillation.acceptance import MeasuredAcceptance
-    from specrun.train.distillation.drafter_run import DrafterReport
+    from specrun.train.distillation.drafter_run import DrafterReport, DrafterRun
 
 _ONLINE = Section("Learning from rejected drafts")
 _DISTILLATION, _BOOSTING = Section("Distillation"), Section("Several drafters")
@@ -78,7 +80,7 @@ _distillation_options = option_group(
         "--divergence",
         "Of the drafter's law from the target's; total-variation is 1 - alpha itself, and slow to "
         "start.",
-        click.Choice(["forward-kl", "reverse-kl", "jensen-shannon", "total-variation"]),
+        DIVERGENCE,
         default="forward-kl",
     ),
     _DISTILLATION.option(
@@ -144,17 +146,27 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
         if not job.settings[name]:
             raise click.UsageError(f"Missing option '--{name}' (or give --online BUFFER).")
     from specrun.convert import convert_checkpoint, plan_conversion
-    from specrun.train.distillation.drafter_run import DrafterRun
-    from specrun.train.distillation.learner import DistillationLoss
     from specrun.train.distillation.train_drafter import train_drafter
 
     plot = check_result(job.result)
-    draft = distillation.draft.expanduser()
+    run = _run(job, distillation)
     if job.result.gguf is not None:
-        plan_conversion(draft, outtype=job.result.outtype)  # what is trained has its layout
-    run = DrafterRun(
+        plan_conversion(run.draft, outtype=job.result.outtype)  # what is trained has its layout
+    with shown_run(job.terminal) as shown:
+        report = train_drafter(run, shown)
+    files = draw_and_convert(
+        job, run, report, plot, run.draft.resolve().name, convert_checkpoint, what="drafter"
+    )
+    _show(job, report, files, with_others=bool(run.not_covered_by))
+
+
+def _run(job: TrainJob, distillation: Distillation) -> DrafterRun:
+    from specrun.train.distillation.drafter_run import DrafterRun
+    from specrun.train.distillation.learner import DistillationLoss
+
+    return DrafterRun(
         **job.settings,
-        draft=draft,
+        draft=distillation.draft.expanduser(),
         loss=DistillationLoss(
             divergence=distillation.divergence,
             temperature=distillation.law_temperature,
@@ -167,11 +179,16 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
         not_covered_by=distillation.not_covered_by,
         longest_answer=distillation.longest_answer,
     )
-    with shown_run(job.terminal) as shown:
-        report = train_drafter(run, shown)
-    files = draw_and_convert(
-        job, run, report, plot, draft.resolve().name, convert_checkpoint, what="drafter"
-    )
+
+
+def _show(
+    job: TrainJob,
+    report: DrafterReport,
+    files: dict[str, Path | None],
+    *,
+    with_others: bool,
+) -> None:
+    """Print what came of it, and what should worry its reader."""
     gain, before, after = report.acceptance, report.before, report.after
     gain_error = gain.error if gain.before.n_texts > 1 else None
     print_report(
@@ -179,13 +196,13 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
         "drafter",
         report,
         files,
-        shown=_facts(report, with_others=bool(run.not_covered_by)),
+        shown=_facts(report, with_others=with_others),
         counts={"measured_on_training": report.measured_on_training},
         measures={
             "alpha_before": _record(gain.before),
             "alpha_after": _record(gain.after),
             "alpha_gain": {"gain": gain.gain, "error": gain_error},
-            "same_first_word": [before.same_top, after.same_top],
+            "same_first_token": [before.same_top, after.same_top],
             "covered_by_others": after.covered,
             "covered_together": after.covered_together,
         },

@@ -32,6 +32,7 @@ _RUN, _DEVICE = Section("Training"), Section("Device and memory")
 _STATES, _ANSWERS = Section("Target's states"), Section("Self-distillation")
 _COUNT = click.IntRange(1, MAX_COUNT)
 WHOSE_ANSWERS = click.Choice(["given", "target"])
+DIVERGENCE = click.Choice(["forward-kl", "reverse-kl", "jensen-shannon", "total-variation"])
 _FIELDS = {"batch_tokens": "tokens_per_batch", "save_every": "save_seconds", "threads": "n_threads"}
 """Fields of `train.trainer.run.TrainingRun` by the option that gives them, where names differ."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells
+from specrun.runtime.drafters.eagle.pair_cells import EagleRows, PairCells
 from specrun.runtime.drafters.eagle.state import EagleNodes, EagleState
 from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
 from specrun.runtime.drafters.states_drafter import StatesDrafter

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells
+from specrun.runtime.drafters.eagle.pair_cells import EagleRows, PairCells
 from specrun.runtime.heads import (
     MOST_CHAIN_ROWS,
     ChainTokens,
