@@ -36,7 +36,7 @@ from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.session import kept_session, session_option
 from specrun.cli.terminal.answer import (
     Answer,
-    AnswerWriter,
+    PlainWriter,
     context_full,
     run_stream,
     statistics_line,
@@ -88,7 +88,7 @@ def generate(
     text = read_prompt(prompt)
     with open_runtime(load, draft, template, answer.params, terminal, lora=lora) as runtime:
         check_sampling(answer.params, runtime)
-        writer = None if as_json else AnswerWriter(terminal, show_draft=display.show_draft)
+        writer = None if as_json else PlainWriter(terminal, show_draft=display.show_draft)
         with kept_session(lambda: runtime, session, terminal):
             stream = _start(runtime, text, system, answer, template)
             answered = run_stream(stream, writer)

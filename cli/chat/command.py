@@ -27,7 +27,12 @@ from specrun.cli.options.model import (
     load_options,
     template_options,
 )
-from specrun.cli.options.output import AnswerDisplay, answer_display_options, terminal_options
+from specrun.cli.options.output import (
+    AnswerDisplay,
+    answer_display_options,
+    markdown_option,
+    terminal_options,
+)
 from specrun.cli.options.prompt import system_prompt_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.session import kept_session, session_option
@@ -59,6 +64,7 @@ _DEMO_NOTE = "The embedded models are tiny: drafting gains no time with them, it
 @system_prompt_options
 @terminal_options
 @answer_display_options
+@markdown_option
 @session_option
 @lora_option
 @learn_options
@@ -70,6 +76,7 @@ def chat(
     system: str | None,
     terminal: Terminal,
     display: AnswerDisplay,
+    markdown: bool,
     session: Path | None,
     lora: tuple[str, ...],
     learning: LearnSettings,
@@ -81,9 +88,8 @@ def chat(
         _print_banner(runtime, answer, terminal, demo=load.demo)
         conversation = Conversation(answer.params, answer.max_tokens, system)
         with kept_session(lambda: models.runtime, session, terminal):
-            exit_code = Chat(models, conversation, terminal, display).run(
-                make_line_reader(COMMAND_NAMES), handle_command
-            )
+            chat = Chat(models, conversation, terminal, display, markdown=markdown)
+            exit_code = chat.run(make_line_reader(COMMAND_NAMES), handle_command)
     if not sys.stdin.isatty():
         click.get_current_context().exit(exit_code)
 

@@ -14,6 +14,7 @@ from specrun.cli.options.output import AnswerDisplay
 from specrun.cli.terminal.answer import (
     Answer,
     AnswerWriter,
+    PlainWriter,
     context_full,
     run_stream,
     statistics_line,
@@ -36,6 +37,8 @@ class Chat:
         conversation: Conversation,
         terminal: Terminal,
         display: AnswerDisplay,
+        *,
+        markdown: bool = False,
     ) -> None:
         self.models = models
         self.conversation = conversation
@@ -44,6 +47,7 @@ class Chat:
         self.last: GenerationResult | None = None
         self.index = 0
         self._display = display
+        self._markdown = markdown and terminal.color_answers and terminal.answers_on_screen
         self._told_colors = False
 
     @property
@@ -132,7 +136,15 @@ class Chat:
             index=0 if params.seed is None else self.index,
             logprobs=False,
         )
-        return run_stream(stream, AnswerWriter(self.terminal, show_draft=self._display.show_draft))
+        return run_stream(stream, self._writer())
+
+    def _writer(self) -> AnswerWriter:
+        show_draft = self._display.show_draft
+        if self._markdown and not show_draft:
+            from specrun.cli.terminal.markdown_writer import MarkdownWriter
+
+            return MarkdownWriter(self.terminal)
+        return PlainWriter(self.terminal, show_draft=show_draft)
 
     def _conclude(self, answer: Answer) -> None:
         if self._display.show_timings:

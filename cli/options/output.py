@@ -130,3 +130,10 @@ answer_display_options = option_group(
     ),
     OUTPUT.flag("--show-draft", "Show accepted drafted tokens in cyan (with colours)."),
 )
+
+
+markdown_option = OUTPUT.option(
+    "--markdown/--no-markdown",
+    "Draw answers as Markdown on a terminal with colours; not with --show-draft.",
+    default=True,
+)

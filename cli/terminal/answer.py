@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime
@@ -20,7 +20,17 @@ class Answer:
     interrupted: bool
 
 
-class AnswerWriter:
+class AnswerWriter(Protocol):
+    """Shows an answer while it comes."""
+
+    def write(self, event: TokenEvent) -> None:
+        """Take the text that became certain with a token."""
+
+    def finish(self, text: str) -> None:
+        """Show what is left of the whole `text`, and end the line."""
+
+
+class PlainWriter:
     """Writes the text of token events to stdout; accepted drafts in cyan if `show_draft`."""
 
     def __init__(self, terminal: Terminal, *, show_draft: bool = False) -> None:

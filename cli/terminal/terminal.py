@@ -64,6 +64,11 @@ class Terminal:
         if text:
             _write(sys.stdout, self._styled(text, style, self.color_answers))
 
+    def answer_drawn(self, text: str) -> None:
+        """Write text with escape sequences of our own to stdout; what a model said is harmless."""
+        if text:
+            _write(sys.stdout, text)
+
     # -- stderr ------------------------------------------------------------------------------------
 
     def say(self, text: str, style: Style = "plain") -> None:

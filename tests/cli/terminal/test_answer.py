@@ -11,7 +11,7 @@ import pytest
 
 from specrun.cli.chat import loop as chat_loop
 from specrun.cli.terminal import paths
-from specrun.cli.terminal.answer import Answer, AnswerWriter, run_stream
+from specrun.cli.terminal.answer import Answer, AnswerWriter, PlainWriter, run_stream
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import DecodeError, GenerationStream
 
@@ -45,7 +45,7 @@ def test_a_stopped_answer_is_shown_to_its_last_letter(
     capsys: pytest.CaptureFixture[str], text: str, shown: str
 ) -> None:
     stream: Any = StoppedStream(text)
-    answer = run_stream(stream, AnswerWriter(Terminal()))
+    answer = run_stream(stream, PlainWriter(Terminal()))
     assert capsys.readouterr().out == shown
     assert answer.interrupted
     assert stream.closed
