@@ -80,6 +80,8 @@ class Context:
         self.native_seconds = 0.0
         # A device's work is only enqueued by the call that evaluates; processors are done by then.
         self.waits_for_device = bool(model.placed.offload)
+        # What is called while a device computes: it must not call llama.cpp.
+        self.while_computing: Callable[[], None] | None = None
         self._n_vocab = model.vocabulary.size
         self._has_hidden_states = self.options.hidden_states
         try:
@@ -245,7 +247,11 @@ class Context:
         started = perf_counter()
         code = native.llama_decode(handle, struct)
         if self.waits_for_device:  # the time belongs to the evaluation all the same
-            native.llama_synchronize(handle)
+            try:
+                if self.while_computing is not None and code == 0:
+                    self.while_computing()
+            finally:
+                native.llama_synchronize(handle)
         self.native_seconds += perf_counter() - started
         if code != 0:
             self._drop_failed(batch)

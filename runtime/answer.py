@@ -107,6 +107,10 @@ class AnswerClock:
         if left is not None:
             self.elsewhere += time.perf_counter() - left
 
+    def stay(self) -> None:
+        """Note that the consumer is done, in time that counts: a device computed meanwhile."""
+        self.left = None
+
 
 class Answer:
     """What a stream has generated so far, and the generator that goes on with it.
@@ -146,6 +150,7 @@ class Answer:
         self._finish: FinishReason = "cancelled"
         self.clock = AnswerClock(0.0, (0.0, 0.0))
         self._stats: SpecStats | None = None
+        self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
 
     @property
     def result(self) -> GenerationResult:
@@ -171,6 +176,8 @@ class Answer:
             self.clock.prompt_s = self.clock.elapsed()
             yield from self._decode(target)
         except SpecrunError as error:
+            if self.hand_out is not None:  # what was decided before it is said
+                self.hand_out()
             session.require_open()  # whatever it met then: that is why
             if isinstance(error, (DecodeMemoryError, OutOfMemoryError)):
                 error.add_note(session.memory_note())
@@ -222,6 +229,8 @@ class Answer:
             if this_round is None:
                 yield "waiting"
                 continue
+            if self.hand_out is not None:  # the last round, if it was not evaluated on a device
+                self.hand_out()
             tokens = this_round.tokens
             pieces = session.vocabulary.pieces(tokens)
             if tokens[-1] in end_tokens:
@@ -279,6 +288,23 @@ class Answer:
         self._counter.count(n_candidates, depth, n_accepted, n_new, n_nodes - n_candidates, tested)
 
     # -- handing it out ----------------------------------------------------------------------------
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a round may be handed out while a device evaluates the next one.
+
+        Not where its text decides whether there is one, nor where its rows are read.
+        """
+        return (
+            self.session.target.context.waits_for_device
+            and not self._params.stop
+            and not self._logprobs
+        )
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether there is no round after the one that is to be handed out."""
+        return self._spoken is not None and self._spoken[0].is_last
 
     def next_event(self) -> TokenEvent | None:
         """Hand out the next token of the round; None: all of them were."""

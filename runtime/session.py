@@ -327,17 +327,48 @@ class GenerationStream(Iterator[TokenEvent]):
 
     def drain(self) -> GenerationResult:
         """Run to the end and return the result."""
+        return self._run(self._answer.take_round)
+
+    def hand_to(self, consume: Callable[[TokenEvent], None]) -> GenerationResult:
+        """Run to the end, give each token to `consume` as it comes, and return the result.
+
+        Where a device computes (a GPU), tokens of a round are handed out while it evaluates the
+        next one, so that what `consume` takes, such as printing, is no part of a round. Answers
+        with stop strings or log-probabilities are handed out before: there they decide what comes
+        next, or read what the next evaluation overwrites. What `consume` raises ends the answer.
+        """
         answer = self._answer
+
+        def hand_out() -> None:
+            while (event := answer.next_event()) is not None:
+                consume(event)
+                del event  # one that somebody holds costs the stream a copy of its logits
+                if answer.hand_out is not None:
+                    answer.clock.stay()
+                else:
+                    answer.clock.come_back()
+
+        return self._run(hand_out)
+
+    def _run(self, hand_out: Callable[[], None]) -> GenerationResult:
+        """Go on to the end, and have every round handed out."""
+        answer, context = self._answer, self._session.target.context
+        waits = answer.may_wait
         try:
             answer.clock.come_back()
+            if waits:
+                answer.hand_out = context.while_computing = hand_out
             while True:
-                answer.take_round()
+                if not waits or answer.is_at_end:
+                    hand_out()
                 self._session.step(self._making)
         except StopIteration:
             return answer.result
         except BaseException:
             self.close()  # or the error's traceback would keep the answer, and the session busy
             raise
+        finally:
+            context.while_computing = None
 
 
 def _require_as_small(drafter: Drafter, old: Drafter) -> None:

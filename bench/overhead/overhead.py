@@ -9,6 +9,7 @@ the same. Each setting is measured again with a simulated device in the target's
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import tempfile
@@ -30,6 +31,7 @@ from specrun.runtime.acceptance import PairRule, SequentialCascade, build_rule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.language import quoted
+from specrun.runtime.results import TokenEvent
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.target import target_context_options
@@ -184,12 +186,14 @@ def _measure(
     bench: _Bench, setting: Setting, vocab_size: int, options: OverheadOptions
 ) -> OverheadResult:
     """Measure a setting as it is, then with each device."""
-    rounds = _collect(bench, setting.params, options.warm_up, options.rounds)
+    logprobs = not options.backend_sampling
+    rounds = _collect(bench, setting.params, options.warm_up, options.rounds, logprobs=logprobs)
     devices: dict[str, DeviceResult] = {}
     for milliseconds in options.device_ms:
         bench.device.wait_s = milliseconds / 1e3
         n = -(-options.rounds // 2)
-        found = _collect(bench, setting.params, _DEVICE_WARM_UP, n)
+        # As `specrun chat` does: a round is handed out while the device computes the next.
+        found = _collect(bench, setting.params, _DEVICE_WARM_UP, n, logprobs=False)
         devices[f"{milliseconds} ms"] = _device_result(found, setting.most.get(milliseconds))
         bench.device.wait_s = None
     if bench.device.n_unwaited:
@@ -268,10 +272,14 @@ def _open(
             yield _Bench(session, watch, device)
 
 
+class _EnoughError(Exception):
+    """Enough rounds were timed."""
+
+
 def _collect(
-    bench: _Bench, params: SamplingParams, warm_up: int, n_rounds: int
+    bench: _Bench, params: SamplingParams, warm_up: int, n_rounds: int, *, logprobs: bool
 ) -> list[RoundTimes]:
-    """Answer prompts until enough rounds were timed.
+    """Answer prompts until enough rounds were timed, with or without log-probabilities.
 
     The last round of an answer is never counted, because no later call of `propose` ends it. Where
     a drafter found nothing to draft, the round was plain decoding and is left out.
@@ -281,16 +289,20 @@ def _collect(
     wanted, seen, seed = warm_up + n_rounds, 0, 0
     prompt = list(range(_PROMPT_LENGTH // 2)) * 2  # repeated, so that a lookup finds something
     kept: list[RoundTimes] = []
+
+    def stop_when_enough(_: TokenEvent) -> None:
+        if len(watch.rounds) > wanted:
+            raise _EnoughError
+
     while len(kept) < wanted and seen < _MOST_ROUNDS_PER_WANTED * wanted:
         stream = session.stream(
             [seed % _PROMPT_LENGTH, *prompt],
             params,
             seed=seed,
-            logprobs=not session.backend_sampling,
+            logprobs=logprobs,
         )
-        for _ in stream:
-            if len(watch.rounds) > wanted:
-                break
+        with contextlib.suppress(_EnoughError):
+            stream.hand_to(stop_when_enough)
         stream.close()
         watch.abandon()
         kept += [times for times in watch.rounds if times.n_drafted or not drafts]

@@ -59,10 +59,10 @@ def run_stream(stream: GenerationStream, writer: AnswerWriter | None = None) -> 
     """Run a stream to its end, or until Ctrl-C, which leaves the runtime usable."""
     interrupted = False
     try:
-        for event in stream:
-            if writer is not None:
-                writer.write(event)
-            del event  # an event that somebody holds costs the stream a copy of its logits
+        if writer is None:
+            stream.drain()
+        else:
+            stream.hand_to(writer.write)
     except KeyboardInterrupt:
         interrupted = True
     finally:

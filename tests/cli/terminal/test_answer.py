@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ class StoppedStream:
         self.closed = False
         self._text = text
 
-    def __iter__(self) -> Iterator[Any]:
-        yield type("Event", (), {"text": self._text[:3], "origin": "target"})()
+    def hand_to(self, consume: Callable[[Any], None]) -> None:
+        consume(type("Event", (), {"text": self._text[:3], "origin": "target"})())
         raise KeyboardInterrupt
 
     def close(self) -> None:
