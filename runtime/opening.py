@@ -105,11 +105,12 @@ def opening(
     options: RuntimeOptions,
     files: Mapping[str, Path],
     clock: Callable[[], float] = time.perf_counter,
+    n_texts: int = 1,
 ) -> Iterator[OpenModels]:
     """Open a target and a drafter's weights, for whoever then owns them.
 
     Closes them again if what is done with them fails: the last opened first. `clock` is what
-    drafters measure their rounds by.
+    drafters measure their rounds by, `n_texts` for how many conversations memory is planned.
     """
     rule = build_rule(options.accept)
     if options.reference is not None:
@@ -123,6 +124,7 @@ def opening(
             options.n_gpu_layers,
             options.n_gpu_layers_draft,
             dict(files),
+            n_texts,
         )
         fitted = fit_here(loading)
         if fitted is not None:
