@@ -18,7 +18,7 @@ from specrun.runtime.backend_laws import is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Owned
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.environment import file_of
+from specrun.runtime.drafters.environment import DraftEnvironment, file_of
 from specrun.runtime.language import parse_expression
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.online.store import open_rejections
@@ -244,6 +244,11 @@ class Runtime:
     def drafter(self) -> str:
         """The expression of the drafter in use."""
         return self.session.drafter.name
+
+    @property
+    def environment(self) -> DraftEnvironment:
+        """What the drafter was built with: other drafters for the same target are, too."""
+        return self._environment
 
     @property
     def draft_file(self) -> Path:
