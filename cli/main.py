@@ -30,6 +30,7 @@ _COMMANDS = (
     LazyCommand(
         "specrun.cli.tune.command", "tune", "Measure a pair of models and plan what to draft."
     ),
+    LazyCommand("specrun.cli.tune.theory", "theory", "Show what theory says of drafting."),
     LazyCommand("specrun.cli.learn", "learn", "Show or delete what chats keep to learn from."),
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
     LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),

@@ -11,13 +11,16 @@ is the law at the depth where the position came up: what lay between was predict
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
 from specrun.runtime.acceptance import Acceptance, PairRule
 from specrun.runtime.acceptance.law_pair import LawPair, PairAt
+from specrun.runtime.costs.memory_traffic import MemoryTraffic, multiplications
+from specrun.runtime.drafter import Drafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.law import Law
@@ -44,6 +47,14 @@ class DrawnAlpha:
     n_silent: int
     step_seconds: float
     n_params: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingShares:
+    """c-hat, a drafter's operations for a token over the target's, and what it reads for one."""
+
+    operation_ratio: float
+    traffic: MemoryTraffic
 
 
 class AlphaRule(PairRule):
@@ -93,12 +104,7 @@ def measure_alpha(
     none is drawn; and as building a drafter does.
     """
     rule, spent = AlphaRule(), 0.0
-    environment = dataclasses.replace(environment, keeps_rows=True)
-    with closing(build_drafter(drafter, environment)) as weights:
-        own = weights.start()
-        if not own.keeps_rows:
-            own.close()
-            raise OptionError(f"{drafter} has no law of which alpha is the mean")
+    with _with_laws(environment, drafter) as own:
         n_params = own.n_params
         with Session.open(environment.target, own, environment.context, rule) as session:
             for prompt in prompts:
@@ -115,3 +121,32 @@ def measure_alpha(
         step_seconds=spent / max(1, rule.n_depths),
         n_params=n_params,
     )
+
+
+def drafting_shares(found: DrawnAlpha, target: MemoryTraffic, model: Model) -> DraftingShares:
+    """Return c-hat of a drafter, and what it reads for a token, by the parameters that it uses.
+
+    Each parameter is multiplied once, and has as many bytes as one of the target's; keys and values
+    of its own are left out. A drafter that the target's own evaluation drafts for uses none.
+    """
+    share = found.n_params / max(1, model.n_params)
+    operations = found.n_params / multiplications(model)
+    return DraftingShares(operations, MemoryTraffic(share * target.dense, 0.0))
+
+
+def require_law(environment: DraftEnvironment, drafter: str) -> None:
+    """Raise as `measure_alpha` for a drafter that has no law, without measuring."""
+    with _with_laws(environment, drafter) as own:
+        own.close()
+
+
+@contextmanager
+def _with_laws(environment: DraftEnvironment, drafter: str) -> Iterator[Drafter]:
+    """Yield a drafter that tells its laws, for whoever closes it; its weights go afterwards."""
+    environment = dataclasses.replace(environment, keeps_rows=True)
+    with closing(build_drafter(drafter, environment)) as weights:
+        own = weights.start()
+        if not own.keeps_rows:
+            own.close()
+            raise OptionError(f"{drafter} has no law of which alpha is the mean")
+        yield own
