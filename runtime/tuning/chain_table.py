@@ -1,4 +1,4 @@
-"""What the formulas of speculative decoding say of chains of 1, 2, 3, ... drafts: one row each.
+"""Theory of chains: tokens a round, speed-up, operations and bytes of 1, 2, 3, ... drafts.
 
 All are over plain decoding, from alpha (the chance that a drafted token is accepted), c (a drafted
 token's time over a plain one's), c-hat (its operations over the target's) and, where they are
