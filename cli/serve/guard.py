@@ -7,7 +7,6 @@ that it lets point here (DNS rebinding), which the Host says, or across origins,
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -16,30 +15,13 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from specrun.cli.serve.addresses import host_name, is_loopback
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.openai.errors import error_reply
 from specrun.cli.serve.settings import ServeSettings
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health"})
 """What is answered without a key: it says nothing of anyone's texts."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address, or a name, can only be reached from this machine."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def host_name(value: str) -> str:
-    """Return the name in a Host header or an origin, without scheme and port."""
-    name = value.rpartition("//")[2]
-    if name.startswith("["):
-        return name[1:].partition("]")[0].lower()
-    return name.partition(":")[0].lower()
 
 
 def has_key(headers: Headers, keys: Sequence[str]) -> bool:

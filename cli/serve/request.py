@@ -1,4 +1,4 @@
-"""What a request for an answer comes to, whichever API it was written for."""
+"""A request for an answer, as every API hands it to the service."""
 
 from __future__ import annotations
 
