@@ -15,10 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.errors import RequestError, request_error
 from specrun.cli.serve.guard import Guard, cors
 from specrun.cli.serve.native.health import health
-from specrun.cli.serve.openai import chat, models
+from specrun.cli.serve.openai import chat, completions, models
 from specrun.cli.serve.openai.errors import error_reply
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings
@@ -41,7 +42,7 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
         routes=routes(),
         middleware=[Middleware(Guard, settings=settings), *cors(settings)],
         exception_handlers={
-            RequestError: _failed,
+            SpecrunError: _failed,
             HTTPException: _not_found,
             Exception: _failed,
         },
@@ -59,6 +60,7 @@ def routes() -> list[BaseRoute]:
         *_both("/models", models.list_models, "GET"),
         *_both("/models/{name:path}", models.get_model, "GET"),
         *_both("/chat/completions", chat.chat_completions, "POST"),
+        *_both("/completions", completions.completions, "POST"),
     ]
 
 
@@ -69,8 +71,8 @@ def _both(path: str, endpoint: object, method: str) -> list[BaseRoute]:
 
 async def _failed(_request: Request, problem: Exception) -> Response:
     error = request_error(problem)
-    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.error("a request failed", exc_info=problem)
+    if isinstance(problem, SpecrunError) and error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.error("a request failed: %s", problem)
     return error_reply(error)
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from specrun.bindings.errors import ClosedError, SpecrunError
+from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.prompts import PromptReader
 from specrun.cli.serve.request import AnswerRequest
@@ -100,24 +100,27 @@ class AnswerService:
 
     async def begin(self, request: AnswerRequest) -> Answer:
         """Let the engine begin, or queue, what is asked; raises `RequestError` where it is full."""
-        if request.speculative.differs:
-            problem = "speculative and accept cannot be chosen for a request yet"
-            raise RequestError(f"{problem}: give --drafter and --accept to the server")
         prompts = await self.prompts.read(request)
         self._require_room(len(prompts) * request.n)
         seed = random_if_unset(request.params.seed)
-        params = request.params.replace(seed=seed)
-        streams = [
-            self.engine.submit(
-                prompt,
-                params,
-                max_tokens=request.max_tokens,
-                index=index,
-                logprobs=request.logprobs,
-            )
-            for prompt in prompts
-            for index in range(request.n)
-        ]
+        params, speculative = request.params.replace(seed=seed), request.speculative
+        try:
+            streams = [
+                self.engine.submit(
+                    prompt,
+                    params,
+                    max_tokens=request.max_tokens,
+                    index=index,
+                    logprobs=request.logprobs,
+                    drafter=speculative.drafter,
+                    n_max=speculative.n_max,
+                    accept=speculative.accept,
+                )
+                for prompt in prompts
+                for index in range(request.n)
+            ]
+        except OptionError as error:  # all else was looked at before
+            raise RequestError(str(error), "speculative") from None
         answer = Answer(self, request, prompts, seed, streams)
         self._answers.add(answer)
         return answer
