@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -58,6 +58,7 @@ class Answer:
             async for delta in _merged([self._choice(k) for k in range(len(self.streams))]):
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
+                    self.service.tell(delta.result)
                 yield delta
         finally:
             self.cancel()
@@ -91,7 +92,13 @@ class AnswerService:
         self.settings = settings
         self.prompts = PromptReader(engine)
         self.is_closing = False
+        self.observers: list[Callable[[GenerationResult], None]] = []
         self._answers: set[Answer] = set()
+
+    def tell(self, result: GenerationResult) -> None:
+        """Tell all observers of a choice that has ended."""
+        for observe in self.observers:
+            observe(result)
 
     @property
     def n_choices(self) -> int:

@@ -59,6 +59,16 @@ class EngineStatistics:
     load: Load
 
 
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What a slot does: its drafter, and of how many tokens of its text keys are cached."""
+
+    busy: bool
+    drafter: str
+    n_tokens: int
+    n_cached: int
+
+
 class Engine:
     """Answers several conversations at once. Any thread, and any event loop, may `submit`.
 
@@ -276,6 +286,18 @@ class Engine:
             n_ctx=self.n_ctx,
             cells=schedule.shared.n_cells_used,
             load=dataclasses.replace(schedule.load),
+        )
+
+    def slots(self) -> tuple[SlotState, ...]:
+        """Return what each slot does now; numbers may be of neighbouring moments."""
+        return tuple(
+            SlotState(
+                not seat.is_idle,
+                seat.session.drafter.name,
+                len(seat.target.text.tokens),
+                seat.target.text.n_cached,
+            )
+            for seat in self._schedule.seats
         )
 
     def close(self) -> None:
