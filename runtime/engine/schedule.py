@@ -102,12 +102,14 @@ class Load:
 class Schedule:
     """The slots of an engine and the requests that wait for one; `turn` goes on with all of them.
 
+    While it does not admit any (`admits`), requests wait, and what was begun goes on to its end.
     Not for several threads: whoever owns the slots calls it.
     """
 
     shared: SharedEvaluation
     seats: list[Seat]
     load: Load = field(default_factory=Load)
+    admits: bool = True
     _queue: deque[Request] = field(default_factory=deque)
     _admitted: int = 0
 
@@ -166,7 +168,7 @@ class Schedule:
 
     def _admit(self) -> None:
         """Give requests to idle slots: each to the one that holds most of its prompt."""
-        while self._queue and any(seat.is_idle for seat in self.seats):
+        while self.admits and self._queue and any(seat.is_idle for seat in self.seats):
             request = self._queue.popleft()
             seat = self._seat_for(request)
             self._admitted += 1
