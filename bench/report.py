@@ -60,7 +60,11 @@ def machine_facts() -> dict[str, Any]:
 
 def drafters_table(results: Sequence[DrafterResult]) -> Table:
     """Return the table of `specrun bench drafters`."""
-    return Table.of(map(_drafter_row, results), *(_drafter_notes(results) if results else ()))
+    rows = list(map(_drafter_row, results))
+    if any(result.alpha is not None for result in results):
+        for row, result in zip(rows, results, strict=True):
+            row["alpha"] = "-" if result.alpha is None else f"{result.alpha:.3f}"
+    return Table.of(rows, *(_drafter_notes(results) if results else ()))
 
 
 def _drafter_row(result: DrafterResult) -> dict[str, str]:
@@ -101,6 +105,11 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
         "tok/s: median (least to most); with sampling and verification, without the prompt. "
         "speed-up: ratio of the medians (least to most within one repetition)."
     ]
+    if any(result.alpha is not None for result in results):
+        notes.append(
+            "alpha: the mean over positions of sum min(p, q), the chance that a draw from the "
+            "drafter's law is accepted (Leviathan et al. 2023, corollary 3.6); counted, not timed."
+        )
     # EAGLE's n-alpha: how acceptance falls the more of the draft's own tokens it builds on.
     chains = [result for result in results if result.is_chain and result.acceptance_given_prefix]
     if chains:

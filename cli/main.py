@@ -14,6 +14,7 @@ from specrun.cli.options.group import ENVIRONMENT_PREFIX
 _COMMANDS = (
     LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
     LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
+    LazyCommand("specrun.cli.serve.command", "serve", "Answer over HTTP, as OpenAI's API does."),
     LazyCommand("specrun.cli.worker", "worker", "Lend this machine's devices to another one."),
     LazyCommand("specrun.cli.models", "models", "List the models on this disk."),
     LazyCommand(
@@ -30,6 +31,7 @@ _COMMANDS = (
     LazyCommand(
         "specrun.cli.tune.command", "tune", "Measure a pair of models and plan what to draft."
     ),
+    LazyCommand("specrun.cli.tune.theory", "theory", "Show what theory says of drafting."),
     LazyCommand("specrun.cli.learn", "learn", "Show or delete what chats keep to learn from."),
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
     LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),

@@ -20,7 +20,7 @@ from specrun.runtime.drafter import Drafter
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import SeededNoise
-from specrun.runtime.online.rejections import RejectionBuffer
+from specrun.runtime.online.rejections import RejectionNotes
 from specrun.runtime.results import (
     Departures,
     FinishReason,
@@ -57,7 +57,7 @@ class Answering(Protocol):
     backend_sampling: bool
     settles: bool
     memory_note: Callable[[], str]
-    rejections: RejectionBuffer | None
+    rejections: RejectionNotes | None
 
     @property
     def drafter(self) -> Drafter:
@@ -396,12 +396,12 @@ class Answer:
         )
 
 
-def note_rejected(buffer: RejectionBuffer, conversation: Conversation, this_round: Round) -> None:
+def note_rejected(notes: RejectionNotes, conversation: Conversation, this_round: Round) -> None:
     """Keep the row where a round's draft was rejected: the one that its last token came from."""
     if this_round.next_token is None or this_round.rows is NOT_EVALUATED:
         return
     row = this_round.row_before(len(this_round.path))
-    buffer.note(len(conversation.tokens) - 2, this_round.rows.logits(row))
+    notes.note(len(conversation.tokens) - 2, this_round.rows.logits(row))
 
 
 def _rate(count: int, seconds: float) -> float | None:

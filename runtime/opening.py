@@ -24,7 +24,7 @@ from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_
 from specrun.runtime.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.environment import DraftEnvironment, file_of
 from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.fixed_shape import Shape
@@ -158,6 +158,15 @@ def opening(
             note = partial(_memory_note, loading, options.placement)
             yield OpenModels(model, weights, rule, environment, fitted, note)
             opened.pop_all()  # the caller's from here on
+
+
+def draft_file_of(drafter: str, environment: DraftEnvironment) -> Path:
+    """Return the file of the draft model of an expression; `OptionError` where none drafts."""
+    expression = parse_expression(drafter)
+    if expression.atom != "draft":
+        problem = "is no draft model: give one, as in draft(small.gguf)"
+        raise OptionError(f"{drafter} {problem}")
+    return file_of(expression, environment)
 
 
 def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrun.bindings.errors import ClosedError, OptionError, TemplateError
+from specrun.bindings.errors import ClosedError, TemplateError
 from specrun.bindings.placement import placing
 from specrun.bindings.trial import remember_written, trusting_files
 from specrun.bindings.vocabulary import Vocabulary
@@ -18,11 +18,16 @@ from specrun.runtime.backend_laws import is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Owned
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.environment import file_of
-from specrun.runtime.language import parse_expression
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.online.store import open_rejections
-from specrun.runtime.opening import RuntimeOptions, opening, parse_options, prompt_tokens
+from specrun.runtime.opening import (
+    RuntimeOptions,
+    draft_file_of,
+    opening,
+    parse_options,
+    prompt_tokens,
+)
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset
 from specrun.runtime.session import GenerationStream, Session
@@ -86,7 +91,7 @@ class Runtime:
             self._session.backend_sampling = is_wanted(options.backend_sampling, opened.model)
             self._session.memory_note = opened.memory_note
             if self.rejections is not None:
-                self._session.rejections = self.rejections.buffer
+                self._session.rejections = self.rejections.buffer.notes()
         self._template: ChatTemplate | None = None
 
     # -- answering ---------------------------------------------------------------------------------
@@ -195,6 +200,10 @@ class Runtime:
 
         return load_session(self.session, Path(path))
 
+    def require_idle(self) -> None:
+        """Raise `BusyError` while an answer is being streamed."""
+        self.session.require_idle()
+
     def swap_drafter(self, drafter: str, files: Mapping[str, Path] | None = None) -> None:
         """Draft with another expression from the next answer on, with caches of its own.
 
@@ -262,13 +271,14 @@ class Runtime:
         return self.session.drafter.name
 
     @property
+    def environment(self) -> DraftEnvironment:
+        """What the drafter was built with: other drafters for the same target are, too."""
+        return self._environment
+
+    @property
     def draft_file(self) -> Path:
         """The file of the draft model; raises `OptionError` where something else drafts."""
-        expression = parse_expression(self.drafter)
-        if expression.atom != "draft":
-            problem = "is no draft model: give one, as in draft(small.gguf)"
-            raise OptionError(f"{self.drafter} {problem}")
-        return file_of(expression, self._environment)
+        return draft_file_of(self.drafter, self._environment)
 
     @property
     def chat_template(self) -> ChatTemplate:

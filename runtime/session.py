@@ -24,7 +24,7 @@ from specrun.runtime.loop import (
     require_laws,
     require_rule,
 )
-from specrun.runtime.online.rejections import RejectionBuffer
+from specrun.runtime.online.rejections import RejectionNotes
 from specrun.runtime.padding import Wider
 from specrun.runtime.results import (
     GenerationResult,
@@ -71,7 +71,7 @@ class Session:
     backend_sampling = False
     settles = False
     memory_note: Callable[[], str] = staticmethod(lambda: "")
-    rejections: RejectionBuffer | None = None
+    rejections: RejectionNotes | None = None
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Session:
         """
         self.require_open()
         self.require_idle()
-        _require_as_small(drafter, self.drafter)
+        require_as_small(drafter, self.drafter)
         old = self.drafter
         owned = [weights if each is old_weights else each for each in self._owned]
         # Together: whatever interrupts finds one drafter, with its weights.
@@ -410,7 +410,7 @@ def require_count(top_logprobs: int) -> int:
     return count
 
 
-def _require_as_small(drafter: Drafter, old: Drafter) -> None:
+def require_as_small(drafter: Drafter, old: Drafter) -> None:
     """Raise `OptionError` where a context made for the old drafter does not do for another."""
     for what, new, there in (
         ("nodes", drafter.max_nodes, old.max_nodes),

@@ -27,6 +27,11 @@ class Arm:
         self._prompts = [prompt_ids(runtime, prompt, as_chat) for prompt in prompts]
 
     @property
+    def prompts(self) -> Sequence[Sequence[int]]:
+        """The prompts' tokens."""
+        return self._prompts
+
+    @property
     def prompt_tokens(self) -> float:
         """The mean length of a prompt in tokens."""
         return sum(map(len, self._prompts)) / len(self._prompts)

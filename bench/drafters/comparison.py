@@ -23,6 +23,7 @@ from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.tuning.drawn_alpha import measure_alpha, require_law
 
 PLAIN, EXACT = "none", "exact"
 _WARM_UP_TOKENS = 16
@@ -36,7 +37,8 @@ class DrafterBench:
     acceptance `rules`. Every repetition answers all prompts, with the seed of `params` plus the
     number of the repetition. `as_chat` None asks models with a chat template in a conversation and
     lets others continue the text. `options` are those of `Runtime`. `workload` says what the
-    prompts are and what the drafters know of their answers.
+    prompts are and what the drafters know of their answers. With `alpha` all prompts are answered
+    once more, untimed, for the mean of sum min(p, q).
     """
 
     target: Path
@@ -49,6 +51,7 @@ class DrafterBench:
     as_chat: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     workload: str = ""
+    alpha: bool = False
 
     def __post_init__(self) -> None:
         for name in ("drafters", "prompts", "params", "rules"):
@@ -97,7 +100,8 @@ class DrafterResult:
     `prompt_tokens` is the mean length of a prompt. `exact` is whether the rule keeps the target's
     distribution. `acceptance_given_prefix[n]` is the acceptance at depth n + 1 of the
     `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha. Under rules that
-    are not exact `total_variation` and `changed_share` are those of `SpecStats`.
+    are not exact `total_variation` and `changed_share` are those of `SpecStats`. `alpha` is the
+    mean of sum min(p, q), None where it was not asked for or a drafter has no law.
     """
 
     target: TargetFacts
@@ -125,6 +129,7 @@ class DrafterResult:
     tested_by_position: tuple[int, ...] = ()
     total_variation: float | None = None
     changed_share: float | None = None
+    alpha: float | None = None
 
     @property
     def label(self) -> str:
@@ -175,11 +180,26 @@ def measure_drafters(
         results = []
         for params in bench.params:
             measured = _measure(arms, params, bench, step)
-            results += [
-                _result(bench, facts, arm, params, own, measured[0])
-                for arm, own in zip(arms, measured, strict=True)
-            ]
+            for arm, own in zip(arms, measured, strict=True):
+                result = _result(bench, facts, arm, params, own, measured[0])
+                if bench.alpha:
+                    progress(0, total, f"alpha of {arm.label}")
+                    result = replace(result, alpha=_alpha(arm, params, bench.max_tokens))
+                results.append(result)
     return results
+
+
+def _alpha(arm: Arm, params: SamplingParams, max_tokens: int) -> float | None:
+    """Return the mean of sum min(p, q) over an arm's answers; None for a drafter without a law."""
+    runtime = arm.runtime
+    try:
+        require_law(runtime.environment, runtime.drafter)
+    except OptionError:
+        return None
+    found = measure_alpha(
+        runtime.environment, runtime.drafter, arm.prompts, params, max_tokens=max_tokens
+    )
+    return found.alpha if found.n_places else None
 
 
 def with_files(text: str, files: Mapping[str, Path]) -> str:

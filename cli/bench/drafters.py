@@ -120,6 +120,7 @@ def _settings(
         rules=chosen.accept or ("exact",),
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
+        alpha=measuring.alpha,
         as_chat=False if source.no_chat_template else None,
         options={
             **load.runtime_options(),

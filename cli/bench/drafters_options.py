@@ -60,6 +60,7 @@ class Measuring:
     keep: Path | None
     plot: Path | None
     shape: Shape | None
+    alpha: bool
 
 
 drafter_choice_options = option_group(
@@ -154,6 +155,11 @@ measuring_options = option_group(
         "--keep FILE",
         "Keep the padded target; otherwise it goes into a temporary folder and away again.",
         PATH,
+    ),
+    _MEASURING.flag(
+        "--alpha",
+        "Report alpha of drafters that have a law, the mean of sum min(p, q): prompts are answered "
+        "once more.",
     ),
     OUTPUT.option(
         "--plot FILE", "Draw speed-ups and acceptance by position: a .png, .svg or .pdf.", NEW_FILE

@@ -197,6 +197,7 @@ Examples:
   specrun tune -m target.gguf -md small.gguf
   specrun tune -m target.gguf
   specrun tune -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.6,1 --plot plan.png
+  specrun tune --demo --drafter eagle --drafter "partial(window=64)"
   specrun tune --layer-skip -m target.gguf -f prompt.txt --cut skip.gguf --plot search.png
 
 \b
@@ -239,6 +240,10 @@ def tune(
     if layer_skip.output is not None:
         raise click.UsageError("--cut writes what --layer-skip finds: give both")
     if text.model_draft is None and load.model is not None and not load.demo:
+        if text.drafter:
+            raise click.UsageError(
+                "--drafter stands beside a draft model: give -md FILE too, or ask specrun theory"
+            )
         from specrun.cli.tune.target_costs import run_target_costs
 
         run_target_costs(load, load.model, text, output, terminal)
@@ -281,7 +286,22 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
         n_gpu_layers=load.gpu_layers,
         n_gpu_layers_draft=load.gpu_layers_draft,
         use_mmap=load.mmap,
+        others=_others(text, demo=load.demo),
     )
+
+
+def _others(text: TuneText, *, demo: bool) -> tuple[str, ...]:
+    """Return the other drafters whose alpha is asked for, each with its file."""
+    from specrun.bench.drafters.comparison import with_files
+    from specrun.cli.options.drafter_choice import require_draft_files
+    from specrun.runtime.demo import demo_drafters
+    from specrun.runtime.language import parse_expression
+
+    files = demo_drafters() if demo else {}
+    expressions = tuple(with_files(each, files) for each in text.drafter)
+    for expression in expressions:
+        require_draft_files(parse_expression(expression))
+    return expressions
 
 
 def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:

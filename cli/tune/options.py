@@ -27,6 +27,7 @@ class TuneText:
     no_chat_template: bool
     predict: int
     seconds: float
+    drafter: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,11 @@ tune_text_options = option_group(
         "Time for measuring what evaluations cost.",
         click.FloatRange(0, min_open=True),
         default=12.0,
+    ),
+    MODEL.option(
+        "--drafter EXPR",
+        "Report alpha of this drafter, too, beside the draft model's; repeatable.",
+        multiple=True,
     ),
 )
 
@@ -127,4 +133,9 @@ def prompt_texts(text: TuneText, *, demo: bool) -> tuple[str, ...]:
         from specrun.bench.drafters.prompts import demo_prompts
 
         return demo_prompts(_QUESTIONS)
+    return usual_prompts()
+
+
+def usual_prompts() -> tuple[str, ...]:
+    """Return prompts for any model."""
     return _PROMPTS

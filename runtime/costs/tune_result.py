@@ -26,6 +26,7 @@ class TuneOptions:
 
     Each of `params` is planned for on its own; `n_tokens` are written for each, over all prompts
     together. `seconds` are spent on cost curves, `max_depth` is the deepest tree that is planned.
+    Alpha is also measured of the drafters `others`, expressions with their files.
     """
 
     target: Path
@@ -38,6 +39,7 @@ class TuneOptions:
     n_gpu_layers: LayerCount = "auto"
     n_gpu_layers_draft: LayerCount = "auto"
     use_mmap: bool = True
+    others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.params:

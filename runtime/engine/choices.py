@@ -8,8 +8,10 @@ not exact are made apart: they decide nothing by the clock, whatever the load.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from specrun.bindings.context_options import ContextOptions
@@ -17,13 +19,14 @@ from specrun.bindings.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
-from specrun.runtime.drafter import Drafter, close_all
+from specrun.runtime.drafter import Drafter, DrafterWeights, Owned, close_all
 from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.language import parse_expression
 from specrun.runtime.loop import require_laws, require_rule
 from specrun.runtime.opening import OpenModels
 from specrun.runtime.sampling import SamplingParams, whole_number
-from specrun.runtime.session import require_fitting
+from specrun.runtime.session import require_as_small, require_fitting
 from specrun.runtime.target import target_context_options
 
 MOST_SEQUENCES = 256
@@ -89,12 +92,15 @@ class Choices:
         self, opened: OpenModels, slots: int, others: Sequence[str], rules: Sequence[str]
     ) -> None:
         self._own_rule, self._environment = _parallel(opened.rule), opened.environment
+        self._given = opened.weights
         kinds = [RuleKind.of(rule) for rule in (self._own_rule, *map(_rule_of, rules))]
         self._kinds = (*dict.fromkeys(kinds),)
         self.own = DrafterKey(opened.weights.name, self._kinds[0])
+        self.own_drafter = self.own.expression
+        """The expression of the engine's own drafter now: `swap` leaves its name to requests."""
         names = [str(parse_expression(text)) for text in others]
         self.names = (*dict.fromkeys([self.own.expression, "none", *names]),)
-        self._weights = {self.own: opened.weights}
+        self._weights: dict[DrafterKey, DrafterWeights] = {self.own: opened.weights}
         self.slots = [SlotDrafters(self._start) for _ in range(slots)]
         try:
             for kind in self._kinds:
@@ -106,6 +112,11 @@ class Choices:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def environment(self) -> DraftEnvironment:
+        """What drafters are built with."""
+        return self._environment
 
     def _open(self, key: DrafterKey) -> None:
         if key not in self._weights:
@@ -122,8 +133,41 @@ class Choices:
 
     def close(self) -> None:
         """Close all drafters, then the weights of those that were opened here."""
-        weights = [each for key, each in self._weights.items() if key != self.own]
+        weights = [each for each in self._weights.values() if each is not self._given]
         close_all([*self.slots, *weights])
+
+    # -- swapping ----------------------------------------------------------------------------------
+
+    def swap(self, drafter: str, files: Mapping[str, Path] | None) -> list[Owned]:
+        """Let another expression stand for the engine's own drafter; return what it replaced.
+
+        That is to be closed once no session has it. Raises as building a drafter does, and
+        `OptionError` for one that needs more room or other states of the target; all then stays.
+        """
+        environment = self._environment
+        if files is not None:
+            environment = dataclasses.replace(environment, default_files=files)
+        keys = [key for key in self._weights if key.expression == self.own.expression]
+        with ExitStack() as opened:
+            new: dict[DrafterKey, DrafterWeights] = {}
+            first: dict[DrafterKey, Drafter] = {}
+            for key in keys:
+                exact, keeps_rows = key.kind
+                made_for = dataclasses.replace(environment, by_clock=exact, keeps_rows=keeps_rows)
+                new[key] = build_drafter(drafter, made_for)
+                opened.callback(new[key].close)
+                first[key] = new[key].start()
+                opened.callback(first[key].close)
+                require_as_small(first[key], self.slots[0].get(key))
+            opened.pop_all()
+        replaced: list[Owned] = [
+            slot.started.pop(key) for key in keys for slot in self.slots if key in slot.started
+        ]
+        replaced += [self._weights[key] for key in keys]
+        self.own_drafter, self._environment = str(parse_expression(drafter)), environment
+        self._weights.update(new)
+        self.slots[0].started.update(first)
+        return replaced
 
     # -- choosing ----------------------------------------------------------------------------------
 

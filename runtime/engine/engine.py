@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
+from specrun.bindings.placement import placing
+from specrun.bindings.trial import trusting_files
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Owned, close_all
@@ -24,8 +26,11 @@ from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import EngineStream
+from specrun.runtime.engine.swaps import DrafterSwap
+from specrun.runtime.online.store import open_rejections
 from specrun.runtime.opening import (
     RuntimeOptions,
+    draft_file_of,
     opening,
     parse_options,
     prompt_tokens,
@@ -57,6 +62,16 @@ class EngineStatistics:
     n_ctx: int
     cells: int
     load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What a slot does: its drafter, and of how many tokens of its text keys are cached."""
+
+    busy: bool
+    drafter: str
+    n_tokens: int
+    n_cached: int
 
 
 class Engine:
@@ -116,8 +131,6 @@ class Engine:
             raise OptionError(f"shape is {options.shape!r}: {why}; leave it free, or use Runtime")
         if options.backend_sampling == "on":
             raise OptionError("backend_sampling is for one conversation at a time: use Runtime")
-        if options.learn:
-            raise OptionError("learn is for one conversation at a time: use Runtime")
         self.options = options
         clock = SlotClock()
         with (
@@ -131,6 +144,7 @@ class Engine:
             owned.callback(context.close)
             longest = min(n_ctx, opened.environment.context.n_ctx)
             shared = SharedEvaluation(context, slots, longest, opened.environment.known, clock)
+            self.rejections = open_rejections(options.learn, opened.model)
             seats = []
             for drafters, own in zip(choices.slots, shared.slots, strict=True):
                 drafter = drafters.get(choices.own)
@@ -138,14 +152,21 @@ class Engine:
                 session.memory_note = opened.memory_note
                 session.settles = True  # whoever reads them does so while others are evaluated
                 own.hold(session.conversation)
+                if self.rejections is not None:
+                    session.rejections = self.rejections.buffer.notes()
                 seats.append(Seat(session, own, drafters))
             self._schedule = Schedule(shared, seats)
-            self._choices, self.model, self.fitted = choices, opened.model, opened.fitted
-            self._owned: tuple[Owned, ...] = (choices, context, opened.weights, opened.model)
+self._choices, self.model, self.fitted = choices, opened.model, opened.fitted
+            kept = [] if self.rejections is None else [self.rejections]
+            self._owned: tuple[Owned, ...] = (
+                *(choices, context, opened.weights, opened.model),
+                *kept,
+            )
             owned.pop_all()
         self._template: ChatTemplate | None = None
         self._changed = threading.Condition()
         self._requests: list[Request] = []
+        self._swaps: list[DrafterSwap] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="specrun engine", daemon=True)
         self._thread.start()
@@ -243,6 +264,22 @@ class Engine:
                 stream.cancel()
             raise
 
+    def swap_drafter(self, drafter: str, files: Mapping[str, Path] | None = None) -> None:
+        """Draft with another expression in place of the engine's own, as `Runtime.swap_drafter`.
+
+        Waits until no conversation is in the middle of an answer; requests that come meanwhile wait
+        for it. They still choose it by the expression that the engine was opened with.
+        """
+        swap = DrafterSwap(drafter, files)
+        with self._changed:
+            self._require_open()
+            self._swaps.append(swap)
+            self._changed.notify()
+        swap.wait()
+
+    def require_idle(self) -> None:
+        """Do nothing: swaps wait until no answer is being made."""
+
     # -- what is open ------------------------------------------------------------------------------
 
     @property
@@ -263,7 +300,17 @@ class Engine:
     @property
     def drafter(self) -> str:
         """The expression of its own drafter: of requests that choose none."""
-        return self._choices.own.expression
+        return self._choices.own_drafter
+
+    @property
+    def draft_file(self) -> Path:
+        """The file of its own draft model; raises `OptionError` where something else drafts."""
+        return draft_file_of(self.drafter, self._choices.environment)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closing
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -294,6 +341,18 @@ class Engine:
             load=dataclasses.replace(schedule.load),
         )
 
+    def slots(self) -> tuple[SlotState, ...]:
+        """Return what each slot does now; numbers may be of neighbouring moments."""
+        return tuple(
+            SlotState(
+                not seat.is_idle,
+                seat.session.drafter.name,
+                len(seat.target.text.tokens),
+                seat.target.text.n_cached,
+            )
+            for seat in self._schedule.seats
+        )
+
     def close(self) -> None:
         """End all answers with `ClosedError` and free the native memory; again does nothing."""
         with self._changed:
@@ -320,6 +379,7 @@ class Engine:
         why: BaseException = ClosedError("the engine was closed while an answer was being made")
         try:
             while self._take_requests():
+                self._swap_if_idle()
                 schedule.turn()
         except BaseException as problem:  # a defect: nobody is to wait for ever
             why = problem
@@ -330,6 +390,9 @@ class Engine:
                 for request in self._requests:
                     schedule.add(request)
                 self._requests = []
+                swaps, self._swaps = self._swaps, []
+            for swap in swaps:
+                swap.end(ClosedError("the engine was closed before its drafter was swapped"))
             schedule.close(why)
             close_all(self._owned)
 
@@ -337,8 +400,24 @@ class Engine:
         """Wait until there is something to do; return False where the engine is to be closed."""
         schedule = self._schedule
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._requests or not schedule.is_idle)
+            self._changed.wait_for(
+                lambda: self._closing or self._requests or self._swaps or not schedule.is_idle
+            )
             taken, self._requests = self._requests, []
             for request in taken:
                 schedule.add(request)
             return not self._closing
+
+    def _swap_if_idle(self) -> None:
+        """Admit no more answers while a swap is asked for; make it once none is under way."""
+        schedule = self._schedule
+        schedule.admits = not self._swaps
+        if schedule.admits or any(not seat.is_idle for seat in schedule.seats):
+            return
+        with self._changed:
+            swaps, self._swaps = self._swaps, []
+        trust = trusting_files() if self.options.trust else nullcontext()
+        with trust, placing(self.options.placement):
+            for swap in swaps:
+                swap.make(self._choices, schedule)
+        schedule.admits = True

@@ -23,10 +23,10 @@ from specrun.runtime.session import GenerationStream, Session
 
 
 class Listener(Protocol):
-    """Who asked: hears tokens as they come, then once how it ended."""
+    """Who asked: hears tokens, round by round, then once how it ended."""
 
-    def say(self, event: TokenEvent) -> None:
-        """Take the next token."""
+    def say(self, events: Sequence[TokenEvent]) -> None:
+        """Take the tokens of a round."""
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none; nothing comes after it."""
@@ -103,12 +103,14 @@ class Load:
 class Schedule:
     """The slots of an engine and the requests that wait for one; `turn` goes on with all of them.
 
+    While it does not admit any (`admits`), requests wait, and what was begun goes on to its end.
     Not for several threads: whoever owns the slots calls it.
     """
 
     shared: SharedEvaluation
     seats: list[Seat]
     load: Load = field(default_factory=Load)
+    admits: bool = True
     _queue: deque[Request] = field(default_factory=deque)
     _admitted: int = 0
 
@@ -167,7 +169,7 @@ class Schedule:
 
     def _admit(self) -> None:
         """Give requests to idle slots: each to the one that holds most of its prompt."""
-        while self._queue and any(seat.is_idle for seat in self.seats):
+        while self.admits and self._queue and any(seat.is_idle for seat in self.seats):
             request = self._queue.popleft()
             seat = self._seat_for(request)
             self._admitted += 1
@@ -232,11 +234,11 @@ class Schedule:
 
     def _hand_out(self, seat: Seat) -> None:
         request, stream = seat.request, seat.stream
-        while request is not None and stream is not None:
-            event = stream.next_of_round()
-            if event is None:
-                return
-            request.listener.say(event)
+        if request is None or stream is None:
+            return
+        events = list(iter(stream.next_of_round, None))
+        if events:
+            request.listener.say(events)
 
     def _end(self, seat: Seat, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""

@@ -94,11 +94,37 @@ def likeliest(logits: Logits, count: int) -> tuple[TokenArray, npt.NDArray[np.fl
     return ids.astype(np.int32), logs.astype(np.float16)
 
 
-class RejectionBuffer:
-    """Answers with rejected drafts, at most `most_bytes` of them; the oldest go first.
+class RejectionNotes:
+    """What was rejected in the answer that one conversation is making, for a buffer of all answers.
 
     `note` takes places while an answer is made, `end_answer` closes it. Nothing is kept of an
     answer whose drafts were all accepted.
+    """
+
+    def __init__(self, buffer: RejectionBuffer) -> None:
+        self._buffer = buffer
+        self._pending: list[tuple[int, TokenArray, npt.NDArray[np.float16]]] = []
+
+    def note(self, position: int, logits: Logits) -> None:
+        """Note that a draft after the token at `position` was rejected; copy what the row says."""
+        self._pending.append((position, *likeliest(logits, self._buffer.kept_tokens)))
+
+    def end_answer(self, tokens: Sequence[int]) -> None:
+        """Keep what was noted of an answer whose prompt and tokens these are."""
+        places, self._pending = self._pending, []
+        places = [place for place in places if place[0] < len(tokens)]
+        if not places:
+            return
+        positions = np.array([position for position, _, _ in places], np.int32)
+        laws = KeptLaws(np.stack([ids for _, ids, _ in places]), np.stack([p for *_, p in places]))
+        text = np.array(tokens[: int(positions[-1]) + 1], np.int32)
+        self._buffer.add(RejectedAnswer(text, positions, laws))
+
+
+class RejectionBuffer:
+    """Answers with rejected drafts, at most `most_bytes` of them; the oldest go first.
+
+    Every conversation that fills it has `notes` of its own.
     """
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, kept_tokens: int = KEPT_TOKENS) -> None:
@@ -106,7 +132,6 @@ class RejectionBuffer:
             raise OptionError(f"a buffer of {most_bytes} bytes, {kept_tokens} tokens a law: give 1")
         self.most_bytes, self.kept_tokens = most_bytes, kept_tokens
         self._answers: deque[RejectedAnswer] = deque()
-        self._pending: list[tuple[int, TokenArray, npt.NDArray[np.float16]]] = []
         self._n_bytes = 0
         self.n_changes = 0
         """Counts up whenever it changes."""
@@ -127,20 +152,9 @@ class RejectionBuffer:
         """What its answers take."""
         return self._n_bytes
 
-    def note(self, position: int, logits: Logits) -> None:
-        """Note that a draft after the token at `position` was rejected; copy what the row says."""
-        self._pending.append((position, *likeliest(logits, self.kept_tokens)))
-
-    def end_answer(self, tokens: Sequence[int]) -> None:
-        """Keep what was noted of an answer whose prompt and tokens these are."""
-        places, self._pending = self._pending, []
-        places = [place for place in places if place[0] < len(tokens)]
-        if not places:
-            return
-        positions = np.array([position for position, _, _ in places], np.int32)
-        laws = KeptLaws(np.stack([ids for _, ids, _ in places]), np.stack([p for *_, p in places]))
-        text = np.array(tokens[: int(positions[-1]) + 1], np.int32)
-        self.add(RejectedAnswer(text, positions, laws))
+    def notes(self) -> RejectionNotes:
+        """Return what takes the rejected drafts of another conversation."""
+        return RejectionNotes(self)
 
     def add(self, answer: RejectedAnswer) -> None:
         """Add an answer, and drop the oldest until all fit; one that is too large is not kept."""
@@ -155,6 +169,5 @@ class RejectionBuffer:
     def clear(self) -> None:
         """Forget everything."""
         self._answers.clear()
-        self._pending.clear()
         self._n_bytes = 0
         self.n_changes += 1  # it is another buffer now

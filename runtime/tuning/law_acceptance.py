@@ -67,7 +67,7 @@ def ngram_alpha(
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class PairCosts:
     """What decides what a chain of a drafter is worth, for one sampling setting."""
 
     costs: RoundCosts
@@ -77,6 +77,7 @@ class _Measured:
     def row(
         self, drafter: str, alpha: float, costs: RoundCosts, operations: float, draft: MemoryTraffic
     ) -> DrafterAlpha:
+        """Return what follows from a drafter's alpha, costs, operations and reads."""
         theory = chain_theory(alpha, costs, operations)
         read = bytes_ratio(self.target, draft, alpha, theory.length, n_context=self.n_context)
         return DrafterAlpha(drafter, operations, read, theory)
@@ -97,7 +98,7 @@ def alpha_rows(
     `traffic` is what evaluations of target and draft model read.
     """
     n_context = sum(len(text.tokens) for text in texts) / max(1, len(texts))
-    measured = _Measured(costs, traffic[0], n_context)
+    measured = PairCosts(costs, traffic[0], n_context)
     alpha = mean_alpha((pair.target, pair.draft) for pair in pairs)
     rows = [measured.row(name, alpha, costs, operation_ratio, traffic[1])]
     targets = [pair.target for pair in pairs]

@@ -21,6 +21,7 @@ from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import (
     Candidate,
     CostCurve,
+    DrafterAlpha,
     PlanKind,
     RoundCosts,
     ShapeTrial,
@@ -44,8 +45,9 @@ from specrun.runtime.pairing import check_draftable, check_pair
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.trees import DynamicShape, TreeSampling
+from specrun.runtime.tuning.drawn_alpha import drafting_shares, measure_alpha, require_law
 from specrun.runtime.tuning.dynamic_acceptance import measure_dynamic_acceptance
-from specrun.runtime.tuning.law_acceptance import alpha_rows
+from specrun.runtime.tuning.law_acceptance import PairCosts, alpha_rows
 from specrun.runtime.tuning.rank_acceptance import (
     CalibrationText,
     LawPair,
@@ -94,6 +96,7 @@ def tune(
     with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
         check_draftable(target)
         bench = _Bench(options, target, progress)
+        bench.require_laws()
         prompts = bench.checked(prompts_of(target))
         with Model(
             options.draft, n_gpu_layers=draft_layers, use_mmap=options.use_mmap, drafts=True
@@ -129,6 +132,11 @@ class _Bench:
         """Let sessions pad batches where this curve is cheaper, as they will once it is kept."""
         self._curve = curve
         self._environment = replace(self._environment, costs=curve.as_padded())
+
+    def require_laws(self) -> None:
+        """Raise where one of the drafters whose alpha is asked for has none."""
+        for drafter in self._options.others:
+            require_law(self._environment, drafter)
 
     def checked(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the prompts, each of which must leave room for its text."""
@@ -203,8 +211,27 @@ class _Bench:
                 memory_traffic(draft, self._context),
             ),
         )
+        alphas += self._other_alphas(texts, costs, params)
         ordered = sorted(unique.values(), key=lambda candidate: -candidate.predicted)
         return TunedSetting(params, acceptance, theory, tuple(ordered), alphas=alphas)
+
+    def _other_alphas(
+        self, texts: Sequence[CalibrationText], costs: RoundCosts, params: SamplingParams
+    ) -> tuple[DrafterAlpha, ...]:
+        """Let the other drafters draft for the same prompts; return their alphas."""
+        prompts = [text.tokens[: text.n_prompt] for text in texts]
+        most = max(1, self._options.n_tokens // max(1, len(prompts)))
+        traffic = memory_traffic(self._target, self._context)
+        n_context = sum(len(text.tokens) for text in texts) / max(1, len(texts))
+        pair, rows = PairCosts(costs, traffic, n_context), []
+        for drafter in self._options.others:
+            self._progress(f"measuring alpha of {drafter}", 0.55)
+            found = measure_alpha(self._environment, drafter, prompts, params, max_tokens=most)
+            shares = drafting_shares(found, traffic, self._target)
+            step = CostCurve.flat((max(found.step_seconds, 1e-9),))
+            own = replace(costs, draft=step, per_law=0.0)
+            rows.append(pair.row(drafter, found.alpha, own, shares.operation_ratio, shares.traffic))
+        return tuple(rows)
 
     def _candidates(
         self, pairs: list[LawPair], costs: RoundCosts, params: SamplingParams

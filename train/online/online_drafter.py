@@ -14,17 +14,19 @@ import glob
 import hashlib
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import torch
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
-from specrun.runtime import Runtime
 from specrun.runtime.costs.tuned import describe_file
 from specrun.runtime.language import Expression, parse_expression
+from specrun.runtime.online import RejectionStore
 from specrun.runtime.pairing import check_pair
 from specrun.train.distillation.acceptance import MeasuredAcceptance, acceptance_gain
 from specrun.train.online.drafter_file import check_drafter, load_drafter, write_drafter
@@ -70,6 +72,36 @@ class OnlineUpdate:
     measured_on_training: bool
 
 
+class Learning(Protocol):
+    """What a drafter learns in: a `Runtime`, or an `Engine`, which goes on answering meanwhile."""
+
+    @property
+    def rejections(self) -> RejectionStore | None:
+        """What drafts got wrong."""
+
+    @property
+    def model(self) -> Model:
+        """The target."""
+
+    @property
+    def drafter(self) -> str:
+        """The expression of the drafter in use."""
+
+    @property
+    def draft_file(self) -> Path:
+        """The file of its draft model."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+
+    def require_idle(self) -> None:
+        """Raise `BusyError` where nothing can be learnt now."""
+
+    def swap_drafter(self, drafter: str, files: Mapping[str, Path] | None = None) -> None:
+        """Draft with another expression from the next answer on."""
+
+
 class OnlineDrafter:
     """The draft model of `runtime`, which was opened with `learn`, as something that learns.
 
@@ -81,7 +113,7 @@ class OnlineDrafter:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: Learning,
         settings: OnlineSettings | None = None,
         *,
         folder: Path | None = None,
@@ -130,7 +162,7 @@ class OnlineDrafter:
         Ctrl-C leaves the drafter as it was. Raises BusyError in the middle of an answer,
         OptionError for a buffer that holds too little, OutOfMemoryError where it does not fit.
         """
-        self.runtime.session.require_idle()
+        self.runtime.require_idle()
         store, settings = self.runtime.rejections, self.settings
         assert store is not None
         places = store.buffer.n_places
@@ -214,7 +246,9 @@ class OnlineDrafter:
         return path
 
 
-def open_online_drafter(runtime: Runtime, settings: OnlineSettings, *, keep: bool) -> OnlineDrafter:
+def open_online_drafter(
+    runtime: Learning, settings: OnlineSettings, *, keep: bool
+) -> OnlineDrafter:
     """Return the learning drafter of a runtime; with `keep` it goes on from the one kept before.
 
     That lies beside the buffer, under the name and the hash of the file that the runtime drafts
@@ -237,7 +271,7 @@ def _number_of(path: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def draft_with(runtime: Runtime, path: Path) -> None:
+def draft_with(runtime: Learning, path: Path) -> None:
     """Let the runtime's `draft(...)` read another file, with all its options as they are."""
     expression = parse_expression(runtime.drafter)
     if expression.arguments:

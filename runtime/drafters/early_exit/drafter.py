@@ -16,10 +16,11 @@ from typing import Literal
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.early_exit.exit_layers import ExitCells
+from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.heads import FloatRows
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.transform import penalty_window, transformed_law
+from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, draft_chain, ranking_params
 
@@ -32,6 +33,8 @@ class EarlyExitDrafter(Drafter):
     The keys and values of accepted drafts stay: they are what the first layers compute of the text
     anyway. `p_min` and `length` end a chain as a draft model's. Owns the cells.
     """
+
+    keeps_rows = True
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class EarlyExitDrafter(Drafter):
         self._cells, self._sampling, self._p_min = cells, sampling, p_min
         self._length, self._n_params = length, n_params
         self._drafted: Sequence[int] = ()
+        self._row_memory = RowMemory()
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer; what the cells hold of its prompt stays."""
@@ -57,6 +61,11 @@ class EarlyExitDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain."""
+        rows = self._kept_rows(request)
+        chain = self._chain(request, rows)
+        return chain if rows is None else rows.of(chain)
+
+    def _chain(self, request: DraftRequest, rows: ChainRows | None) -> DraftTree:
         start, cells = len(request.tokens), self._cells
         # The last drafted token is not evaluated, hence one more than there are free cells.
         room = cells.n_cells - start + 1
@@ -75,6 +84,8 @@ class EarlyExitDrafter(Drafter):
         def law_after(drafted: list[int]) -> Law:
             # Views die with the next evaluation: each row becomes a law before the next is made.
             row = cells.rows(drafted[-1:])[0] if drafted else self._root(request.tokens)
+            if rows is not None:
+                rows.take(len(drafted) - 1, row)
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
 
         chain = draft_chain(
@@ -89,6 +100,20 @@ class EarlyExitDrafter(Drafter):
         )
         self._drafted = chain.tokens
         return chain
+
+    def _kept_rows(self, request: DraftRequest) -> ChainRows | None:
+        """Return what keeps the rows that the request asks for."""
+        if request.keep in ("nothing", "points"):
+            return None
+        cells, text = self._cells, request.tokens
+
+        def after(drafted: Sequence[int]) -> Logits | None:
+            if not drafted:
+                return self._root(text)
+            return cells.rows(drafted[-1:])[0] if len(cells.tokens) < cells.n_cells else None
+
+        copies = copies_rows(request, points=self._sampling == "argmax")
+        return ChainRows(self._row_memory, after, copies=copies)
 
     def _root(self, tokens: Sequence[int]) -> FloatRows:
         return self._cells.after(tokens, common_prefix(self._cells.tokens, tokens))

@@ -10,15 +10,34 @@ import numpy as np
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.ngram.smoothing import Counts, NgramLaw
 from specrun.runtime.drafters.ngram.text_counts import GrowingCounts
 from specrun.runtime.law import IdArray, Law
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import transformed_law
+from specrun.runtime.transform import Logits, transformed_law
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, check_p_min, draft_chain, ranking_params
 
 NgramSampling = Literal["with", "argmax"]
+
+
+class NgramRows(KeptRows):
+    """Logarithms of the smoothed law at the places of a draft, as rows of logits."""
+
+    def __init__(self, memory: RowMemory, law: NgramLaw, last: Sequence[int]) -> None:
+        super().__init__(memory, copies=False)
+        self._law, self._last = law, last
+
+    def _found(self, node: int) -> Logits | None:
+        tree = self._tree
+        path = [tree.tokens[above] for above in tree.path_to(node)]
+        law = self._law.after([*self._last, *path])
+        if law is None or law.ids is None:
+            return None
+        row = np.full(int(law.ids.max()) + 1, -np.inf, np.float32)
+        row[law.ids] = np.log(law.probs)
+        return row
 
 
 class NgramDrafter(Drafter):
@@ -30,6 +49,8 @@ class NgramDrafter(Drafter):
     tested all the same. `p_min` ends a chain before a token of a law that gives none so much; with
     `length` a chain is as long as it pays.
     """
+
+    keeps_rows = True
 
     def __init__(
         self,
@@ -51,6 +72,7 @@ class NgramDrafter(Drafter):
         self._sampling, self._p_min, self._length = sampling, p_min, length
         self._order = max(order, *(source.order for source in sources), 1)
         self._drafted: Sequence[int] = ()
+        self._row_memory = RowMemory()
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Count the prompt; what it shares with the text before stays counted."""
@@ -83,7 +105,9 @@ class NgramDrafter(Drafter):
             end_tokens=request.end_tokens,
         )
         self._drafted = tree.tokens
-        return tree
+        if request.keep in ("nothing", "points"):
+            return tree
+        return NgramRows(self._row_memory, self._law, last).of(tree)
 
     def _law_after(self, tokens: Sequence[int], params: SamplingParams) -> Law:
         law = self._law.after(tokens)

@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.parallel.lookahead_file import LookaheadFile
 from specrun.runtime.law import Law
-from specrun.runtime.transform import penalty_window, transformed_law
+from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 from specrun.runtime.trees import draft_chain
 
@@ -41,6 +42,21 @@ def lookahead_nodes(n: int, topk: int, below: Below) -> int:
     return candidates + n * (candidates + 1 if below == "every" else 1)
 
 
+class LookaheadRows(KeptRows):
+    """What look-ahead positions said, by the depth of a draft: they do not see what is drafted."""
+
+    def __init__(self, memory: RowMemory, rows: Sequence[Logits]) -> None:
+        super().__init__(memory, copies=False)
+        self._said = rows
+
+    def _found(self, node: int) -> Logits | None:
+        tree = self._tree
+        if node != ROOT and not tree.is_candidate[node]:
+            return None
+        depth = 0 if node == ROOT else tree.depths[node]
+        return self._said[depth] if depth < len(self._said) else None
+
+
 class ParallelDrafter(Drafter):
     """Drafts up to `n` tokens that the last evaluation said at look-ahead positions.
 
@@ -50,6 +66,7 @@ class ParallelDrafter(Drafter):
     """
 
     reads_logits = True
+    keeps_rows = True
 
     def __init__(
         self,
@@ -72,6 +89,7 @@ class ParallelDrafter(Drafter):
         self._groups: dict[int, list[int]] = {}
         # Rows of logits at the positions below the last token, and how many tokens there were.
         self._rows: tuple[list[npt.NDArray[np.float32]], int] = ([], 0)
+        self._row_memory = RowMemory()
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last answer's rows."""
@@ -92,7 +110,11 @@ class ParallelDrafter(Drafter):
             group = self._look_ahead(builder, above, depths[above], request)
             self._groups[above] = group
         self._tree = builder.build()
-        return self._tree
+        if request.keep in ("nothing", "points"):
+            return self._tree
+        rows, length = self._rows
+        said = rows if length == len(request.tokens) else []
+        return LookaheadRows(self._row_memory, said).of(self._tree)
 
     def _next_best(self, drafts: DraftTree, request: DraftRequest) -> list[int]:
         """Return what stands beside the first draft, the best first: point masses, like it."""

@@ -79,11 +79,12 @@ def test_a_small_vocabulary_is_kept_whole_and_certainty_is_finite() -> None:
 def test_an_answer_ends_with_its_last_rejected_draft() -> None:
     buffer = RejectionBuffer(kept_tokens=4)
     row = np.arange(10, dtype=np.float32)
-    buffer.note(3, row)
-    buffer.note(5, row)
-    buffer.note(9, row)  # of a round that an interrupt took back
-    buffer.end_answer([7, 6, 5, 4, 3, 2, 1])
-    buffer.end_answer([1, 2, 3])  # nothing was rejected there
+    notes = buffer.notes()
+    notes.note(3, row)
+    notes.note(5, row)
+    notes.note(9, row)  # of a round that an interrupt took back
+    notes.end_answer([7, 6, 5, 4, 3, 2, 1])
+    notes.end_answer([1, 2, 3])  # nothing was rejected there
     (answer,) = buffer
     assert answer.tokens.tolist() == [7, 6, 5, 4, 3, 2]
     assert answer.positions.tolist() == [3, 5]

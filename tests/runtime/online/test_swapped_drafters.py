@@ -56,12 +56,12 @@ def two_answers(target: LawTable, drafts: LawTable, second: Propose | None) -> d
     learnt from the first; `second` drafts in its place."""
 
     def answer(conversation, noise, buffer) -> tuple[int, ...]:
-        limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=LENGTH)
+        limits, notes = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=LENGTH), buffer.notes()
         settings = DecodeSettings(build_rule("exact"), PLAIN, limits)
         for this_round in decode_rounds(TableTarget(target), conversation, settings):
             if this_round.rejected:
-                note_rejected(buffer, conversation, this_round)
-        buffer.end_answer(conversation.tokens)
+                note_rejected(notes, conversation, this_round)
+        notes.end_answer(conversation.tokens)
         return tuple(conversation.tokens[len(PROMPT) :])
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
@@ -99,9 +99,10 @@ def test_what_is_learnt_is_the_targets_law_so_the_control_can_fail() -> None:
     """The first rejected place of an answer is then drafted with the target's own law."""
     target = LawTable(SIZE, 1, zeros=0.0)
     buffer = RejectionBuffer(kept_tokens=SIZE)
+    notes = buffer.notes()
     with np.errstate(divide="ignore"):
-        buffer.note(len(PROMPT) - 1, np.log(target(PROMPT)))
-    buffer.end_answer([*PROMPT, 0])
+        notes.note(len(PROMPT) - 1, np.log(target(PROMPT)))
+    notes.end_answer([*PROMPT, 0])
     np.testing.assert_allclose(LearntTable(target, buffer)(PROMPT), target(PROMPT), atol=2e-3)
 
 

@@ -26,6 +26,7 @@ from specrun.convert import convert_checkpoint, quantize_model
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.engine import Engine
 from specrun.runtime.language import quoted
 from specrun.runtime.online import RejectionBuffer, likeliest, load_rejections
 from specrun.train.distillation.learner import DIVERGENCES
@@ -118,10 +119,11 @@ def test_tokens_that_the_drafter_lacks_have_no_mass() -> None:
 
 def test_the_end_of_a_long_text_is_read_and_its_places_move_with_it() -> None:
     buffer = RejectionBuffer(kept_tokens=4)
+    notes = buffer.notes()
     row = np.arange(50, dtype=np.float32)
     for position in (3, 70, 90):
-        buffer.note(position, row)
-    buffer.end_answer(list(range(100)))
+        notes.note(position, row)
+    notes.end_answer(list(range(100)))
     corpus, places = online_corpus(list(buffer), max_length=30)
     assert corpus.sequences[0].ids.tolist() == list(range(61, 91))
     assert places[0].positions.tolist() == [9, 29]
@@ -133,9 +135,10 @@ def test_the_end_of_a_long_text_is_read_and_its_places_move_with_it() -> None:
 
 def test_a_text_that_is_measured_on_is_never_learnt_later() -> None:
     buffer, held_out = RejectionBuffer(kept_tokens=4), set()
+    notes = buffer.notes()
     for number in range(60):
-        buffer.note(2, np.arange(50, dtype=np.float32))
-        buffer.end_answer([number, 1, 2])
+        notes.note(2, np.arange(50, dtype=np.float32))
+        notes.end_answer([number, 1, 2])
         corpus, _ = online_corpus(list(buffer), max_length=30)
         if corpus.measured_on_training:
             continue
@@ -171,6 +174,32 @@ def test_acceptance_rises_while_a_runtime_serves(chatting: Runtime) -> None:
         folder = chatting.draft_file.parent
         chatting.close()
     assert not folder.exists()
+
+
+def test_acceptance_rises_while_an_engine_serves(files: tuple[Path, Path]) -> None:
+    target, draft = files
+    params = [SamplingParams(seed=seed, top_k=0, top_p=1.0, min_p=0.0) for seed in range(40)]
+    expression = f"draft({quoted(str(draft))}, n=3)"
+    options = {**F32, "n_ctx": 1024}
+    with (
+        Engine(target, expression, slots=2, learn=True, **options) as engine,
+        OnlineDrafter(engine, QUICK) as online,
+    ):
+
+        def accepted(settings: list[SamplingParams]) -> float:
+            streams = [
+                engine.submit_chat(
+                    [{"role": "user", "content": question(name)}], each, max_tokens=24
+                )
+                for each in settings
+                for name in ANSWERS
+            ]
+            stats = [stream.result.stats for stream in streams]
+            return sum(each.accepted for each in stats) / sum(each.drafted for each in stats)
+
+        before = accepted(params[:5])
+        assert online.update().swapped
+        assert accepted(params[20:25]) > before + 0.1
 
 
 def test_the_text_at_temperature_0_is_the_targets_before_and_after(

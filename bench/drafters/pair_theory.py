@@ -1,0 +1,125 @@
+"""Measures what the formulas need of drafters: alpha on the target's answers, c, and what is read.
+
+alpha and c are those of drafts as they are made (`runtime/tuning/drawn_alpha.py`), T(n) is measured
+once for the target, operations and bytes are counted from the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specrun.bench.drafters.answers import prompt_ids, short_label
+from specrun.bench.drafters.prompts import Prompt
+from specrun.bindings.errors import OptionError
+from specrun.runtime.costs import CostCurve, measure_target_costs
+from specrun.runtime.costs.memory_traffic import MemoryTraffic, memory_traffic
+from specrun.runtime.language import parse_expression
+from specrun.runtime.runtime import Runtime
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.tuning.chain_table import ChainInputs
+from specrun.runtime.tuning.drawn_alpha import DrawnAlpha, drafting_shares, measure_alpha
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TheoryMeasurement:
+    """Which drafters (expressions with their files) are measured, on whose answers.
+
+    `params` are one setting a temperature. `curve` None measures T(n) in about `seconds`. `cached`
+    tokens are read besides the weights, by target and formula. `options` are those of `Runtime`.
+    """
+
+    target: Path
+    drafters: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
+    params: tuple[SamplingParams, ...]
+    options: Mapping[str, Any]
+    max_tokens: int = 48
+    seconds: float = 6.0
+    cached: int = 512
+    curve: CostCurve | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredChain:
+    """A drafter at one temperature: what was measured, and what the formulas are given."""
+
+    drafter: str
+    temperature: float
+    found: DrawnAlpha
+    inputs: ChainInputs
+
+
+def measure_theory(
+    measurement: TheoryMeasurement, progress: Progress = lambda _what, _share: None
+) -> list[MeasuredChain]:
+    """Return what is measured, drafter by drafter; raises as `measure_alpha` and `Runtime`."""
+    chains: list[MeasuredChain] = []
+    curve, steps = measurement.curve, len(measurement.drafters) * len(measurement.params)
+    for drafter in measurement.drafters:
+        with Runtime(measurement.target, drafter, **measurement.options) as runtime:
+            prompts = [prompt_ids(runtime, prompt, None) for prompt in measurement.prompts]
+            label = short_label(parse_expression(drafter))
+            for params in measurement.params:
+                share = len(chains) / steps
+                progress(f"measuring alpha of {label}", share)
+                found = measure_alpha(
+                    runtime.environment,
+                    drafter,
+                    prompts,
+                    params,
+                    max_tokens=measurement.max_tokens,
+                )
+                if not found.n_places:
+                    raise OptionError(f"{label} said nothing on these answers: ask for longer ones")
+                if curve is None:
+                    progress("measuring T(n)", share)
+                    curve = _curve(measurement, runtime)
+                inputs = _inputs(found, curve, runtime, measurement.cached)
+                chains.append(MeasuredChain(label, params.temperature, found, inputs))
+    return chains
+
+
+def _curve(measurement: TheoryMeasurement, runtime: Runtime) -> CostCurve:
+    return measure_target_costs(
+        measurement.target,
+        runtime.environment.context,
+        n_gpu_layers=measurement.options.get("n_gpu_layers", "auto"),
+        seconds=measurement.seconds,
+    )
+
+
+def _inputs(found: DrawnAlpha, curve: CostCurve, runtime: Runtime, cached: int) -> ChainInputs:
+    target = memory_traffic(runtime.model, runtime.environment.context)
+    shares = drafting_shares(found, target, runtime.model)
+    return ChainInputs(
+        found.alpha,
+        found.step_seconds / curve.seconds(1),
+        shares.operation_ratio,
+        curve,
+        (target, shares.traffic),
+        float(cached),
+    )
+
+
+def given_inputs(
+    alpha: float,
+    cost_ratio: float,
+    operation_ratio: float,
+    *,
+    curve: CostCurve | None = None,
+    target: MemoryTraffic | None = None,
+    cached: int = 0,
+) -> ChainInputs:
+    """Return the inputs of numbers that are given; of a target's file, too, what is read.
+
+    The drafter then reads that part of the target which its operations are.
+    """
+    if target is None:
+        return ChainInputs(alpha, cost_ratio, operation_ratio, curve)
+    draft = MemoryTraffic(operation_ratio * target.dense, 0.0)
+    return ChainInputs(alpha, cost_ratio, operation_ratio, curve, (target, draft), float(cached))
