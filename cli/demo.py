@@ -21,7 +21,7 @@ _CHOOSES_A_DRAFTER = ("-md", "--model-draft", "-hfd", "--drafter", "--spec-type"
 _CHOOSES_A_MODEL = ("-m", "--model", "-hf", "--demo")
 _TRAINING = (
     "--n-prompts 2000 --answer-length 256 --max-length 384 --steps 5500 --batch-tokens 1024 "
-    "--learning-rate 3e-3 --outtype q8_0"
+    "--learning-rate 1e-3 --outtype q8_0"
 )
 """How its head is trained: what two cores do in two hours."""
 
