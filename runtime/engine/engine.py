@@ -156,7 +156,7 @@ class Engine:
                     session.rejections = self.rejections.buffer.notes()
                 seats.append(Seat(session, own, drafters))
             self._schedule = Schedule(shared, seats)
-self._choices, self.model, self.fitted = choices, opened.model, opened.fitted
+            self._choices, self.model, self.fitted = choices, opened.model, opened.fitted
             kept = [] if self.rejections is None else [self.rejections]
             self._owned: tuple[Owned, ...] = (
                 *(choices, context, opened.weights, opened.model),

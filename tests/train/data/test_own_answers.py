@@ -15,7 +15,7 @@ from support.tiny_targets import ANSWERS
 
 from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.convert.heads.head_conversion import convert_head
-from specrun.runtime import Runtime
+from specrun.runtime import Engine
 from specrun.train.data import own_answers
 from specrun.train.data.data_file import Answered, Document, PlainText, read_documents
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
@@ -59,13 +59,13 @@ def asked(
 def calls(monkeypatch) -> list[Sequence[int]]:
     """The prompts that the target is asked."""
     found: list[Sequence[int]] = []
-    generate = Runtime.generate
+    submit = Engine.submit
 
-    def counted(runtime, prompt, *rest, **options):
+    def counted(engine, prompt, *rest, **options):
         found.append(prompt)
-        return generate(runtime, prompt, *rest, **options)
+        return submit(engine, prompt, *rest, **options)
 
-    monkeypatch.setattr(own_answers.Runtime, "generate", counted)
+    monkeypatch.setattr(own_answers.Engine, "submit", counted)
     return found
 
 
