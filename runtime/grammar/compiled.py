@@ -7,6 +7,8 @@ no access to freed memory there.
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _LONGEST_MESSAGE = 400
+_UNFORCED = {"no_forcing": True}
+_OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
 _KEPT = 16  # compiled grammars: clients repeat theirs
 # As llama.cpp's grammars of schemas: without a bound, small models fill answers with spaces.
 _SPACES = r" |\n{1,2}[ \t]{0,20}"
@@ -94,9 +98,15 @@ class _Lexicon:
         """Return a token's bytes; control tokens are shown by name."""
         return self._spelled[token] if token < self.size else b""
 
-    def tokens_of(self, text: bytes) -> list[int]:
-        """Return tokens that spell these bytes."""
-        return list(self.tokenizer.tokenize_bytes(text)) if text else []
+    def tokens_of(self, text: bytes) -> tuple[int, ...] | None:
+        """Return tokens that spell these bytes; None where there are none."""
+        tokens = tuple(self.tokenizer.tokenize_bytes(text)) if text else ()
+        return tokens if b"".join(map(self.spelling, tokens)) == text else None
+
+    def unambiguous_tokens_of(self, text: bytes) -> list[int]:
+        """Return tokens that spell these bytes, but for an end that may depend on what follows."""
+        tokens: list[int] = self.tokenizer.tokenize_partial(text)[0]
+        return tokens
 
     def completing(self, tail: bytes, marker: bytes) -> Iterator[tuple[int, bytes]]:
         """Return the tokens that complete a marker after a tail and go on, and with what."""
@@ -169,21 +179,43 @@ def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def _source(grammar: Grammar) -> str:
-    """Return a grammar as llguidance takes it."""
-    from llguidance import LLMatcher
+    """Return a grammar in llguidance's Lark, which leaves free how a forced text is spelled.
+
+    Otherwise its masks would allow the tokenizer's own spelling alone where the text is forced, and
+    the law would not be the target's given that the text follows the grammar.
+    """
+    from llguidance import LLMatcher, regex_to_lark
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if grammar.kind == "json-schema":
         spaces = {"whitespace_pattern": _SPACES}
-        return LLMatcher.grammar_from_json_schema(grammar.source, overrides=spaces)
-    if grammar.kind == "regex":
-        return LLMatcher.grammar_from_regex(grammar.source)
-    if grammar.kind == "lark":
-        return LLMatcher.grammar_from_lark(grammar.source)
+        wrapped = LLMatcher.grammar_from_json_schema(grammar.source, overrides=spaces)
+        source = f"start: %json {json.dumps(json.loads(wrapped)['grammars'][0]['json_schema'])}"
+    elif grammar.kind == "regex":
+        source = f"start: /{regex_to_lark(grammar.source)}/"
+    elif grammar.kind == "lark":
+        source = grammar.source
+    else:
+        try:
+            source = gbnf_to_lark(grammar.source)
+        except Exception as problem:  # it raises plain ones, and what its parser runs into
+            raise _refusal(grammar, str(problem)) from None
+    return _unforced(grammar, source)
+
+
+def _unforced(grammar: Grammar, source: str) -> str:
+    """Return a Lark source whose options, its `%llguidance {...}`, have `no_forcing`."""
+    found = _OPTIONS.match(source)
+    if found is None:
+        return f"%llguidance {json.dumps(_UNFORCED)}\n{source}"
     try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.source))
-    except Exception as problem:  # it raises plain ones, and what its parser runs into
-        raise _refusal(grammar, str(problem)) from None
+        options, end = json.JSONDecoder().raw_decode(source, found.end())
+    except ValueError as problem:
+        raise _refusal(grammar, f"its %llguidance options are no JSON ({problem})") from None
+    if not isinstance(options, dict):
+        raise _refusal(grammar, "its %llguidance options are no JSON object")
+    before, after = source[: found.end()], source[end:]
+    return f"{before}{json.dumps({**options, **_UNFORCED})}{after}"
 
 
 def _refusal(grammar: Grammar, message: str) -> GrammarError:

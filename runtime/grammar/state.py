@@ -36,8 +36,8 @@ class Matcher(Protocol):
     def compute_bitmask(self) -> bytes:
         """Return a bit for every token, lowest first: may it come next?"""
 
-    def compute_ff_tokens(self) -> list[int]:
-        """Return the tokens that spell what the grammar forces."""
+    def compute_ff_bytes(self) -> bytes:
+        """Return the text that the grammar forces."""
 
     def is_accepting(self) -> bool:
         """Whether the text may end here."""
@@ -61,8 +61,11 @@ class Lexicon(Protocol):
     def spelling(self, token: int) -> bytes:
         """Return a token's bytes; control tokens are shown by name."""
 
-    def tokens_of(self, text: bytes) -> list[int]:
-        """Return tokens that spell these bytes."""
+    def tokens_of(self, text: bytes) -> tuple[int, ...] | None:
+        """Return tokens that spell these bytes; None where there are none."""
+
+    def unambiguous_tokens_of(self, text: bytes) -> list[int]:
+        """Return tokens that spell these bytes, but for an end that may depend on what follows."""
 
     def completing(self, tail: bytes, marker: bytes) -> Iterable[tuple[int, bytes]]:
         """Return the tokens that complete a marker after a tail and go on, and with what."""
@@ -109,6 +112,8 @@ class Cursor:
 def _limit(error: str) -> str:
     """Return one sentence of what llguidance says when it gives up."""
     first = " ".join(error.split("<state>")[0].split())
+    if first == "NoExtensionBias":
+        return "allows only texts here that no token of this model begins: allow others"
     why = first[:300] or "no reason is given"
     return f"cannot be followed any further ({why}): give a simpler one"
 
@@ -185,11 +190,11 @@ class GrammarState:
             # No more is kept than a marker may begin with.
             kept = tail[max(0, len(tail) - len(cursor.marker) + 1) :]
             return GrammarState(cursor, length, self, (), kept)
-        fed = tuple(cursor.lexicon.tokens_of(tail[place + len(cursor.marker) :]))
-        closed = not self._may_follow(fed)
-        return GrammarState(cursor, length, self, () if closed else fed, closed=closed)
+        rest = cursor.lexicon.tokens_of(tail[place + len(cursor.marker) :])
+        closed = rest is None or not self._may_follow(rest)
+        return GrammarState(cursor, length, self, rest or (), closed=closed)
 
-    def _may_follow(self, tokens: tuple[int, ...]) -> bool:
+    def _may_follow(self, tokens: Sequence[int]) -> bool:
         size = self._cursor.lexicon.size
         if any(token >= size for token in tokens):
             return False
@@ -224,7 +229,8 @@ class GrammarState:
         if most < 1 or self.closed or self.tail is not None or self.is_over:
             return []
         place, found = self, list[int]()
-        for token in self._cursor.at(self).compute_ff_tokens()[:most]:
+        text = self._cursor.at(self).compute_ff_bytes()
+        for token in self._cursor.lexicon.unambiguous_tokens_of(text)[:most]:
             if not place.allows(token):
                 break
             found.append(token)
@@ -254,10 +260,6 @@ class GrammarState:
         n = min(len(mask), len(logits))
         kept = mask[:n].nonzero()[0]
         if not len(kept):
-            if n == len(mask) and not self.is_over:
-                noun = self._cursor.grammar.noun
-                problem = f"no token of this model may follow under the {noun}"
-                raise GrammarError(f"{problem}: allow other text there")
             return logits
         row = np.full_like(logits, -math.inf)
         row[kept] = logits[kept]
@@ -284,7 +286,8 @@ class GrammarState:
         cursor, forbidden = self._cursor, list[int]()
         assert self.tail is not None
         for token, rest in cursor.lexicon.completing(self.tail, cursor.marker):
-            if not self._may_follow(tuple(cursor.lexicon.tokens_of(rest))):
+            tokens = cursor.lexicon.tokens_of(rest)
+            if tokens is None or not self._may_follow(tokens):
                 forbidden.append(token)
         mask = np.ones(cursor.lexicon.size if forbidden else 0, bool)
         mask[forbidden] = False
