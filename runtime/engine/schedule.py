@@ -22,10 +22,10 @@ from specrun.runtime.session import GenerationStream, Session
 
 
 class Listener(Protocol):
-    """Who asked: hears tokens as they come, then once how it ended."""
+    """Who asked: hears tokens, round by round, then once how it ended."""
 
-    def say(self, event: TokenEvent) -> None:
-        """Take the next token."""
+    def say(self, events: Sequence[TokenEvent]) -> None:
+        """Take the tokens of a round."""
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none; nothing comes after it."""
@@ -214,11 +214,11 @@ class Schedule:
 
     def _hand_out(self, seat: Seat) -> None:
         request, stream = seat.request, seat.stream
-        while request is not None and stream is not None:
-            event = stream.next_of_round()
-            if event is None:
-                return
-            request.listener.say(event)
+        if request is None or stream is None:
+            return
+        events = list(iter(stream.next_of_round, None))
+        if events:
+            request.listener.say(events)
 
     def _end(self, seat: Seat, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""

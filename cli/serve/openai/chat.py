@@ -1,0 +1,138 @@
+"""Chat completions: /v1/chat/completions, streamed or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specrun.cli.serve.body import Fields, read_body
+from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.openai.errors import error_object
+from specrun.cli.serve.openai.logprobs import chat_logprobs
+from specrun.cli.serve.openai.messages import read_messages
+from specrun.cli.serve.openai.usage import finish_reason, speculation_of, timings_of, usage_of
+from specrun.cli.serve.replies import Choice, event_bytes, reply
+from specrun.cli.serve.request import AnswerRequest
+from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
+from specrun.cli.serve.service import Answer, AnswerService, Delta
+
+DONE = b"data: [DONE]\n\n"
+_MOST_TOP = 20
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    service: AnswerService = request.app.state.service
+    fields = await read_body(request, service.settings.bounds)
+    answer = await service.begin(read_chat(fields, service))
+    form = ChatForm(answer, with_usage=wants_usage(fields))
+    return await reply(request, answer, form, streamed=fields.flag("stream"))
+
+
+def read_chat(fields: Fields, service: AnswerService) -> AnswerRequest:
+    """Return what a chat request asks for; raises `RequestError` that names the field."""
+    settings, bounds = service.settings, service.settings.bounds
+    for name in ("tools", "functions", "response_format", "grammar", "json_schema"):
+        if name in fields and fields.get(name) != {"type": "text"}:
+            raise RequestError(f"{name} is not understood yet: leave it out", name)
+    logprobs = fields.flag("logprobs")
+    top = fields.integer("top_logprobs", 0, _MOST_TOP) or 0
+    if top and not logprobs:
+        raise RequestError("top_logprobs needs logprobs: give true for it, too", "top_logprobs")
+    return AnswerRequest(
+        messages=read_messages(fields, bounds),
+        params=read_sampling(fields, settings, service.engine.vocabulary),
+        max_tokens=read_length(fields, settings),
+        n=fields.integer("n", 1, bounds.choices) or 1,
+        logprobs=logprobs,
+        top_logprobs=top,
+        speculative=read_speculative(fields),
+    )
+
+
+def wants_usage(fields: Fields) -> bool:
+    """Whether a stream is to end with a chunk about usage."""
+    options = fields.fields("stream_options")
+    return options is not None and options.flag("include_usage")
+
+
+class ChatForm:
+    """Chat completions and their chunks, as OpenAI writes them."""
+
+    def __init__(self, answer: Answer, *, with_usage: bool = False) -> None:
+        self._answer = answer
+        self._with_usage = with_usage
+        self._begun: set[int] = set()
+        self._common = {
+            "id": f"chatcmpl-{answer.id}",
+            "object": "chat.completion.chunk",
+            "created": answer.created,
+            "model": answer.service.settings.model,
+        }
+
+    def begin(self) -> bytes:
+        """Return nothing: roles come with the first deltas."""
+        return b""
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return a chunk with a round's text; at the end of a choice one that says why."""
+        index, events = delta.index, b""
+        if index not in self._begun:
+            self._begun.add(index)
+            events += self._chunk(index, {"role": "assistant", "content": ""})
+        if delta.text or (delta.events and self._answer.request.logprobs):
+            events += self._chunk(index, {"content": delta.text}, delta=delta)
+        if delta.result is not None:
+            events += self._chunk(index, {}, finish=finish_reason(delta.result))
+        return events
+
+    def _chunk(
+        self,
+        index: int,
+        content: dict[str, Any],
+        *,
+        delta: Delta | None = None,
+        finish: str | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": index, "delta": content, "finish_reason": finish}
+        if delta is not None and self._answer.request.logprobs:
+            choice["logprobs"] = chat_logprobs(delta.events, self._answer.service.engine.vocabulary)
+        return event_bytes({**self._common, "choices": [choice]})
+
+    def end(self) -> bytes:
+        """Return the last chunk, about the whole answer, if it was asked for."""
+        if not self._with_usage:
+            return DONE
+        return event_bytes({**self._common, "choices": [], **self._summary()}) + DONE
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the error object as an event."""
+        return event_bytes(error_object(error))
+
+    def whole(self, choices: Sequence[Choice]) -> object:
+        """Return a chat completion."""
+        common = {**self._common, "object": "chat.completion"}
+        listed = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return {**common, "choices": listed, **self._summary()}
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        logprobs = None
+        if self._answer.request.logprobs:
+            logprobs = chat_logprobs(choice.events, self._answer.service.engine.vocabulary)
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.result.text},
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(choice.result),
+        }
+
+    def _summary(self) -> dict[str, Any]:
+        results = self._answer.results.values()
+        return {
+            "usage": usage_of(self._answer),
+            "timings": timings_of(results),
+            "specrun": speculation_of(results),
+        }

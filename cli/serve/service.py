@@ -1,0 +1,184 @@
+"""Answers of a server: requests become streams of the engine, read round by round.
+
+What all APIs share: how many requests wait at most, seeds, the choices of a request side by side,
+and what becomes of answers when nobody reads them any more or the server ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from specrun.bindings.errors import ClosedError, SpecrunError
+from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.prompts import PromptReader
+from specrun.cli.serve.request import AnswerRequest
+from specrun.cli.serve.settings import ServeSettings
+from specrun.runtime.engine import Engine, EngineStream
+from specrun.runtime.results import GenerationResult, TokenEvent
+from specrun.runtime.sampling import random_if_unset
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a choice has said since its last delta: a round's text and tokens, or how it ended.
+
+    `result` comes with the last delta of a choice, whose text is what was held back until then.
+    """
+
+    index: int
+    text: str
+    events: Sequence[TokenEvent] = ()
+    result: GenerationResult | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """The choices of a request while they are made; `results` are those that have ended."""
+
+    service: AnswerService
+    request: AnswerRequest
+    prompts: Sequence[Sequence[int]]
+    seed: int
+    streams: Sequence[EngineStream]
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+    results: dict[int, GenerationResult] = field(default_factory=dict)
+
+    async def deltas(self) -> AsyncGenerator[Delta]:
+        """Yield what the choices say, a round at a time; raises what ended a choice.
+
+        Leaving it early frees the slots within a round.
+        """
+        try:
+            async for delta in _merged([self._choice(k) for k in range(len(self.streams))]):
+                if delta.result is not None:
+                    self.results[delta.index] = delta.result
+                yield delta
+        finally:
+            self.cancel()
+
+    async def _choice(self, index: int) -> AsyncIterator[Delta]:
+        stream, length = self.streams[index], 0
+        async for events in stream.rounds():
+            text = "".join([event.text for event in events])
+            length += len(text)
+            yield Delta(index, text, events)
+        try:
+            result = await stream.wait()
+        except SpecrunError as problem:
+            if self.service.is_closing:
+                raise ClosedError("the server ended before the answer had begun") from problem
+            raise
+        yield Delta(index, result.text[length:], result=result)
+
+    def cancel(self) -> None:
+        """Ask for no more tokens, and forget the answer."""
+        for stream in self.streams:
+            stream.cancel()
+        self.service.forget(self)
+
+
+class AnswerService:
+    """Turns requests into answers of an engine, as many as its slots and the queue hold."""
+
+    def __init__(self, engine: Engine, settings: ServeSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.prompts = PromptReader(engine)
+        self.is_closing = False
+        self._answers: set[Answer] = set()
+
+    @property
+    def n_choices(self) -> int:
+        """How many choices are being made, or wait."""
+        return sum(len(answer.streams) for answer in self._answers)
+
+    async def begin(self, request: AnswerRequest) -> Answer:
+        """Let the engine begin, or queue, what is asked; raises `RequestError` where it is full."""
+        if request.speculative.differs:
+            problem = "speculative and accept cannot be chosen for a request yet"
+            raise RequestError(f"{problem}: give --drafter and --accept to the server")
+        prompts = await self.prompts.read(request)
+        self._require_room(len(prompts) * request.n)
+        seed = random_if_unset(request.params.seed)
+        params = request.params.replace(seed=seed)
+        streams = [
+            self.engine.submit(
+                prompt,
+                params,
+                max_tokens=request.max_tokens,
+                index=index,
+                logprobs=request.logprobs,
+            )
+            for prompt in prompts
+            for index in range(request.n)
+        ]
+        answer = Answer(self, request, prompts, seed, streams)
+        self._answers.add(answer)
+        return answer
+
+    def _require_room(self, n_more: int) -> None:
+        if self.is_closing:
+            raise ClosedError("the server is shutting down")
+        most = self.engine.statistics().slots + self.settings.bounds.queue
+        if self.n_choices + n_more > most:
+            problem = f"{self.n_choices} answers are being made or wait, {most} are the most"
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            raise RequestError(f"{problem}: try again soon", status=status, retry_after=2)
+
+    def forget(self, answer: Answer) -> None:
+        """Take an answer for ended."""
+        self._answers.discard(answer)
+
+    async def close(self) -> None:
+        """Begin no more answers; end those that do not within the settings' seconds."""
+        self.is_closing = True
+        deadline = time.monotonic() + self.settings.drain_seconds
+        while self._answers and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        self.end_all()
+
+    def end_all(self) -> None:
+        """End all answers now: they say that they were cut short."""
+        for answer in self._answers:
+            for stream in answer.streams:
+                stream.cancel()
+
+
+async def _merged(sources: Sequence[AsyncIterator[Delta]]) -> AsyncIterator[Delta]:
+    """Yield what all sources yield, as it comes; raises the first error of one."""
+    if len(sources) == 1:
+        async for delta in sources[0]:
+            yield delta
+        return
+    queue: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue(len(sources))
+
+    async def pump(source: AsyncIterator[Delta]) -> None:
+        try:
+            async for delta in source:
+                await queue.put(delta)
+        except Exception as problem:
+            await queue.put(problem)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
