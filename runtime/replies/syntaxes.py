@@ -19,20 +19,20 @@ class ToolSyntax:
     """How a family writes tool calls.
 
     `read` parses them; `marks` are texts that are control tokens in most vocabularies of the
-    family, which the text of an answer otherwise leaves out; `opening` and `closing` enclose the
-    JSON object of each call where it is one.
+    family, which the text of an answer otherwise leaves out. `id_length` is how many letters and
+    digits the family's templates want an id to have, None where they do not care.
     """
 
     name: str
     read: Callable[[Reader], Reading[None]]
     marks: tuple[str, ...]
-    id_length: int = 24
+    id_length: int | None = None
 
     def new_id(self) -> str:
-        """Return an id for a call: Mistral's templates take nine letters and digits only."""
+        """Return an id for a call."""
         letters = string.ascii_letters + string.digits
-        made = "".join(secrets.choice(letters) for _ in range(self.id_length))
-        return made if self.id_length == 9 else f"call_{made}"
+        made = "".join(secrets.choice(letters) for _ in range(self.id_length or 24))
+        return f"call_{made}" if self.id_length is None else made
 
 
 HERMES = ToolSyntax("hermes", calls.read_hermes, (calls.TOOL_CALL, calls.END_TOOL_CALL))

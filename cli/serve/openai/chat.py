@@ -12,12 +12,13 @@ from specrun.cli.serve.body import Fields, read_body
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.openai.errors import error_object
 from specrun.cli.serve.openai.logprobs import chat_logprobs
-from specrun.cli.serve.openai.messages import read_messages
-from specrun.cli.serve.openai.usage import finish_reason, speculation_of, timings_of, usage_of
+from specrun.cli.serve.openai.messages import message_of, read_messages, said_of
+from specrun.cli.serve.openai.usage import speculation_of, timings_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import Answer, AnswerService, Delta
+from specrun.cli.serve.tools.fields import read_turn
 
 DONE = b"data: [DONE]\n\n"
 _MOST_TOP = 20
@@ -35,20 +36,24 @@ async def chat_completions(request: Request) -> Response:
 def read_chat(fields: Fields, service: AnswerService) -> AnswerRequest:
     """Return what a chat request asks for; raises `RequestError` that names the field."""
     settings, bounds = service.settings, service.settings.bounds
-    for name in ("tools", "functions", "response_format", "grammar", "json_schema"):
+    for name in ("response_format", "grammar", "json_schema"):
         if name in fields and fields.get(name) != {"type": "text"}:
             raise RequestError(f"{name} is not understood yet: leave it out", name)
     logprobs = fields.flag("logprobs")
     top = fields.integer("top_logprobs", 0, _MOST_TOP) or 0
     if top and not logprobs:
         raise RequestError("top_logprobs needs logprobs: give true for it, too", "top_logprobs")
+    turn = read_turn(fields, service.engine, read_messages(fields, bounds))
     return AnswerRequest(
-        messages=read_messages(fields, bounds),
+        messages=turn.messages,
         params=read_sampling(fields, settings, service.engine.vocabulary),
         max_tokens=read_length(fields, settings),
         n=fields.integer("n", 1, bounds.choices) or 1,
         logprobs=logprobs,
         top_logprobs=top,
+        tools=turn.tools,
+        template_kwargs=turn.template_kwargs,
+        plan=turn.plan,
         speculative=read_speculative(fields),
     )
 
@@ -83,10 +88,11 @@ class ChatForm:
         if index not in self._begun:
             self._begun.add(index)
             events += self._chunk(index, {"role": "assistant", "content": ""})
-        if delta.text or (delta.events and self._answer.request.logprobs):
-            events += self._chunk(index, {"content": delta.text}, delta=delta)
-        if delta.result is not None:
-            events += self._chunk(index, {}, finish=finish_reason(delta.result))
+        if delta.parts or (delta.events and self._answer.request.logprobs):
+            said = said_of(delta.parts, self._answer.request.plan)
+            events += self._chunk(index, said or {"content": ""}, delta=delta)
+        if delta.finish is not None:
+            events += self._chunk(index, {}, finish=delta.finish)
         return events
 
     def _chunk(
@@ -124,9 +130,9 @@ class ChatForm:
             logprobs = chat_logprobs(choice.events, self._answer.service.engine.vocabulary)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.result.text},
+            "message": message_of(choice.reply, self._answer.request.plan),
             "logprobs": logprobs,
-            "finish_reason": finish_reason(choice.result),
+            "finish_reason": choice.finish,
         }
 
     def _summary(self) -> dict[str, Any]:
