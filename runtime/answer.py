@@ -125,6 +125,7 @@ class Answer:
         max_tokens: int | None,
         *,
         logprobs: bool,
+        n_max: int | None = None,
     ) -> None:
         self._seed = seed
         self._index = index
@@ -132,7 +133,7 @@ class Answer:
         self.session = session
         self._prompt = prompt
         self._params = params.effective()
-        self._max_tokens = max_tokens
+        self._max_tokens, self._n_max = max_tokens, n_max
         self._counter = RoundCounter()
         self._departures = Departures()
         self._assembler = TextAssembler(params.stop)
@@ -212,6 +213,7 @@ class Answer:
             n_ctx=session.target.n_positions,
             max_nodes=session.target.max_nodes,
             max_tokens=self._max_tokens,
+            n_max=self._n_max,
         )
         conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
         rounds = self._rounds(target, limits, end_tokens)

@@ -100,7 +100,7 @@ class Session:
     ) -> Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
-            _require_fitting(rule, drafter, shape)
+            require_fitting(rule, drafter, shape)
             target = open_target(model, drafter, options, shape, wider)
         # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
@@ -128,12 +128,14 @@ class Session:
         index: int = 0,
         max_tokens: int | None = None,
         logprobs: bool = True,
+        n_max: int | None = None,
     ) -> GenerationStream:
         """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
         Seed, prompt and `index` key all random draws: several answers to one prompt have several
         indices. `max_tokens` None goes on until the model ends or the context is full. Without
-        `logprobs` events have none, and the device may keep whole rows to itself. Raises
+        `logprobs` events have none, and the device may keep whole rows to itself. No round drafts
+        more than `n_max` nodes. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
         negative limit or index, a rule that needs laws which the drafter does not tell, or one that
         is not exact with mirostat, `BusyError` while another answer is being streamed.
@@ -153,7 +155,10 @@ class Session:
         number = whole_number(index)
         if number is None or number < 0:
             raise OptionError(f"index is {index!r}: give the number of the answer, from 0")
-        answer = Answer(self, list(prompt), params, seed, number, max_tokens, logprobs=logprobs)
+        text = list(prompt)
+        answer = Answer(
+            self, text, params, seed, number, max_tokens, logprobs=logprobs, n_max=n_max
+        )
         return GenerationStream(self, answer, seed)
 
     def _too_long(self, n_prompt: int, n_ctx: int) -> str:
@@ -201,9 +206,22 @@ class Session:
         owned = [weights if each is old_weights else each for each in self._owned]
         # Together: whatever interrupts finds one drafter, with its weights.
         self.conversation.drafter, self._owned = drafter, owned
+        self._show_again(drafter)
+        close_all((old, old_weights))
+
+    def draft_with(self, drafter: Drafter) -> None:
+        """Draft with another drafter from the next answer on; neither is closed.
+
+        The context has room for its trees. Raises BusyError while an answer is being streamed.
+        """
+        self.require_idle()
+        if drafter is not self.drafter:
+            self.conversation.drafter = drafter
+            self._show_again(drafter)
+
+    def _show_again(self, drafter: Drafter) -> None:
         if drafter.reads_target:  # states of tokens in the cache cannot be had again
             self.conversation.forget(self.target)
-        close_all((old, old_weights))
 
     def close(self) -> None:
         """Free the drafter, then the target's context and the rest; an answer cannot go on.
@@ -356,7 +374,7 @@ def _require_as_small(drafter: Drafter, old: Drafter) -> None:
         raise OptionError(f"{drafter.name} {problem}: open a new runtime for it")
 
 
-def _require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Shape) -> None:
+def require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Shape) -> None:
     """Raise `OptionError` where a rule needs a small model that speaks, or another shape."""
     if isinstance(rule, PairRule):
         if rule.fallback > 0.0:

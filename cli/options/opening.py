@@ -69,14 +69,19 @@ def open_engine(
     terminal: Terminal,
     *,
     slots: int,
+    others: tuple[str, ...] = (),
+    rules: tuple[str, ...] = (),
     lora: tuple[str, ...] = (),
 ) -> Iterator[Engine]:
-    """Load the models that the options name, for several conversations, until the end."""
+    """Load the models that the options name, for several conversations, until the end.
+
+    Requests may choose the drafters `others`, and rules like `rules`.
+    """
     from specrun.runtime.engine import Engine
 
     drafter, options = _chosen(load, draft, template, params, terminal)
     # A width that tune found is for rounds of one conversation.
-    options |= {"lora": lora, "shape": draft.shape or "free"}
+    options |= {"lora": lora, "shape": draft.shape or "free", "others": others, "rules": rules}
     with _loading(load, terminal):
         if load.model is not None:
             engine = Engine(load.model, drafter, slots=slots, **options)

@@ -15,10 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from specrun.bindings.errors import SpecrunError
+from specrun.cli.serve.access import Access
 from specrun.cli.serve.errors import RequestError, request_error
 from specrun.cli.serve.guard import Guard, cors
-from specrun.cli.serve.native.health import health
-from specrun.cli.serve.openai import chat, models
+from specrun.cli.serve.native import health, metrics, properties, tokens
+from specrun.cli.serve.openai import chat, completions, embeddings, models
 from specrun.cli.serve.openai.errors import error_reply
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
     """Return the application that answers with an engine, which the caller closes afterwards."""
     service = AnswerService(engine, settings)
+    counts = metrics.Metrics(service)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -39,15 +42,20 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
 
     app = Starlette(
         routes=routes(),
-        middleware=[Middleware(Guard, settings=settings), *cors(settings)],
+        middleware=[
+            Middleware(Access, metrics=counts),
+            Middleware(Guard, settings=settings),
+            *cors(settings),
+        ],
         exception_handlers={
-            RequestError: _failed,
+            SpecrunError: _failed,
             HTTPException: _not_found,
             Exception: _failed,
         },
         lifespan=lifespan,
     )
     app.state.service = service
+    app.state.metrics = counts
     app.state.started = int(time.time())
     return app
 
@@ -55,10 +63,18 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
 def routes() -> list[BaseRoute]:
     """Return the table of paths."""
     return [
-        *_both("/health", health, "GET"),
+        *_both("/health", health.health, "GET"),
+        Route("/props", properties.props, methods=["GET"]),
+        Route("/slots", properties.slots, methods=["GET"]),
+        Route("/metrics", metrics.metrics, methods=["GET"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/apply-template", tokens.apply_template, methods=["POST"]),
         *_both("/models", models.list_models, "GET"),
         *_both("/models/{name:path}", models.get_model, "GET"),
         *_both("/chat/completions", chat.chat_completions, "POST"),
+        *_both("/completions", completions.completions, "POST"),
+        *_both("/embeddings", embeddings.embeddings, "POST"),
     ]
 
 
@@ -69,8 +85,8 @@ def _both(path: str, endpoint: object, method: str) -> list[BaseRoute]:
 
 async def _failed(_request: Request, problem: Exception) -> Response:
     error = request_error(problem)
-    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.error("a request failed", exc_info=problem)
+    if isinstance(problem, SpecrunError) and error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.error("a request failed: %s", problem)
     return error_reply(error)
 
 

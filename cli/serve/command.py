@@ -72,11 +72,14 @@ class _ServerOptions:
         alias: str | None,
         drain: float,
         timeout: float,
+        offer: tuple[str, ...],
+        offer_rule: tuple[str, ...],
     ) -> None:
         self.host, self.port = host, port
         self.slots, self.queue = slots, queue
         self.cors, self.alias = cors, alias
         self.drain, self.timeout = drain, timeout
+        self.others, self.rules = offer, offer_rule
         self.keys = _keys(api_key, api_key_file)
 
 
@@ -122,6 +125,17 @@ server_options = option_group(
     _SERVER.option(
         "--cors ORIGIN",
         "Let pages of this origin ask, as https://example.org; * is all; repeatable.",
+        multiple=True,
+    ),
+    _SERVER.option(
+        "--offer EXPR",
+        "Another drafter that a request may choose (speculative.drafter); repeatable.",
+        multiple=True,
+    ),
+    _SERVER.option(
+        "--offer-rule RULE",
+        "Let requests choose rules of this one's kind (accept): not exact ones must be named "
+        "here; repeatable.",
         multiple=True,
     ),
     _SERVER.option(
@@ -184,7 +198,15 @@ def serve(
     # Before the model: that a port is in use is known at once.
     with bound_socket(server.host, server.port) as listener:
         opened = open_engine(
-            load, draft, template, answer.params, terminal, slots=server.slots, lora=lora
+            load,
+            draft,
+            template,
+            answer.params,
+            terminal,
+            slots=server.slots,
+            others=server.others,
+            rules=server.rules,
+            lora=lora,
         )
         with opened as engine:
             check_sampling(answer.params, engine)
@@ -212,6 +234,7 @@ def _print_block(
     for label, text in (
         ("model", f"{settings.model!r} in replies"),
         ("drafter", f"{one_line(engine.drafter)} · {rule}"),
+        ("others", one_line(", ".join(engine.drafters[1:]))),
         ("slots", f"{statistics.slots}, which share {engine.n_ctx:,} tokens · {waiting}"),
         ("sampling", describe_sampling(settings.params, settings.max_tokens)),
         ("key", f"asked for ({n_keys})" if n_keys else "none: whoever is on this machine may ask"),

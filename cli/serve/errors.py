@@ -81,4 +81,5 @@ def request_error(problem: BaseException) -> RequestError:
 def field_named_in(message: str) -> str | None:
     """Return the field that a message begins with, as in "top_p is 2: it must be ..."."""
     name, _, rest = message.partition(" ")
-    return name if rest.startswith("is ") and name.replace(".", "_").isidentifier() else None
+    is_name = rest.startswith("is ") and name != "there"
+    return name if is_name and name.replace(".", "_").isidentifier() else None

@@ -18,6 +18,7 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
+from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.errors import RequestError, request_error
 from specrun.cli.serve.service import Answer, Delta, Finish
 from specrun.runtime.replies import Reply
@@ -97,7 +98,8 @@ async def _events(
                     yield events
             yield form.end()
     except Exception as problem:
-        _log.warning("an answer ended: %s", problem)
+        known = isinstance(problem, SpecrunError)
+        _log.log(logging.INFO if known else logging.ERROR, "an answer failed", exc_info=problem)
         yield form.failed(request_error(problem))
 
 

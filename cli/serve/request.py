@@ -25,11 +25,6 @@ class SpeculativeChoice:
     accept: str | None = None
     trace: bool = False
 
-    @property
-    def differs(self) -> bool:
-        """Whether anything but the server's own way was asked for."""
-        return (self.drafter, self.n_max, self.accept) != (None, None, None)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:

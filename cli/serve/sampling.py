@@ -8,7 +8,7 @@ from typing import Any
 from specrun.bindings.errors import OptionError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.cli.serve.body import Fields
-from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.errors import RequestError, field_named_in
 from specrun.cli.serve.request import SpeculativeChoice
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.runtime.sampling import RANDOM_SEED, SamplingParams, unknown_name
@@ -83,13 +83,11 @@ def read_sampling(
 
 def _named(error: OptionError, names: Mapping[str, str]) -> RequestError:
     """Return the error with the name that the field has in the request."""
-    own, _, rest = str(error).partition(" ")
+    own = field_named_in(str(error))
+    if own is None:  # a sampler's name
+        return RequestError(str(error), "samplers")
     name = names.get(own, own)
-    return (
-        RequestError(f"{name} {rest}", name)
-        if rest.startswith("is ")
-        else RequestError(str(error), "samplers")
-    )
+    return RequestError(name + str(error).removeprefix(own), name)
 
 
 def _read_bias(fields: Fields, vocabulary: Vocabulary, bounds: Bounds) -> dict[int, float]:

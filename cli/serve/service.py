@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Literal
 
-from specrun.bindings.errors import ClosedError, SpecrunError
+from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.prompts import PromptReader, Prompts
 from specrun.cli.serve.request import AnswerRequest
@@ -68,6 +68,7 @@ class Answer:
             async for delta in _merged([self._choice(k) for k in range(len(self.streams))]):
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
+                    self.service.tell(delta.result)
                 yield delta
         finally:
             self.cancel()
@@ -111,7 +112,13 @@ class AnswerService:
         self.settings = settings
         self.prompts = PromptReader(engine)
         self.is_closing = False
+        self.observers: list[Callable[[GenerationResult], None]] = []
         self._answers: set[Answer] = set()
+
+    def tell(self, result: GenerationResult) -> None:
+        """Tell all observers of a choice that has ended."""
+        for observe in self.observers:
+            observe(result)
 
     @property
     def n_choices(self) -> int:
@@ -120,24 +127,27 @@ class AnswerService:
 
     async def begin(self, request: AnswerRequest) -> Answer:
         """Let the engine begin, or queue, what is asked; raises `RequestError` where it is full."""
-        if request.speculative.differs:
-            problem = "speculative and accept cannot be chosen for a request yet"
-            raise RequestError(f"{problem}: give --drafter and --accept to the server")
         prompts = await self.prompts.read(request)
         self._require_room(len(prompts.tokens) * request.n)
         seed = random_if_unset(request.params.seed)
-        params = request.params.replace(seed=seed)
-        streams = [
-            self.engine.submit(
-                prompt,
-                params,
-                max_tokens=request.max_tokens,
-                index=index,
-                logprobs=request.logprobs,
-            )
-            for prompt in prompts.tokens
-            for index in range(request.n)
-        ]
+        params, speculative = request.params.replace(seed=seed), request.speculative
+        try:
+            streams = [
+                self.engine.submit(
+                    prompt,
+                    params,
+                    max_tokens=request.max_tokens,
+                    index=index,
+                    logprobs=request.logprobs,
+                    drafter=speculative.drafter,
+                    n_max=speculative.n_max,
+                    accept=speculative.accept,
+                )
+                for prompt in prompts.tokens
+                for index in range(request.n)
+            ]
+        except OptionError as error:  # all else was looked at before
+            raise RequestError(str(error), "speculative") from None
         answer = Answer(self, request, prompts, seed, streams)
         self._answers.add(answer)
         return answer

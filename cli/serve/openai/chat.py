@@ -10,18 +10,15 @@ from starlette.responses import Response
 
 from specrun.cli.serve.body import Fields, read_body
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.openai.asking import DONE, MOST_TOP, read_request, wants_usage
 from specrun.cli.serve.openai.errors import error_object
 from specrun.cli.serve.openai.logprobs import chat_logprobs
 from specrun.cli.serve.openai.messages import message_of, read_messages, said_of
 from specrun.cli.serve.openai.usage import speculation_of, timings_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest
-from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import Answer, AnswerService, Delta
 from specrun.cli.serve.tools.fields import read_turn
-
-DONE = b"data: [DONE]\n\n"
-_MOST_TOP = 20
 
 
 async def chat_completions(request: Request) -> Response:
@@ -35,33 +32,13 @@ async def chat_completions(request: Request) -> Response:
 
 def read_chat(fields: Fields, service: AnswerService) -> AnswerRequest:
     """Return what a chat request asks for; raises `RequestError` that names the field."""
-    settings, bounds = service.settings, service.settings.bounds
-    for name in ("response_format", "grammar", "json_schema"):
-        if name in fields and fields.get(name) != {"type": "text"}:
-            raise RequestError(f"{name} is not understood yet: leave it out", name)
+    top = fields.integer("top_logprobs", 0, MOST_TOP) or 0
     logprobs = fields.flag("logprobs")
-    top = fields.integer("top_logprobs", 0, _MOST_TOP) or 0
     if top and not logprobs:
         raise RequestError("top_logprobs needs logprobs: give true for it, too", "top_logprobs")
-    turn = read_turn(fields, service.engine, read_messages(fields, bounds))
-    return AnswerRequest(
-        messages=turn.messages,
-        params=read_sampling(fields, settings, service.engine.vocabulary),
-        max_tokens=read_length(fields, settings),
-        n=fields.integer("n", 1, bounds.choices) or 1,
-        logprobs=logprobs,
-        top_logprobs=top,
-        tools=turn.tools,
-        template_kwargs=turn.template_kwargs,
-        plan=turn.plan,
-        speculative=read_speculative(fields),
-    )
-
-
-def wants_usage(fields: Fields) -> bool:
-    """Whether a stream is to end with a chunk about usage."""
-    options = fields.fields("stream_options")
-    return options is not None and options.flag("include_usage")
+    messages = read_messages(fields, service.settings.bounds)
+    turn = read_turn(fields, service.engine, messages)
+    return read_request(fields, service, turn=turn, top_logprobs=top if logprobs else None)
 
 
 class ChatForm:

@@ -26,3 +26,20 @@ def _entry(token: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]
         "logprob": logprob,
         "bytes": list(vocabulary.piece(token)),
     }
+
+
+def completion_logprobs(
+    events: Sequence[TokenEvent], vocabulary: Vocabulary, start: int
+) -> dict[str, Any]:
+    """Return the `logprobs` of a completion's tokens, whose text begins at character `start`."""
+    kept = [event for event in events if event.token_id not in vocabulary.end_of_generation]
+    offsets: list[int] = []
+    for event in kept:
+        offsets.append(start)
+        start += len(event.text)
+    return {
+        "tokens": [vocabulary.label(event.token_id) for event in kept],
+        "token_logprobs": [event.logprob for event in kept],
+        "top_logprobs": None,
+        "text_offset": offsets,
+    }
