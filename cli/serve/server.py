@@ -37,7 +37,7 @@ def server_of(
 ) -> DrainingServer:
     """Return a server of the application; `run` it, or `await serve` it."""
     # Streams end when their answers do, not because a signal came.
-    AppStatus.disable_automatic_graceful_drain()
+    AppStatus.enable_automatic_graceful_drain = False
     config = uvicorn.Config(
         app,
         log_config=None,

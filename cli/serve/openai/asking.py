@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.request import AnswerRequest, Prompt
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import AnswerService
+from specrun.cli.serve.tools.fields import ChatTurn
 
 DONE = b"data: [DONE]\n\n"
 """The end of OpenAI's streams."""
@@ -17,14 +17,15 @@ DONE = b"data: [DONE]\n\n"
 MOST_TOP = 20
 """OpenAI's limit of likely tokens beside each."""
 
-_NOT_YET = ("tools", "functions", "response_format", "grammar", "json_schema")
+_NOT_YET = ("response_format", "grammar", "json_schema")
+_NO_TURN = ChatTurn(())
 
 
 def read_request(
     fields: Fields,
     service: AnswerService,
     *,
-    messages: Sequence[Mapping[str, Any]] = (),
+    turn: ChatTurn = _NO_TURN,
     prompts: Sequence[Prompt] = (),
     top_logprobs: int | None,
 ) -> AnswerRequest:
@@ -42,13 +43,16 @@ def read_request(
         problem = f"best_of is {best_of}: all choices that are made are returned"
         raise RequestError(f"{problem}, so give n alone", "best_of")
     return AnswerRequest(
-        messages=messages,
+        messages=turn.messages,
         prompts=prompts,
         params=read_sampling(fields, settings, service.engine.vocabulary),
         max_tokens=read_length(fields, settings),
         n=n,
         logprobs=top_logprobs is not None,
         top_logprobs=top_logprobs or 0,
+        tools=turn.tools,
+        template_kwargs=turn.template_kwargs,
+        plan=turn.plan,
         speculative=read_speculative(fields),
     )
 

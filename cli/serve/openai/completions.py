@@ -13,7 +13,7 @@ from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.openai.asking import DONE, MOST_TOP, read_request, wants_usage
 from specrun.cli.serve.openai.errors import error_object
 from specrun.cli.serve.openai.logprobs import completion_logprobs
-from specrun.cli.serve.openai.usage import finish_reason, speculation_of, timings_of, usage_of
+from specrun.cli.serve.openai.usage import speculation_of, timings_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest, Prompt
 from specrun.cli.serve.service import Answer, AnswerService, Delta
@@ -116,8 +116,8 @@ class CompletionForm:
             text = self._echoed[index] + text
         if text or (delta.events and self._answer.request.logprobs):
             events = self._chunk(delta, text)
-        if delta.result is not None:
-            events += self._chunk(delta, "", finish=finish_reason(delta.result))
+        if delta.finish is not None:
+            events += self._chunk(delta, "", finish=delta.finish)
         return events
 
     def _chunk(self, delta: Delta, text: str, *, finish: str | None = None) -> bytes:
@@ -151,7 +151,7 @@ class CompletionForm:
             "index": index,
             "text": self._echoed[index] + choice.result.text,
             "logprobs": logprobs,
-            "finish_reason": finish_reason(choice.result),
+            "finish_reason": choice.finish,
         }
 
     def _summary(self) -> dict[str, Any]:
