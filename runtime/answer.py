@@ -55,6 +55,7 @@ class Answering(Protocol):
     vocabulary: Vocabulary
     conversation: Conversation
     backend_sampling: bool
+    settles: bool
     memory_note: Callable[[], str]
     rejections: RejectionBuffer | None
 
@@ -126,10 +127,11 @@ class Answer:
         *,
         logprobs: bool,
         n_max: int | None = None,
+        n_top: int = 0,
     ) -> None:
         self._seed = seed
         self._index = index
-        self._logprobs = logprobs
+        self._logprobs, self._n_top = logprobs or n_top > 0, n_top
         self.session = session
         self._prompt = prompt
         self._params = params.effective()
@@ -300,8 +302,11 @@ class Answer:
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
             logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
-            event = TokenEvent(text, token, origin, number, logits)
-            self._keeper.add(event)
+            event = TokenEvent(text, token, origin, number, logits, self._n_top)
+            if self.session.settles:
+                event.settle()
+            else:
+                self._keeper.add(event)
         else:
             event = TokenEvent(text, token, origin, number, None)
         said.append(((token,), text))

@@ -139,6 +139,7 @@ class AnswerService:
                     max_tokens=request.max_tokens,
                     index=index,
                     logprobs=request.logprobs,
+                    top_logprobs=request.top_logprobs,
                     drafter=speculative.drafter,
                     n_max=speculative.n_max,
                     accept=speculative.accept,

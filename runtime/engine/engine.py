@@ -32,7 +32,7 @@ from specrun.runtime.opening import (
 )
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset
-from specrun.runtime.session import Session
+from specrun.runtime.session import Session, require_count
 
 if TYPE_CHECKING:
     from specrun.runtime.chat_template import ChatTemplate, Message
@@ -141,6 +141,7 @@ class Engine:
             for drafters, own in zip(choices.slots, shared.slots, strict=True):
                 drafter = drafters.get(choices.own)
                 session = Session(own, drafter, opened.rule, opened.model.vocabulary)
+                session.settles = True  # whoever reads them does so while others are evaluated
                 own.hold(session.conversation)
                 seats.append(Seat(session, own, drafters))
             self._schedule = Schedule(shared, seats)
@@ -164,26 +165,29 @@ class Engine:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = False,
+        top_logprobs: int = 0,
         drafter: str | None = None,
         n_max: int | None = None,
         accept: str | None = None,
     ) -> EngineStream:
         """Ask for a continuation of `prompt`, a text or token ids; return its stream at once.
 
-        `drafter`, `accept`: of those that the engine has (see there), None its own. `n_max` is how
-        many tokens a round drafts at most, 0 none. Raises `OptionError` for what there is not, and
-        for what does not fit together.
+        With `logprobs` events tell their log-probability, with `top_logprobs` also those of so many
+        most likely tokens. `drafter`, `accept`: of those that the engine has (see there), None its
+        own. `n_max` is how many tokens a round drafts at most, 0 none. Raises `OptionError` for
+        what there is not, and for what does not fit together.
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
         drafters of point masses, but for what batches of another size round otherwise.
         """
         params = params or SamplingParams()
         choice = self._choices.find(params, drafter, n_max, accept)
+        n_top = require_count(top_logprobs)
         tokens = prompt_tokens(self.vocabulary, prompt)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         stream = EngineStream(seed)
         request = Request(
-            tokens, params, seed, index, max_tokens, logprobs, stream.listener, choice
+            tokens, params, seed, index, max_tokens, logprobs, stream.listener, choice, n_top
         )
         with self._changed:
             self._require_open()
@@ -199,6 +203,7 @@ class Engine:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = False,
+        top_logprobs: int = 0,
         drafter: str | None = None,
         n_max: int | None = None,
         accept: str | None = None,
@@ -213,6 +218,7 @@ class Engine:
             max_tokens=max_tokens,
             index=index,
             logprobs=logprobs,
+            top_logprobs=top_logprobs,
             drafter=drafter,
             n_max=n_max,
             accept=accept,

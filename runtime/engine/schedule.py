@@ -48,6 +48,7 @@ class Request:
     logprobs: bool
     listener: Listener
     choice: Choice
+    top_logprobs: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -187,6 +188,7 @@ class Schedule:
             index=request.index,
             max_tokens=request.max_tokens,
             logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
             n_max=request.choice.n_max,
         )
         self._advance(seat)
