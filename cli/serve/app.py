@@ -23,6 +23,7 @@ from specrun.cli.serve.failures import failure
 from specrun.cli.serve.guard import Guard, cors
 from specrun.cli.serve.native import health, metrics, properties, tokens
 from specrun.cli.serve.openai import chat, completions, embeddings, models
+from specrun.cli.serve.responses import responses
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import Engine
@@ -75,6 +76,8 @@ def routes() -> list[BaseRoute]:
         *_both("/models/{name:path}", models.get_model, "GET"),
         *_both("/chat/completions", chat.chat_completions, "POST"),
         *_both("/completions", completions.completions, "POST"),
+        *_both("/responses", responses.responses, "POST"),
+        *_both("/responses/input_tokens", responses.input_tokens, "POST"),
         *_both("/messages", messages.messages, "POST"),
         *_both("/messages/count_tokens", messages.count_tokens, "POST"),
         *_both("/embeddings", embeddings.embeddings, "POST"),

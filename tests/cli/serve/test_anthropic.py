@@ -213,9 +213,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "field"), WRONG.values(), ids=WRONG)
-def test_errors_have_anthropics_form(tool_vocabulary, options, field):
-    engine = ScriptedEngine(tool_vocabulary, HERMES)
-    with serving(engine) as address, pytest.raises(anthropic.BadRequestError) as caught:
+def test_errors_have_anthropics_form(silent, options, field):
+    engine, address = silent
+    with pytest.raises(anthropic.BadRequestError) as caught:
         created(address, **options)
     body = caught.value.body
     assert body["type"] == "error"
