@@ -21,6 +21,7 @@ from specrun.cli.serve.anthropic import messages
 from specrun.cli.serve.errors import RequestError, request_error
 from specrun.cli.serve.failures import failure
 from specrun.cli.serve.guard import Guard, cors
+from specrun.cli.serve.infill import infill
 from specrun.cli.serve.native import health, metrics, properties, tokens
 from specrun.cli.serve.openai import chat, completions, embeddings, models
 from specrun.cli.serve.responses import responses
@@ -76,6 +77,7 @@ def routes() -> list[BaseRoute]:
         *_both("/models/{name:path}", models.get_model, "GET"),
         *_both("/chat/completions", chat.chat_completions, "POST"),
         *_both("/completions", completions.completions, "POST"),
+        Route("/infill", infill.infill, methods=["POST"]),
         *_both("/responses", responses.responses, "POST"),
         *_both("/responses/input_tokens", responses.input_tokens, "POST"),
         *_both("/messages", messages.messages, "POST"),
