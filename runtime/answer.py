@@ -18,7 +18,7 @@ from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, decode_rounds
+from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, Witness, decode_rounds
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.online.rejections import RejectionBuffer
 from specrun.runtime.results import (
@@ -125,8 +125,10 @@ class Answer:
         max_tokens: int | None,
         *,
         logprobs: bool,
+        witness: Witness | None = None,
     ) -> None:
         self._seed = seed
+        self._witness = witness
         self._index = index
         self._logprobs = logprobs
         self.session = session
@@ -249,9 +251,8 @@ class Answer:
             )
             return sequential_rounds(session.target, conversation, small, settings)
         state = self._sampler_state()
-        return decode_rounds(
-            target, conversation, DecodeSettings(rule, self._params, limits, end_tokens, state)
-        )
+        settings = DecodeSettings(rule, self._params, limits, end_tokens, state, self._witness)
+        return decode_rounds(target, conversation, settings)
 
     def _sampler_state(self) -> SamplerState:
         """Return what samplers know before the first token."""

@@ -21,6 +21,7 @@ from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.loop import (
+    Witness,
     require_laws,
     require_rule,
 )
@@ -128,12 +129,14 @@ class Session:
         index: int = 0,
         max_tokens: int | None = None,
         logprobs: bool = True,
+        witness: Witness | None = None,
     ) -> GenerationStream:
         """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
         Seed, prompt and `index` key all random draws: several answers to one prompt have several
         indices. `max_tokens` None goes on until the model ends or the context is full. Without
-        `logprobs` events have none, and the device may keep whole rows to itself. Raises
+        `logprobs` events have none, and the device may keep whole rows to itself. `witness` sees
+        every round of a rule that verifies. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
         negative limit or index, a rule that needs laws which the drafter does not tell, or one that
         is not exact with mirostat, `BusyError` while another answer is being streamed.
@@ -153,7 +156,16 @@ class Session:
         number = whole_number(index)
         if number is None or number < 0:
             raise OptionError(f"index is {index!r}: give the number of the answer, from 0")
-        answer = Answer(self, list(prompt), params, seed, number, max_tokens, logprobs=logprobs)
+        answer = Answer(
+            self,
+            list(prompt),
+            params,
+            seed,
+            number,
+            max_tokens,
+            logprobs=logprobs,
+            witness=witness,
+        )
         return GenerationStream(self, answer, seed)
 
     def _too_long(self, n_prompt: int, n_ctx: int) -> str:

@@ -142,17 +142,19 @@ class Engine:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = False,
+        trace: bool = False,
     ) -> EngineStream:
         """Ask for a continuation of `prompt`, a text or token ids; return its stream at once.
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
-        drafters of point masses, but for what batches of another size round otherwise.
+        drafters of point masses, but for what batches of another size round otherwise. With
+        `trace` the stream has a trace of every round, which changes nothing but takes time.
         """
         params = params or SamplingParams()
         tokens = prompt_tokens(self.vocabulary, prompt)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         stream = EngineStream(seed)
-        request = Request(tokens, params, seed, index, max_tokens, logprobs, stream.listener)
+        request = Request(tokens, params, seed, index, max_tokens, logprobs, stream.listener, trace)
         with self._changed:
             self._require_open()
             self._requests.append(request)
@@ -167,12 +169,20 @@ class Engine:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = False,
+        trace: bool = False,
     ) -> EngineStream:
         """Ask for an answer to {"role", "content"} messages."""
         from specrun.runtime.chat_template import chat_tokens
 
         tokens = chat_tokens(self.chat_template, self.vocabulary, messages)
-        return self.submit(tokens, params, max_tokens=max_tokens, index=index, logprobs=logprobs)
+        return self.submit(
+            tokens,
+            params,
+            max_tokens=max_tokens,
+            index=index,
+            logprobs=logprobs,
+            trace=trace,
+        )
 
     def generate_many(
         self,

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from specrun.bindings.errors import SpecrunError
 from specrun.runtime.engine.slots import SharedEvaluation, SlotTarget, longest_prefix
+from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
 from specrun.runtime.results import GenerationResult, TokenEvent
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import GenerationStream, Session
@@ -29,6 +30,9 @@ class Listener(Protocol):
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none; nothing comes after it."""
+
+    def trace(self, trace: RoundTrace) -> None:
+        """Take the trace of a round, before its tokens."""
 
     @property
     def cancelled(self) -> bool:
@@ -46,6 +50,7 @@ class Request:
     max_tokens: int | None
     logprobs: bool
     listener: Listener
+    trace: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +63,7 @@ class Seat:
     request: Request | None = None
     stream: GenerationStream | None = None
     number: int = 0  # in order of admission: the oldest has the least
+    tracer: Tracer | None = None
     reads: bool = False
     reads_again: Iterator[None] | None = None  # what it left to older answers
 
@@ -171,6 +177,8 @@ class Schedule:
 
     def _begin(self, seat: Seat, request: Request) -> None:
         """Turn a slot to a request's prompt, of which nothing is read yet."""
+        vocabulary, greedy = seat.session.vocabulary, request.params.is_greedy
+        seat.tracer = Tracer(vocabulary, greedy=greedy) if request.trace else None
         seat.stream = seat.session.stream(
             request.prompt,
             request.params,
@@ -178,6 +186,7 @@ class Schedule:
             index=request.index,
             max_tokens=request.max_tokens,
             logprobs=request.logprobs,
+            witness=seat.tracer and seat.tracer.witness,
         )
         self._advance(seat)
 
@@ -214,17 +223,33 @@ class Schedule:
 
     def _hand_out(self, seat: Seat) -> None:
         request, stream = seat.request, seat.stream
+        if seat.tracer is not None and request is not None and stream is not None:
+            self._tell_trace(seat, seat.tracer, stream, request.listener)
         while request is not None and stream is not None:
             event = stream.next_of_round()
             if event is None:
                 return
             request.listener.say(event)
 
+    def _tell_trace(
+        self, seat: Seat, tracer: Tracer, stream: GenerationStream, listener: Listener
+    ) -> None:
+        n_tokens = len(seat.target.text.tokens)
+        trace = tracer.trace(
+            n_tokens, stream.result.stats, self.shared.last_cost, lambda: self._clocks(seat)
+        )
+        if trace is not None:
+            listener.trace(trace)
+
+    def _clocks(self, seat: Seat) -> Clocks:
+        """Return the seconds that a slot has taken so far."""
+        return Clocks(*seat.session.native_seconds(), self.shared.clock.spent(seat.target))
+
     def _end(self, seat: Seat, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""
         request, stream = seat.request, seat.stream
         assert request is not None
-        seat.request = seat.stream = seat.reads_again = None
+        seat.request = seat.stream = seat.tracer = seat.reads_again = None
         seat.reads = False
         seat.target.withdraw()
         seat.last_used = self.load.turns
@@ -263,6 +288,8 @@ class Schedule:
         if seat.is_idle or seat.n_unread:  # it failed, or there is more
             return
         if seat.reads_again is None:
+            if seat.tracer is not None:
+                seat.tracer.begin(len(seat.target.text.tokens), self._clocks(seat))
             self._advance(seat)
         seat.reads_again = None
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING
 
+from specrun.runtime.engine.trace import RoundTrace
 from specrun.runtime.results import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:  # whoever awaits has imported it
@@ -50,6 +51,13 @@ class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
             raise StopAsyncIteration
         return event
 
+    def take_traces(self) -> list[RoundTrace]:
+        """Return what traces there are since the last call, if the answer was asked for with them.
+
+        A round's is there when its first token can be read.
+        """
+        return self._line.take_traces()
+
     def cancel(self) -> None:
         """Ask for no more tokens; those that were made already can still be read."""
         self._line.cancelled = True
@@ -86,6 +94,7 @@ class _Line:
         self.cancelled = False
         self.ended: GenerationResult | BaseException | None = None
         self._events: deque[TokenEvent] = deque()
+        self._traces: list[RoundTrace] = []
         self._changed = threading.Condition()
         self._sleepers: list[Callable[[], None]] = []
 
@@ -96,6 +105,11 @@ class _Line:
         with self._changed:
             self._events.append(event)
             self._wake()
+
+    def trace(self, trace: RoundTrace) -> None:
+        """Take the trace of a round, before its tokens."""
+        with self._changed:
+            self._traces.append(trace)
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none."""
@@ -124,6 +138,12 @@ class _Line:
             if isinstance(self.ended, BaseException):
                 raise self.ended
             return None
+
+    def take_traces(self) -> list[RoundTrace]:
+        """Return the traces that nobody has taken."""
+        with self._changed:
+            traces, self._traces = self._traces, []
+        return traces
 
     def wait(self) -> GenerationResult:
         """Wait for the end and return the answer. Raises what ended it otherwise."""
