@@ -55,6 +55,7 @@ class Answering(Protocol):
     vocabulary: Vocabulary
     conversation: Conversation
     backend_sampling: bool
+    settles: bool
     memory_note: Callable[[], str]
     rejections: RejectionBuffer | None
 
@@ -125,16 +126,18 @@ class Answer:
         max_tokens: int | None,
         *,
         logprobs: bool,
+        n_max: int | None = None,
+        n_top: int = 0,
         witness: Witness | None = None,
     ) -> None:
         self._seed = seed
         self._witness = witness
         self._index = index
-        self._logprobs = logprobs
+        self._logprobs, self._n_top = logprobs or n_top > 0, n_top
         self.session = session
         self._prompt = prompt
         self._params = params.effective()
-        self._max_tokens = max_tokens
+        self._max_tokens, self._n_max = max_tokens, n_max
         self._counter = RoundCounter()
         self._departures = Departures()
         self._assembler = TextAssembler(params.stop)
@@ -214,6 +217,7 @@ class Answer:
             n_ctx=session.target.n_positions,
             max_nodes=session.target.max_nodes,
             max_tokens=self._max_tokens,
+            n_max=self._n_max,
         )
         conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
         rounds = self._rounds(target, limits, end_tokens)
@@ -299,8 +303,11 @@ class Answer:
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
             logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
-            event = TokenEvent(text, token, origin, number, logits)
-            self._keeper.add(event)
+            event = TokenEvent(text, token, origin, number, logits, self._n_top)
+            if self.session.settles:
+                event.settle()
+            else:
+                self._keeper.add(event)
         else:
             event = TokenEvent(text, token, origin, number, None)
         said.append(((token,), text))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specrun.bindings.errors import SpecrunError
+from specrun.runtime.engine.choices import Choice, DrafterKey, SlotDrafters
 from specrun.runtime.engine.slots import SharedEvaluation, SlotTarget, longest_prefix
 from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
 from specrun.runtime.results import GenerationResult, TokenEvent
@@ -23,10 +24,10 @@ from specrun.runtime.session import GenerationStream, Session
 
 
 class Listener(Protocol):
-    """Who asked: hears tokens as they come, then once how it ended."""
+    """Who asked: hears tokens, round by round, then once how it ended."""
 
-    def say(self, event: TokenEvent) -> None:
-        """Take the next token."""
+    def say(self, events: Sequence[TokenEvent]) -> None:
+        """Take the tokens of a round."""
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none; nothing comes after it."""
@@ -50,6 +51,8 @@ class Request:
     max_tokens: int | None
     logprobs: bool
     listener: Listener
+    choice: Choice
+    top_logprobs: int = 0
     trace: bool = False
 
 
@@ -59,6 +62,7 @@ class Seat:
 
     session: Session
     target: SlotTarget
+    drafters: SlotDrafters
     last_used: int = 0
     request: Request | None = None
     stream: GenerationStream | None = None
@@ -71,6 +75,10 @@ class Seat:
     def is_idle(self) -> bool:
         """Whether it may take the next request."""
         return self.request is None
+
+    def drafts(self, choice: DrafterKey) -> bool:
+        """Whether this drafter drafted its last answer, and saw what is cached of it."""
+        return self.session.drafter is self.drafters.started.get(choice)
 
     @property
     def n_unread(self) -> int:
@@ -167,7 +175,7 @@ class Schedule:
         """Give requests to idle slots: each to the one that holds most of its prompt."""
         while self._queue and any(seat.is_idle for seat in self.seats):
             request = self._queue.popleft()
-            seat = self._seat_for(request.prompt)
+            seat = self._seat_for(request)
             self._admitted += 1
             seat.request, seat.number = request, self._admitted
             try:
@@ -177,6 +185,8 @@ class Schedule:
 
     def _begin(self, seat: Seat, request: Request) -> None:
         """Turn a slot to a request's prompt, of which nothing is read yet."""
+        seat.session.rule = request.choice.rule
+        seat.session.draft_with(seat.drafters.get(request.choice.drafter))
         vocabulary, greedy = seat.session.vocabulary, request.params.is_greedy
         seat.tracer = Tracer(vocabulary, greedy=greedy) if request.trace else None
         seat.stream = seat.session.stream(
@@ -186,21 +196,29 @@ class Schedule:
             index=request.index,
             max_tokens=request.max_tokens,
             logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            n_max=request.choice.n_max,
             witness=seat.tracer and seat.tracer.witness,
         )
         self._advance(seat)
 
-    def _seat_for(self, prompt: Sequence[int]) -> Seat:
+    def _seat_for(self, request: Request) -> Seat:
         """Return the idle slot that holds most of a prompt; else the least recently used.
 
-        What another slot holds more of is shared with it, unless the drafter has to see it.
+        What another slot holds more of is shared with it. A drafter that reads the target has to
+        see a prompt: it goes on only from what it saw.
         """
+        prompt, choice = request.prompt, request.choice.drafter
         idle = [seat for seat in self.seats if seat.is_idle]
-        own, n_own = longest_prefix([seat.target for seat in idle], prompt)
+        reads = self.seats[0].drafters.get(choice).reads_target
+        seen = [
+            seat for seat in idle if not reads or seat.drafters.get(choice) is seat.session.drafter
+        ]
+        own, n_own = longest_prefix([seat.target for seat in seen], prompt)
         other, n_other = longest_prefix([seat.target for seat in self.seats], prompt)
         kept = next((seat for seat in idle if seat.target is own), None)
         seat = kept if kept is not None else min(idle, key=lambda each: each.last_used)
-        if other is not None and n_other > n_own and not seat.session.drafter.reads_target:
+        if other is not None and n_other > n_own and not reads:
             seat = min(idle, key=lambda each: each.last_used)
             if seat.target is not other:
                 seat.target.take_over(other, n_other)
@@ -223,13 +241,13 @@ class Schedule:
 
     def _hand_out(self, seat: Seat) -> None:
         request, stream = seat.request, seat.stream
-        if seat.tracer is not None and request is not None and stream is not None:
+        if request is None or stream is None:
+            return
+        if seat.tracer is not None:
             self._tell_trace(seat, seat.tracer, stream, request.listener)
-        while request is not None and stream is not None:
-            event = stream.next_of_round()
-            if event is None:
-                return
-            request.listener.say(event)
+        events = list(iter(stream.next_of_round, None))
+        if events:
+            request.listener.say(events)
 
     def _tell_trace(
         self, seat: Seat, tracer: Tracer, stream: GenerationStream, listener: Listener
