@@ -284,6 +284,11 @@ class Engine:
         return self._choices.names
 
     @property
+    def rules(self) -> list[str]:
+        """The acceptance rules that a request may name, its own first."""
+        return [*dict.fromkeys([self.options.accept, *self._choices.rules])]
+
+    @property
     def chat_template(self) -> ChatTemplate:
         """The chat template; raises `TemplateError` if the model has none and none was given."""
         if self._template is None:
