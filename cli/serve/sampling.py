@@ -85,7 +85,7 @@ def _named(error: OptionError, names: Mapping[str, str]) -> RequestError:
     """Return the error with the name that the field has in the request."""
     own = field_named_in(str(error))
     if own is None:  # a sampler's name
-        return RequestError(str(error), "samplers")
+        return RequestError(f"samplers: {error}", "samplers")
     name = names.get(own, own)
     return RequestError(name + str(error).removeprefix(own), name)
 

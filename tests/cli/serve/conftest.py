@@ -1,4 +1,4 @@
-"""A vocabulary with the control tokens of families that call tools."""
+"""A vocabulary of families that call tools, and a client of the embedded family."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
+from specrun.cli.serve.app import create_app
+from specrun.cli.serve.settings import ServeSettings
 from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.engine import Engine
 
 CONTROLS = (
     "<|im_start|>",
@@ -28,3 +32,19 @@ def tool_vocabulary(tiny_folder: Path) -> Iterator[Vocabulary]:
     write_random_llama(path, RandomLlama(vocab_size=320, controls=CONTROLS, width=16, layers=1))
     with Model(path) as model:
         yield model.vocabulary
+
+
+@pytest.fixture(scope="session")
+def demo_engine() -> Iterator[Engine]:
+    """The embedded family with two slots; several tests share what it has cached."""
+    others = ("prompt-lookup", "draft(n=3, sampling=argmax)")
+    with Engine.demo(slots=2, others=others, n_ctx=2048, n_threads=1, trust=True) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(demo_engine: Engine) -> Iterator[TestClient]:
+    """A client in this process."""
+    app = create_app(demo_engine, ServeSettings(model="demo"))
+    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+        yield client
