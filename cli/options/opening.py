@@ -18,6 +18,8 @@ from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.online import LearnFrom
+from specrun.runtime.tuning.default_drafter import drafter_for
+from specrun.runtime.tuning.profile import ANY
 
 # --no-chat-template in a chat: the messages' texts, one below the other.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
@@ -33,10 +35,15 @@ def open_runtime(
     *,
     lora: tuple[str, ...] = (),
     learn: LearnFrom = False,
+    workload: str = ANY,
 ) -> Iterator[Runtime]:
-    """Load the models that the options name, until the end; `params` choose among tuned plans."""
+    """Load the models that the options name, until the end.
+
+    `params` choose among tuned plans and, with the `workload`, in a profile.
+    """
     check_named(load)
     drafter, shape = _tuned(load, draft, params, terminal)
+    drafter = drafter or _unnamed(load, draft, params, workload, terminal)
     drafter = drafter or drafter_expression(draft, demo=load.demo)
     options = {
         **load.runtime_options(),
@@ -105,6 +112,35 @@ def _tuned(
             "does not depend on what drafts (--shape free: as many as needed)"
         )
     return expression, shape
+
+
+def _unnamed(
+    load: LoadSettings,
+    draft: DraftSettings,
+    params: SamplingParams,
+    workload: str,
+    terminal: Terminal,
+) -> str | None:
+    """Return how to draft where nothing says so: by the file's profile, or `auto`; else None.
+
+    A shape that was asked for may be too narrow for what would be chosen.
+    """
+    if load.model is None or draft.is_named or draft.shape is not None:
+        return None
+    chosen = drafter_for(
+        load.model,
+        params.temperature,
+        workload,
+        context=load.context,
+        n_gpu_layers=load.gpu_layers,
+        n_gpu_layers_draft=load.gpu_layers_draft,
+        accept=draft.accept,
+        use_profile=not draft.no_profile,
+        warn=terminal.warn,
+    )
+    if chosen.note:
+        terminal.note(chosen.note)
+    return chosen.expression
 
 
 def template_text(template: TemplateSettings) -> str | None:
