@@ -24,7 +24,7 @@ PLAIN, AUTO = "none", "auto"
 QUESTIONS, EDITED = "questions", "edited"
 """Workloads of profiles: answers to short prompts, and such that repeat or edit a long one."""
 
-_LONG_PROMPT = 1200  # characters from which a prompt holds a text that the answer is about
+_LONG_PROMPT = 400  # characters from which a prompt holds a text that the answer is about
 
 
 @dataclass(frozen=True, slots=True)
