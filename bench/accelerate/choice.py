@@ -39,6 +39,11 @@ class Measured:
     work: Work
     plain: Work
 
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster, and by its drafts: what drafted nothing was only lucky."""
+        return self.speed_up.value >= PAYS and self.work.tokens_per_round >= PAYS
+
 
 def measured(record: Record, temperature: float, workload: str) -> list[Measured]:
     """Return what was measured of each contender, in the contenders' order."""
@@ -60,7 +65,7 @@ def measured(record: Record, temperature: float, workload: str) -> list[Measured
 
 def fastest(rows: Sequence[Measured]) -> Measured | None:
     """Return the first of the fastest, None where plain decoding is: drafting must pay."""
-    paying = [row for row in rows if row.speed_up.value >= PAYS]
+    paying = [row for row in rows if row.pays]
     best = max((row.speed_up.value for row in paying), default=0.0)
     return next((row for row in paying if row.speed_up.value >= _EQUAL * best), None)
 
@@ -110,10 +115,11 @@ def _for_any(
     record: Record, temperature: float, rows: Sequence[Sequence[Measured]], reason: str
 ) -> Choice:
     speeds = [{row.drafter: row.speed_up.value for row in own} for own in rows]
+    paying = {row.drafter for own in rows for row in own if row.pays}
     means = {}
     for name in (contender.drafter for contender in record.contenders):
         own = [known.get(name, 0.0) for known in speeds]
-        if min(own) >= LOSES:
+        if name in paying and min(own) >= LOSES:
             means[name] = math.prod(own) ** (1.0 / len(own))
     best = max(means.values(), default=0.0)
     if best < PAYS:

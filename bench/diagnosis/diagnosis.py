@@ -93,8 +93,8 @@ class Diagnosis:
 
     @property
     def pays(self) -> bool:
-        """Whether drafting is measurably faster."""
-        return self.speed_up >= PAYS
+        """Whether drafting is measurably faster, and by its drafts."""
+        return self.speed_up >= PAYS and self.tokens_per_round >= PAYS
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a mapping, ready for JSON."""
@@ -253,8 +253,11 @@ def _steep(found: _Round, best: Achievable, mixture: tuple[int, int]) -> Reason 
     curve = found.curve
     if curve.seconds(_STEEP_AT) < _STEEP * curve.seconds(1):
         return None
-    flat = CostCurve.flat([curve.seconds(1)] * 2)
-    without = dataclasses.replace(found, curve=flat).speed_up
+    flat = dataclasses.replace(found, curve=CostCurve.flat([curve.seconds(1)] * 2))
+    without = flat.speed_up
+    if found.coverage < _SELDOM:
+        # Drafters that plan by the curve draft nothing where nothing pays.
+        without = max(without, _chain(flat, _GOOD, _STEEP_AT, free=True, coverage=_SELDOM))
     times = ", ".join(f"{curve.seconds(n) / curve.seconds(1):.1f}" for n in (2, 4, 8))
     sizes = f"2, 4 and 8 tokens take {times} times as long as one"
     most = f"even drafts that cost nothing and are always right would give {best.perfect:.1f} times"

@@ -42,9 +42,7 @@ def open_runtime(
     `params` choose among tuned plans and, with the `workload`, in a profile.
     """
     check_named(load)
-    drafter, shape = _tuned(load, draft, params, terminal)
-    drafter = drafter or _unnamed(load, draft, params, workload, terminal)
-    drafter = drafter or drafter_expression(draft, demo=load.demo)
+    drafter, shape = chosen_drafter(load, draft, params, terminal, workload)
     options = {
         **load.runtime_options(),
         "accept": draft.accept,
@@ -73,6 +71,19 @@ def open_runtime(
         if runtime.memory_line:
             terminal.note(runtime.memory_line)
         yield runtime
+
+
+def chosen_drafter(
+    load: LoadSettings,
+    draft: DraftSettings,
+    params: SamplingParams,
+    terminal: Terminal,
+    workload: str = ANY,
+) -> tuple[str, Shape]:
+    """Return how to draft, and in which shape: as named, planned, in the profile, or `auto`."""
+    drafter, shape = _tuned(load, draft, params, terminal)
+    drafter = drafter or _unnamed(load, draft, params, workload, terminal)
+    return drafter or drafter_expression(draft, demo=load.demo), shape
 
 
 def _tuned(

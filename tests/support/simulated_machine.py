@@ -26,17 +26,20 @@ ROUNDS = 100
 class Simulated:
     """A drafter: chains of `n`, `acceptance` of each token, in a `coverage` of the rounds.
 
-    `seconds` is what a round's drafting takes. A `fault` says why it cannot be opened.
+    `seconds` is what a round's drafting takes. By `luck` the machine was less busy when it was
+    measured. A `fault` says why it cannot be opened.
     """
 
     acceptance: float = 0.0
     n: int = 0
     coverage: float = 1.0
     seconds: float = 0.0
+    luck: float = 1.0
     fault: str = ""
 
     def work(self, curve: CostCurve, slow: float = 1.0) -> Work:
         """Return what 100 rounds take."""
+        slow /= self.luck
         drafting = round(ROUNDS * self.coverage) if self.n else 0
         per_round = expected_tokens(self.acceptance, self.n)
         tokens = round(ROUNDS - drafting + drafting * per_round)

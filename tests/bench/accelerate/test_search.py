@@ -106,6 +106,14 @@ def test_a_cut_that_pays_is_chosen() -> None:
     assert chosen(record)[QUESTIONS].drafter == CUT
 
 
+def test_a_drafter_that_drafted_nothing_is_not_chosen_for_its_luck() -> None:
+    record = search(machine(STEEP, {"lookahead": Simulated(luck=1.1)}))
+    rows = {row.drafter: row.speed_up.value for row in measured(record, 0.0, QUESTIONS)}
+    assert rows["lookahead"] == pytest.approx(1.1)
+    assert chosen(record)[QUESTIONS].drafter == "none"
+    assert "lookahead" not in {choice.drafter for choice in chosen(record).values()}
+
+
 def test_of_equally_fast_drafters_the_one_that_needs_less_is_chosen() -> None:
     same = Simulated(0.8, 4)
     simulated = machine(

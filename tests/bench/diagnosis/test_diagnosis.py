@@ -104,4 +104,6 @@ def test_a_drafter_that_never_drafts_has_no_acceptance() -> None:
     assert diagnosis.acceptance is None
     assert diagnosis.speed_up == 1.0
     assert not diagnosis.pays
+    # It plans by the curve, which is why it says nothing.
+    assert diagnosis.reasons[0].kind == "curve"
     json.dumps(diagnosis.to_dict(), allow_nan=False)
