@@ -44,6 +44,7 @@ from specrun.cli.terminal.answer import (
 from specrun.cli.terminal.errors import INTERRUPTED
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationStream, Runtime
+from specrun.runtime.tuning.default_drafter import workload_of
 
 _EPILOG = """\b
 Examples:
@@ -86,7 +87,10 @@ def generate(
 ) -> None:
     """Continue a prompt, or answer it where the model has a chat template."""
     text = read_prompt(prompt)
-    with open_runtime(load, draft, template, answer.params, terminal, lora=lora) as runtime:
+    workload = workload_of(text)
+    with open_runtime(
+        load, draft, template, answer.params, terminal, lora=lora, workload=workload
+    ) as runtime:
         check_sampling(answer.params, runtime)
         writer = None if as_json else PlainWriter(terminal, show_draft=display.show_draft)
         with kept_session(lambda: runtime, session, terminal):

@@ -16,6 +16,10 @@ _COMMANDS = (
     LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
     LazyCommand("specrun.cli.serve.command", "serve", "Answer over HTTP, as OpenAI's API does."),
     LazyCommand("specrun.cli.demo", "demo", "Chat with a published model, fetched once."),
+    LazyCommand(
+        "specrun.cli.accelerate.command", "accelerate", "Find what makes a model faster here."
+    ),
+    LazyCommand("specrun.cli.why", "why", "Say why drafting pays or not, and what would help."),
     LazyCommand("specrun.cli.worker", "worker", "Lend this machine's devices to another one."),
     LazyCommand("specrun.cli.models", "models", "List the models on this disk."),
     LazyCommand(
@@ -50,6 +54,7 @@ Examples:
   specrun chat --demo                             the embedded models, offline
   specrun chat -m target.gguf -md small.gguf      a target and a draft model
   specrun chat -hf ggml-org/gemma-3-1b-it-GGUF    a model of the Hugging Face hub
+  specrun accelerate target.gguf                  find what makes it faster, and use that
   specrun models                                  those that are on this disk
   specrun generate -m target.gguf -p "Once upon a time" --json
   specrun inspect target.gguf -md small.gguf      whether they fit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import click
@@ -62,6 +63,8 @@ def prove(
     from specrun.bench.prove.prove import prove as check
 
     template = TemplateSettings(None, None, no_chat_template=True)
+    if not (load.demo or draft.is_named):
+        draft = dataclasses.replace(draft, drafter="none")
     with open_runtime(load, draft, template, SamplingParams(), terminal) as runtime:
 
         def measure(say: Callable[[str], None]) -> list[Proof]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.sampling import unknown_name, unknown_option
@@ -60,6 +61,20 @@ def parse_expression(text: str) -> Expression:
     expression = parser.expression(0)
     parser.expect_end()
     return expression
+
+
+def short_label(expression: Expression) -> str:
+    """Return the expression with files by their name alone: paths would widen every table."""
+
+    def short(expression: Expression) -> Expression:
+        atom = expression.atom
+        if atom.endswith((".gguf", ".pool")) or "/" in atom:
+            atom = Path(atom).name
+        arguments = tuple(map(short, expression.arguments))
+        options = tuple((name, short(value)) for name, value in expression.options)
+        return replace(expression, atom=atom, arguments=arguments, options=options)
+
+    return str(short(expression))
 
 
 class _Parser:

@@ -6,13 +6,11 @@ One arm of a comparison is one runtime; its answers of one repetition are added 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import zip_longest
-from pathlib import Path
 
 from specrun.bench.drafters.prompts import Prompt, as_text
 from specrun.bindings.errors import SpecrunError
-from specrun.runtime.language import Expression, parse_expression
+from specrun.runtime.language import parse_expression, short_label
 from specrun.runtime.results import GenerationResult, SpecStats
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
@@ -155,17 +153,3 @@ def prompt_ids(runtime: Runtime, prompt: Prompt, as_chat: bool | None) -> list[i
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         )
     return runtime.vocabulary.tokenize(prompt if isinstance(prompt, str) else as_text(prompt))
-
-
-def short_label(expression: Expression) -> str:
-    """Return the expression with files by their name alone: paths would widen every table."""
-
-    def short(expression: Expression) -> Expression:
-        atom = expression.atom
-        if atom.endswith((".gguf", ".pool")) or "/" in atom:
-            atom = Path(atom).name
-        arguments = tuple(map(short, expression.arguments))
-        options = tuple((name, short(value)) for name, value in expression.options)
-        return replace(expression, atom=atom, arguments=arguments, options=options)
-
-    return str(short(expression))

@@ -28,6 +28,14 @@ WORKLOADS: tuple[Workload, ...] = ("questions", "repeated", "edited", "quoted")
 """`questions` alone; `repeated`: asked and answered before; `edited`: an answer nearly like an
 earlier one; `quoted`: a text to be repeated exactly (of which the embedded demo is not capable)."""
 
+GENERAL_PROMPTS = (
+    "Explain how a hash table works, and when it is the wrong choice.",
+    "Write a short story about a lighthouse keeper who finds a letter.",
+    "Write a Python function that merges two sorted lists, with comments.",
+    "List the planets of the solar system with one sentence about each.",
+)
+"""Where no prompt is given: an explanation, a story, code and facts, as people ask for them."""
+
 _KEYS = ("prompt", "question", "text")
 _ALIKE = 0.8  # difflib's ratio from which a sentence is an edit of another
 _SHORTEST_EDIT = 60
@@ -42,7 +50,7 @@ def as_text(conversation: Conversation) -> str:
 
 def demo_prompts(count: int) -> tuple[str, ...]:
     """Return `count` of the embedded demo's questions, spread evenly over the file."""
-    return tuple(_spread(read_prompts(demo_questions()), count))
+    return tuple(spread(read_prompts(demo_questions()), count))
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
@@ -76,7 +84,7 @@ def _of_object(line: str, where: str) -> str:
     raise ModelError(f"{where} has no {', '.join(_KEYS[:-1])} or {_KEYS[-1]} that is a text")
 
 
-def _spread(items: Sequence[T], count: int) -> list[T]:
+def spread(items: Sequence[T], count: int) -> list[T]:
     """Return at most `count` items, spread evenly."""
     n = min(count, len(items))
     return [items[index * len(items) // n] for index in range(n)]
@@ -105,7 +113,7 @@ def demo_workload(
     candidates = _edits() if workload == "edited" else [_start(workload, pair) for pair in pairs]
     return tuple(
         _lengthened(start, pairs, number, context, count_tokens)
-        for number, start in enumerate(_spread(candidates, count))
+        for number, start in enumerate(spread(candidates, count))
     )
 
 

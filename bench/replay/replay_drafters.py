@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bench.drafters.answers import short_label
 from specrun.bench.replay.replay import ReplayClock, ReplayResult, ReplayText, replay_all
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -17,7 +16,7 @@ from specrun.bindings.model import Model
 from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, known_curve
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.language import parse_expression
+from specrun.runtime.language import parse_expression, short_label
 
 _TYPICAL = {"cpu": TYPICAL_CPU, "gpu": TYPICAL_GPU}
 

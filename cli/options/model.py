@@ -49,6 +49,14 @@ class DraftSettings:
     accept: str
     reference: Path | None = None
     shape: Shape | None = None
+    no_profile: bool = False
+
+    @property
+    def is_named(self) -> bool:
+        """Whether anything says how to draft; otherwise a profile does, or `auto`."""
+        said = (self.drafter, self.model_draft, self.spec_type, self.reference)
+        limits = (self.spec_draft_n_max, self.spec_draft_p_min)
+        return any(value is not None for value in (*said, *limits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +279,7 @@ draft_options = option_group(
     DRAFTING.option(
         "--drafter EXPR",
         f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "
-        "[default: none; with --demo: draft]",
+        "[default: what specrun accelerate found, else auto; with --demo: draft]",
     ),
     DRAFTING.option(
         "--spec-type TYPE",
@@ -303,6 +311,7 @@ draft_options = option_group(
     ),
     DRAFTING.option("--accept RULE", f"The acceptance rule: {_rules()}.", default=_DEFAULTS.accept),
     shape_option,
+    DRAFTING.flag("--no-profile", "Leave out what specrun accelerate found for this file."),
 )
 
 template_options = option_group(

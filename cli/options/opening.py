@@ -20,6 +20,8 @@ from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.online import LearnFrom
+from specrun.runtime.tuning.default_drafter import drafter_for
+from specrun.runtime.tuning.profile import ANY
 
 if TYPE_CHECKING:
     from specrun.bindings.model import Model
@@ -39,9 +41,13 @@ def open_runtime(
     *,
     lora: tuple[str, ...] = (),
     learn: LearnFrom = False,
+    workload: str = ANY,
 ) -> Iterator[Runtime]:
-    """Load the models that the options name, until the end; `params` choose among tuned plans."""
-    drafter, options = _chosen(load, draft, template, params, terminal)
+    """Load the models that the options name, until the end.
+
+    `params` choose among tuned plans and, with the `workload`, in a profile.
+    """
+    drafter, options = _chosen(load, draft, template, params, terminal, workload)
     options |= {"lora": lora, "learn": learn}
     with _loading(load, terminal):
         if load.model is not None:
@@ -72,6 +78,7 @@ def open_engine(
     others: tuple[str, ...] = (),
     rules: tuple[str, ...] = (),
     lora: tuple[str, ...] = (),
+    workload: str = ANY,
 ) -> Iterator[Engine]:
     """Load the models that the options name, for several conversations, until the end.
 
@@ -79,7 +86,7 @@ def open_engine(
     """
     from specrun.runtime.engine import Engine
 
-    drafter, options = _chosen(load, draft, template, params, terminal)
+    drafter, options = _chosen(load, draft, template, params, terminal, workload)
     # A width that tune found is for rounds of one conversation.
     options |= {"lora": lora, "shape": draft.shape or "free", "others": others, "rules": rules}
     with _loading(load, terminal):
@@ -101,10 +108,11 @@ def _chosen(
     template: TemplateSettings,
     params: SamplingParams,
     terminal: Terminal,
+    workload: str,
 ) -> tuple[str, dict[str, Any]]:
     """Return the drafter's expression and the options of what is opened."""
     check_named(load)
-    drafter, shape = _tuned(load, draft, params, terminal)
+    drafter, shape = chosen_drafter(load, draft, params, terminal, workload)
     options = {
         **load.runtime_options(),
         "accept": draft.accept,
@@ -113,7 +121,7 @@ def _chosen(
         "reference": draft.reference,
         "shape": shape,
     }
-    return drafter or drafter_expression(draft, demo=load.demo), options
+    return drafter, options
 
 
 @contextmanager
@@ -126,6 +134,19 @@ def _loading(load: LoadSettings, terminal: Terminal) -> Iterator[None]:
         yield
     finally:
         terminal.passing("")
+
+
+def chosen_drafter(
+    load: LoadSettings,
+    draft: DraftSettings,
+    params: SamplingParams,
+    terminal: Terminal,
+    workload: str = ANY,
+) -> tuple[str, Shape]:
+    """Return how to draft, and in which shape: as named, planned, in the profile, or `auto`."""
+    drafter, shape = _tuned(load, draft, params, terminal)
+    drafter = drafter or _unnamed(load, draft, params, workload, terminal)
+    return drafter or drafter_expression(draft, demo=load.demo), shape
 
 
 def _tuned(
@@ -165,6 +186,35 @@ def _tuned(
             "does not depend on what drafts (--shape free: as many as needed)"
         )
     return expression, shape
+
+
+def _unnamed(
+    load: LoadSettings,
+    draft: DraftSettings,
+    params: SamplingParams,
+    workload: str,
+    terminal: Terminal,
+) -> str | None:
+    """Return how to draft where nothing says so: by the file's profile, or `auto`; else None.
+
+    A shape that was asked for may be too narrow for what would be chosen.
+    """
+    if load.model is None or draft.is_named or draft.shape is not None:
+        return None
+    chosen = drafter_for(
+        load.model,
+        params.temperature,
+        workload,
+        context=load.context,
+        n_gpu_layers=load.gpu_layers,
+        n_gpu_layers_draft=load.gpu_layers_draft,
+        accept=draft.accept,
+        use_profile=not draft.no_profile,
+        warn=terminal.warn,
+    )
+    if chosen.note:
+        terminal.note(chosen.note)
+    return chosen.expression
 
 
 def template_text(template: TemplateSettings) -> str | None:

@@ -113,13 +113,6 @@ tune_output_options = option_group(
 
 
 _QUESTIONS = 8
-# Where no prompt is given: an explanation, a story, code and facts, as people ask for them.
-_PROMPTS = (
-    "Explain how a hash table works, and when it is the wrong choice.",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "Write a Python function that merges two sorted lists, with comments.",
-    "List the planets of the solar system with one sentence about each.",
-)
 
 
 def prompt_texts(text: TuneText, *, demo: bool) -> tuple[str, ...]:
@@ -133,9 +126,6 @@ def prompt_texts(text: TuneText, *, demo: bool) -> tuple[str, ...]:
         from specrun.bench.drafters.prompts import demo_prompts
 
         return demo_prompts(_QUESTIONS)
-    return usual_prompts()
+    from specrun.bench.drafters.prompts import GENERAL_PROMPTS
 
-
-def usual_prompts() -> tuple[str, ...]:
-    """Return prompts for any model."""
-    return _PROMPTS
+    return GENERAL_PROMPTS

@@ -24,7 +24,6 @@ from specrun.cli.options.types import MAX_COUNT
 from specrun.cli.terminal.progress import progress_bar
 from specrun.cli.terminal.table import print_table
 from specrun.cli.terminal.terminal import Terminal
-from specrun.cli.tune.options import usual_prompts
 
 if TYPE_CHECKING:
     from specrun.runtime.costs import CostCurve
@@ -195,13 +194,13 @@ def _measured(
 ) -> list[_Chains]:
     """Return what was measured of each drafter at each temperature."""
     from specrun.bench.drafters.pair_theory import TheoryMeasurement, measure_theory
-    from specrun.bench.drafters.prompts import demo_prompts
+    from specrun.bench.drafters.prompts import GENERAL_PROMPTS, demo_prompts
 
     for name in ("alpha", "cost_ratio", "operation_ratio"):
         if getattr(numbers, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is measured of a drafter: give one of the two")
-    prompts = pair.prompt or (demo_prompts(_QUESTIONS) if load.demo else usual_prompts())
+    prompts = pair.prompt or (demo_prompts(_QUESTIONS) if load.demo else GENERAL_PROMPTS)
     measurement = TheoryMeasurement(
         target=named_target(load),
         drafters=_expressions(pair, demo=load.demo),

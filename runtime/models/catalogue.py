@@ -81,7 +81,6 @@ def _described(model: StoredModel) -> ModelEntry:
     except SpecrunError as error:
         return ModelEntry(model, n_bytes, problem=str(error))
     template = first.metadata.get("tokenizer.chat_template")
-    keys = [f"{first.architecture}{key}" for key in _STATE_KEYS]
     return ModelEntry(
         model,
         n_bytes,
@@ -93,8 +92,14 @@ def _described(model: StoredModel) -> ModelEntry:
         vocabulary=_vocabulary(first),
         width=_width(first),
         method=drafts_by,
-        recurrent=any(name.startswith(key) for name in first.metadata for key in keys),
+        recurrent=is_recurrent(first),
     )
+
+
+def is_recurrent(header: GGUFHeader) -> bool:
+    """Whether a header says that a model keeps a state, from which drafts cannot be taken back."""
+    keys = tuple(f"{header.architecture}{key}" for key in _STATE_KEYS)
+    return any(name.startswith(keys) for name in header.metadata)
 
 
 def _sizes(model: StoredModel) -> Iterator[int]:

@@ -43,9 +43,12 @@ CPU = CostCurve((1, 2, 3, 4, 6, 8, 16, 32), *2 * ((1.0, 1.38, 1.63, 1.98, 2.2, 2
 
 
 def lookahead() -> LookaheadDrafter:
-    return LookaheadDrafter(
-        ngram=8, width=0, guesses=PlannedGuesses(CPU), store=NgramStore(NgramPool(8))
-    )
+    return _lookahead(CPU)
+
+
+def _lookahead(curve: CostCurve) -> LookaheadDrafter:
+    guesses, store = PlannedGuesses(curve), NgramStore(NgramPool(8))
+    return LookaheadDrafter(ngram=8, width=0, guesses=guesses, store=store)
 
 
 MATCHING: dict[str, Callable[[], Drafter]] = {
@@ -237,6 +240,29 @@ def test_auto_gives_up_plain_rounds_for_what_promises_more() -> None:
     assert later[:2] == [2, 2]
     assert later[-4:].count(1) >= 3
     assert len(later) < 35
+
+
+STEEP = CostCurve.flat([1.0, 1.7, 1.8, 2.0, 2.2, 2.5, 2.8, 3.2, 3.8, 4.4])
+
+
+@pytest.mark.parametrize("kind", NO_USE)
+@pytest.mark.parametrize("curve", [CPU, STEEP], ids=["usual", "steep"])
+def test_what_drafts_where_nobody_names_a_drafter_loses_little_in_200_tokens(
+    curve: CostCurve, kind: str
+) -> None:
+    """As `auto` chooses its members: drafters without a model, by the curve, and plain decoding."""
+    for seed in range(4):
+        tokens = NO_USE[kind](seed)[:300]
+        clock = ReplayClock()
+        members = [PromptLookupDrafter(costs=curve), _lookahead(curve), NoDrafter()]
+        auto = AutoDrafter(members, clock=clock)
+        result = replay_all(auto, [text_of(tokens)], curve, clock=clock)
+        assert result.tokens == 200
+        assert result.speed_up >= 0.97
+    # Tokens that come again do gain: the bound is not kept by drafting nothing.
+    auto = AutoDrafter(members, clock=(clock := ReplayClock()))
+    again = replay_all(auto, [text_of(copies(900, 32, seed=0))], curve, clock=clock)
+    assert again.speed_up > 1.2
 
 
 def test_texts_are_kept_and_read(tmp_path: Path) -> None:

@@ -1,0 +1,3 @@
+"""From a bare GGUF to a fast one: tries what could draft for it, and keeps what is fastest."""
+
+from specrun.bench.accelerate.accelerate import AccelerateOptions, AccelerateResult, accelerate

@@ -1,0 +1,312 @@
+"""`accelerate`: finds what makes one GGUF file faster on this machine, and keeps it as a profile.
+
+Looks at what there is, measures, tries and compares (`search`), chooses (`choice`), says why where
+nothing pays (`diagnosis`), and stores the choices, which chat, generate and servers then follow.
+Whatever was found is kept after every step, so that Ctrl-C loses nothing and a second call goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specrun.bench.accelerate.choice import Measured, choices, measured
+from specrun.bench.accelerate.prompts import SearchPrompts, search_prompts
+from specrun.bench.accelerate.record import LeftOut, Record
+from specrun.bench.accelerate.search import Machine, Search, SearchOptions, Status, Tell
+from specrun.bench.accelerate.this_machine import ThisMachine, cut_file, files_in, is_drafted_by
+from specrun.bench.diagnosis.diagnosis import IN_SHORT, Diagnosis, diagnose
+from specrun.bindings.atomic import require_writable
+from specrun.bindings.errors import OptionError
+from specrun.bindings.gguf import read_header
+from specrun.runtime.costs import CostCurve
+from specrun.runtime.costs.memory_traffic import mixture
+from specrun.runtime.costs.tuned import describe_file, describe_settings
+from specrun.runtime.opening import RuntimeOptions
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.tuning.profile import (
+    Choice,
+    Profile,
+    load_profile,
+    profile_file,
+    save_profile,
+)
+
+_FEWEST_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AccelerateOptions:
+    """What to make faster, and how long to try.
+
+    The profile has choices for each of `params`, one a temperature. `prompts` is a file, one a
+    line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`;
+    comparing takes about `seconds`, in up to `repetitions`. `hours` trains a head, too. `memory` is
+    how many bytes a target and what drafts for it may take. `again` forgets what was found before.
+    """
+
+    target: Path
+    params: tuple[SamplingParams, ...]
+    prompts: Path | None = None
+    hours: float | None = None
+    memory: int | None = None
+    n_tokens: int = 64
+    repetitions: int = 4
+    seconds: float = 90.0
+    again: bool = False
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+
+    def __post_init__(self) -> None:
+        if self.n_tokens < _FEWEST_TOKENS:
+            problem = f"answers of {self.n_tokens} tokens say too little"
+            raise OptionError(f"{problem}: give {_FEWEST_TOKENS} or more")
+        if self.memory is not None and self.memory < 1:
+            raise OptionError(f"{self.memory} bytes of memory hold nothing")
+
+    def search(self, prompts: SearchPrompts) -> SearchOptions:
+        """Return the options of the search; raises OptionError for what is none."""
+        temperatures = tuple(params.temperature for params in self.params)
+        workloads = tuple(prompts.held_out)
+        return SearchOptions(
+            temperatures, workloads, self.repetitions, self.seconds, hours=self.hours
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AccelerateResult:
+    """What was found: the choices, everything that was measured, and why.
+
+    `rows` are by temperature and workload, in the contenders' order. `diagnoses` are of the fastest
+    drafter at each temperature, whether it pays or not. `profile` is the file; `interrupted` where
+    Ctrl-C ended the search, which another call goes on with.
+    """
+
+    target: Path
+    profile: Path | None
+    choices: tuple[Choice, ...]
+    rows: tuple[Measured, ...]
+    sources: dict[str, str]
+    left_out: tuple[LeftOut, ...]
+    diagnoses: tuple[Diagnosis, ...]
+    curve: CostCurve | None
+    interrupted: bool
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as a mapping, ready for JSON."""
+        fields = {name: getattr(self, name) for name in ("sources", "interrupted", "seconds")}
+        rows = [
+            {
+                **{name: getattr(row, name) for name in ("drafter", "temperature", "workload")},
+                "repetitions": row.repetitions,
+                "speed_up": row.speed_up.value,
+                "speed_up_low": row.speed_up.low,
+                "speed_up_high": row.speed_up.high,
+                "tokens_per_second": row.work.tokens_per_second,
+                "plain_tokens_per_second": row.plain.tokens_per_second,
+                "tokens_per_round": row.work.tokens_per_round,
+                "acceptance": row.work.acceptance,
+            }
+            for row in self.rows
+        ]
+        return {
+            "target": str(self.target),
+            "profile": None if self.profile is None else str(self.profile),
+            "choices": [dataclasses.asdict(choice) for choice in self.choices],
+            "measured": rows,
+            "left_out": [dataclasses.asdict(left) for left in self.left_out],
+            "why": [diagnosis.to_dict() for diagnosis in self.diagnoses],
+            "curve": None if self.curve is None else dataclasses.asdict(self.curve),
+            **fields,
+        }
+
+
+def accelerate(
+    options: AccelerateOptions,
+    tell: Tell = lambda _: None,
+    *,
+    warn: Callable[[str], None] = lambda _: None,
+    machine: Machine | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> AccelerateResult:
+    """Search, keep the profile and return what was found.
+
+    `tell` is given what is being tried, `progress` the share of that which is done, `warn` why an
+    earlier profile does not count. `machine` measures; without one this machine does. Ctrl-C ends
+    the search, and what is known is returned. Raises as opening the target does, and SpecrunError
+    where the profile cannot be written.
+    """
+    started = time.perf_counter()
+    prompts = search_prompts(options.prompts)
+    search_options = options.search(prompts)  # raises before anything takes time
+    finder = _Finder(options, prompts, search_options)
+    record = finder.earlier(warn)
+    finder.require_place()
+    curve, interrupted = None, False
+    try:
+        if machine is not None:
+            curve = Search(machine, search_options, record, tell, finder.keep).run()
+        else:
+            with finder.this_machine(progress) as own:
+                curve = Search(own, search_options, record, tell, finder.keep).run()
+    except KeyboardInterrupt:
+        interrupted = True
+    finder.know(curve)
+    if not interrupted:
+        finder.drop_unused_cut(record)
+    path = finder.save(record, finished=not interrupted)
+    tell(Status("done", 1.0))
+    return AccelerateResult(
+        target=options.target,
+        profile=path,
+        choices=tuple(finder.choices(record)),
+        rows=tuple(finder.rows(record)),
+        sources={found.drafter: found.source for found in record.contenders},
+        left_out=tuple(record.left_out),
+        diagnoses=tuple(finder.diagnoses(record)),
+        curve=curve,
+        interrupted=interrupted,
+        seconds=time.perf_counter() - started,
+    )
+
+
+class _Finder:
+    """What a record becomes: choices, diagnoses and the stored profile."""
+
+    def __init__(
+        self, options: AccelerateOptions, prompts: SearchPrompts, search: SearchOptions
+    ) -> None:
+        self._options, self._prompts, self._search = options, prompts, search
+        runtime = options.runtime
+        self._settings = describe_settings(
+            runtime.context, runtime.n_gpu_layers, runtime.n_gpu_layers_draft
+        )
+        self._mixture = mixture(read_header(options.target))
+        self._curve: CostCurve | None = None
+        self._before: Profile | None = None
+
+    def know(self, curve: CostCurve | None) -> None:
+        """Take the curve that diagnoses read."""
+        self._curve = curve
+
+    @property
+    def _basis(self) -> str:
+        """What a record's measurements hang on beside target, machine and settings."""
+        samplers = sorted(
+            {repr(params.replace(temperature=0.0, seed=None)) for params in self._options.params}
+        )
+        return f"{self._prompts.digest}; {self._options.n_tokens} tokens; {'; '.join(samplers)}"
+
+    def earlier(self, warn: Callable[[str], None]) -> Record:
+        """Return what an earlier call found, or an empty record."""
+        self._before = load_profile(self._options.target, self._settings, warn=warn)
+        if self._before is None or self._options.again:
+            return Record(self._basis)
+        return Record.read(self._before.record, self._basis)
+
+    def require_place(self) -> None:
+        """Raise unless the profile can be written: asked before long work."""
+        path = profile_file(self._options.target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        require_writable(path)
+
+    def this_machine(self, progress: Callable[[float], None]) -> ThisMachine:
+        """Return what measures."""
+        options = self._options
+        return ThisMachine(
+            options.target,
+            self._prompts,
+            {params.temperature: params for params in options.params},
+            options.runtime,
+            n_tokens=options.n_tokens,
+            seconds=options.seconds,
+            memory=options.memory,
+            prompts_file=options.prompts,
+            progress=progress,
+        )
+
+    def keep(self, record: Record) -> None:
+        """Store what is known so far."""
+        self.save(record, finished=False)
+
+    def save(self, record: Record, *, finished: bool) -> Path:
+        """Store the profile; return its file.
+
+        Until something was compared, the choices of an earlier one stay.
+        """
+        found = self.choices(record)
+        if not found and self._before is not None:
+            found = list(self._before.choices)
+        names = {name for choice in found for name in files_in(choice.drafter)}
+        profile = Profile(
+            target=describe_file(self._options.target),
+            settings=self._settings,
+            choices=tuple(found),
+            files={name: describe_file(Path(name)) for name in sorted(names)},
+            measured=datetime.date.today().isoformat(),
+            finished=finished,
+            record=record.to_dict(),
+        )
+        return save_profile(profile, self._options.target)
+
+    def choices(self, record: Record) -> list[Choice]:
+        """Return the choices as far as anything was compared."""
+        search = self._search
+        reasons = {
+            found.temperature: IN_SHORT[found.reasons[0].kind]
+            for found in self.diagnoses(record)
+            if found.reasons
+        }
+        return choices(record, search.temperatures, search.workloads, reasons)
+
+    def rows(self, record: Record) -> list[Measured]:
+        """Return everything that was compared."""
+        return [
+            row
+            for temperature in self._search.temperatures
+            for workload in self._search.workloads
+            for row in measured(record, temperature, workload)
+        ]
+
+    def diagnoses(self, record: Record) -> list[Diagnosis]:
+        """Return why the fastest drafter at each temperature is as fast as it is."""
+        if self._curve is None:
+            return []
+        return [
+            diagnose(
+                best.drafter,
+                best.temperature,
+                best.plain,
+                best.work,
+                self._curve,
+                speed_up=best.speed_up.value,
+                mixture=self._mixture,
+            )
+            for best in self._fastest(record)
+        ]
+
+    def _fastest(self, record: Record) -> Sequence[Measured]:
+        """Return the fastest drafter at each temperature, of those that drafted anything."""
+        found = []
+        for temperature in self._search.temperatures:
+            rows = [row for row in self.rows(record) if row.temperature == temperature]
+            rows = [row for row in rows if row.work.drafting_rounds] or rows
+            if rows:
+                found.append(max(rows, key=lambda row: row.speed_up.value))
+        return found
+
+    def drop_unused_cut(self, record: Record) -> None:
+        """Remove a cut that was tried and not chosen: it is as large as a part of the target."""
+        path = cut_file(self._options.target)
+        if any(is_drafted_by(choice.drafter, path) for choice in self.choices(record)):
+            return
+        for row in self.rows(record):
+            if is_drafted_by(row.drafter, path):
+                speed = f"it gave {row.speed_up.value:.2f} times the speed of plain decoding"
+                record.leave_out(row.drafter, f"{speed} ({row.workload})")
+        path.unlink(missing_ok=True)

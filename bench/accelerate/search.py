@@ -1,0 +1,271 @@
+"""The search for the fastest drafter: what is tried in which order, for how long, and kept.
+
+First the cost curve, then what is found (heads, NextN blocks, smaller models), then cuts of the
+target's own layers and, with hours, a trained head. All that promises something is then compared
+with plain decoding on prompts that nothing was fitted to: in sweeps, which answer every prompt of a
+workload with every drafter once. Drafters that fall behind are dropped from later sweeps.
+
+What is measured comes from a `Machine`, so that the search itself hangs on no clock of its own: the
+same measurements give the same choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from specrun.bench.accelerate.choice import Measured, hopeful, measured
+from specrun.bench.accelerate.record import PLAIN, Contender, Record, Sweep
+from specrun.bench.diagnosis.work import Work
+from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.runtime.costs import CostCurve
+from specrun.runtime.drafters.combinators import auto_expression
+
+WITHOUT_FILE = ("prompt-lookup", "lookahead", "auto")
+_NEEDS_NOTHING = "needs no file"
+_LEAST_SWEEPS = 2
+_LEAST_TOKENS = 24
+_GAIN_OF_CUT = 1.05  # predicted, from which a cut is worth comparing
+_CURVE, _LOOK, _CUT = "cost curve", "drafters found", "cut"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDrafter:
+    """A file, or the target's own blocks (None), that could draft; `method` is how."""
+
+    path: Path | None
+    method: str
+    where: str
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        return self.method if self.path is None else self.path.name
+
+
+@dataclass(frozen=True, slots=True)
+class CutFound:
+    """A cut of the target's layers: its drafter expression, and its predicted speed-up."""
+
+    drafter: str
+    speed_up: float
+    layers: str
+
+
+class Machine(Protocol):
+    """What a search asks: everything here takes time, and may raise SpecrunError."""
+
+    def curve(self) -> CostCurve:
+        """Measure what evaluations of the target cost, once."""
+
+    def look(self) -> Sequence[FoundDrafter]:
+        """Return what could draft for the target: in its file, beside it and in the caches."""
+
+    def plans(self, found: FoundDrafter) -> Sequence[str]:
+        """Return drafter expressions with a file, planned for this machine."""
+
+    def cut(self) -> CutFound:
+        """Search for the best cut of the target's layers."""
+
+    def train(self, hours: float) -> Contender:
+        """Train a head for the target."""
+
+    def sweep(
+        self, temperature: float, workload: str, drafters: Sequence[str], seed: int
+    ) -> dict[str, Work | str]:
+        """Answer the prompts of a workload with each drafter; a text says why one could not."""
+
+    def now(self) -> float:
+        """Return seconds from any fixed moment on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """What to search for.
+
+    Comparing takes about `seconds`, in at most `repetitions` sweeps of each workload at each
+    temperature, of which two are made in any case. With `hours` a head is trained.
+    """
+
+    temperatures: tuple[float, ...]
+    workloads: tuple[str, ...]
+    repetitions: int = 4
+    seconds: float = 90.0
+    hours: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not self.workloads:
+            raise OptionError("there is nothing to compare: give temperatures and prompts")
+        if self.repetitions < 1:
+            raise OptionError(f"{self.repetitions} repetitions measure nothing: give at least 1")
+        if not self.seconds > 0.0:
+            raise OptionError(f"{self.seconds} seconds are no time to compare in")
+        if self.hours is not None and not 0.0 < self.hours <= 24 * 365:
+            raise OptionError(f"{self.hours:g} hours are no time to train in: give more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is being tried, the seconds that are left (about), and the best so far."""
+
+    what: str
+    share: float
+    seconds_left: float | None = None
+    best: str = ""
+
+
+Tell = Callable[[Status], None]
+Keep = Callable[[Record], None]
+
+
+class Search:
+    """A search over a record, which is kept after every step."""
+
+    def __init__(
+        self, machine: Machine, options: SearchOptions, record: Record, tell: Tell, keep: Keep
+    ) -> None:
+        self._machine, self._options = machine, options
+        self._record, self._tell, self._keep = record, tell, keep
+        self._share = 0.0
+
+    def run(self) -> CostCurve:
+        """Do every step that the record lacks; return the cost curve."""
+        self._say("measuring what evaluations cost", 0.0)
+        curve = self._machine.curve()
+        self._record.add(Contender(name, _NEEDS_NOTHING) for name in WITHOUT_FILE)
+        self._keep(self._record)
+        self._say("looking for drafters", 0.1)
+        found = self._machine.look()
+        for number, drafter in enumerate(found):
+            self._plan(drafter, 0.1 + 0.25 * number / len(found))
+        self._cut()
+        self._train()
+        self._compare()
+        self._say("done", 1.0)
+        return curve
+
+    # -- what is compared --------------------------------------------------------------------------
+
+    def _plan(self, found: FoundDrafter, share: float) -> None:
+        step = f"{_LOOK}: {found.path or found.method}"
+        if step in self._record.done:
+            return
+        self._say(f"planning drafts of {found.name}", share)
+        try:
+            plans = self._machine.plans(found)
+        except SpecrunError as error:
+            self._record.leave_out(found.name, str(error))
+        else:
+            self._record.add(Contender(plan, found.where) for plan in plans)
+            if plans and found.method == "draft":
+                self._record.add([Contender(auto_expression(plans[0]), found.where)])
+        self._finish(step)
+
+    def _cut(self) -> None:
+        if _CUT in self._record.done:
+            return
+        self._say("searching for layers that a self-draft could skip", 0.35)
+        try:
+            cut = self._machine.cut()
+        except SpecrunError as error:
+            self._record.leave_out("a cut of the target's layers", str(error))
+        else:
+            if cut.speed_up >= _GAIN_OF_CUT:
+                self._record.add([Contender(cut.drafter, f"a cut that skips {cut.layers}")])
+            else:
+                what = f"the best cut, which skips {cut.layers}"
+                why = f"it should give {cut.speed_up:.2f} times the speed of plain decoding"
+                self._record.leave_out(what, why)
+        self._finish(_CUT)
+
+    def _train(self) -> None:
+        hours = self._options.hours
+        if hours is None or (step := f"trained for {hours:g} hours") in self._record.done:
+            return
+        self._say(f"training a head for {hours:g} hours", 0.5)
+        self._record.add([self._machine.train(hours)])
+        self._finish(step)
+
+    # -- the comparison ----------------------------------------------------------------------------
+
+    def _compare(self) -> None:
+        options = self._options
+        started, first = self._machine.now(), self._sweeps_left(0)
+        done, n_first = 0, max(1, len(first))
+        for repetition in range(options.repetitions):
+            left = self._sweeps_left(repetition)
+            spent = self._machine.now() - started
+            per_sweep = spent / done if done else 0.0
+            late = spent + per_sweep * len(left) > options.seconds
+            if repetition >= _LEAST_SWEEPS and late:
+                return
+            for number, (temperature, workload) in enumerate(left):
+                # Two sweeps of each are made in any case: as long as that is known, it is told.
+                sure = (_LEAST_SWEEPS - repetition) * n_first - number
+                seconds = per_sweep * max(sure, len(left) - number) if done else None
+                self._sweep(temperature, workload, repetition, seconds)
+                done += 1
+                per_sweep = (self._machine.now() - started) / done
+
+    def _sweeps_left(self, repetition: int) -> list[tuple[float, str]]:
+        """Return the settings whose sweep of a repetition is missing or lacks a contender."""
+        options = self._options
+        return [
+            (temperature, workload)
+            for temperature in options.temperatures
+            for workload in options.workloads
+            if self._missing(temperature, workload, repetition)
+        ]
+
+    def _missing(self, temperature: float, workload: str, repetition: int) -> bool:
+        sweeps = {sweep.repetition: sweep for sweep in self._record.of(temperature, workload)}
+        wanted = hopeful(self._record, temperature, self._options.workloads)
+        return repetition not in sweeps or not set(wanted) <= set(sweeps[repetition].works)
+
+    def _sweep(
+        self, temperature: float, workload: str, repetition: int, seconds: float | None
+    ) -> None:
+        record, options = self._record, self._options
+        total = options.repetitions * len(options.temperatures) * len(options.workloads)
+        share = 0.55 + 0.45 * len(record.sweeps) / max(total, len(record.sweeps))
+        drafters = hopeful(record, temperature, options.workloads)
+        what = f"comparing {len(drafters)} drafters on {workload}, temperature {temperature:g}"
+        self._say(what, share, seconds)
+        found = self._machine.sweep(temperature, workload, [PLAIN, *drafters], repetition)
+        for name, work in found.items():
+            if isinstance(work, str):
+                record.leave_out(name, work)
+        works = {name: work for name, work in found.items() if isinstance(work, Work)}
+        # Measured again, because there are more drafters now, it takes the old one's place.
+        before = temperature, workload, repetition
+        record.sweeps = [
+            sweep
+            for sweep in record.sweeps
+            if (sweep.temperature, sweep.workload, sweep.repetition) != before
+        ]
+        record.sweeps.append(Sweep(*before, works))
+        self._keep(record)
+
+    # -- progress ----------------------------------------------------------------------------------
+
+    def _finish(self, step: str) -> None:
+        self._record.done.append(step)
+        self._keep(self._record)
+
+    def _say(self, what: str, share: float, seconds: float | None = None) -> None:
+        self._share = max(self._share, share)
+        self._tell(Status(what, self._share, seconds, self._best()))
+
+    def _best(self) -> str:
+        """Return the fastest drafter so far, over all settings, in words."""
+        rows: list[Measured] = []
+        for temperature in self._options.temperatures:
+            for workload in self._options.workloads:
+                rows += measured(self._record, temperature, workload)
+        best = max(rows, key=lambda row: row.speed_up.value, default=None)
+        if best is None:
+            return ""
+        where = f"{best.workload}, temperature {best.temperature:g}"
+        return f"{best.drafter} {best.speed_up.value:.2f} times plain ({where})"

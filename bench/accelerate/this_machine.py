@@ -1,0 +1,323 @@
+"""What a search measures on this machine: the cost curve, plans, cuts and sweeps of answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from specrun.bench.accelerate.found_drafters import found_drafters
+from specrun.bench.accelerate.prompts import SearchPrompts
+from specrun.bench.accelerate.record import PLAIN, Contender
+from specrun.bench.accelerate.search import CutFound, FoundDrafter
+from specrun.bench.accelerate.training import train_head
+from specrun.bench.diagnosis.work import Work, work_of
+from specrun.bench.drafters.answers import Arm
+from specrun.bindings.atomic import cache_folder
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
+from specrun.bindings.model import Model
+from specrun.bindings.placement import placing
+from specrun.runtime.chat_template import prompt_tokens
+from specrun.runtime.costs import (
+    CostCurve,
+    TuneOptions,
+    load_curve,
+    measure_target_costs,
+    save_curve,
+    save_plans,
+)
+from specrun.runtime.language import parse_expression, quoted
+from specrun.runtime.memory import (
+    AskedCounts,
+    PlanRequest,
+    PlanSettings,
+    count_plan,
+    layers_here,
+    parts_of,
+    size_text,
+)
+from specrun.runtime.opening import RuntimeOptions
+from specrun.runtime.results import GenerationResult
+from specrun.runtime.runtime import Runtime
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.tuning import tune
+
+_CURVE_SECONDS, _PLAN_SECONDS, _CUT_SECONDS = 10.0, 4.0, 3.0
+_FITTED_TOKENS = 64  # written at each temperature, to plan and to judge cuts by
+_WARM_UP_TOKENS = 8
+_STEP = 256  # contexts are as long as texts need, in such steps
+_SHORTEST = 24  # tokens of an answer
+_USUAL_ARMS = 5
+_MOST_CUTS, _FEWEST_CUTS = 10, 3
+_CUT_BUDGET = 25.0  # seconds
+_WRITTEN = 4e8  # bytes of a cut that are written in a second, about
+_EAGLE = ("eagle", "eagle3")
+
+
+class ThisMachine:
+    """The `Machine` of a search, for one target; a context manager that closes what it opened.
+
+    `params` are the sampling settings by temperature, `n_tokens` the most of an answer, `seconds`
+    what comparing may take, `memory` the bytes that target and drafter may take together.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        prompts: SearchPrompts,
+        params: Mapping[float, SamplingParams],
+        options: RuntimeOptions,
+        *,
+        n_tokens: int,
+        seconds: float,
+        memory: int | None = None,
+        prompts_file: Path | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._target, self._prompts, self._params = target, prompts, params
+        self._options, self._memory, self._prompts_file = options, memory, prompts_file
+        self._n_tokens, self._seconds = n_tokens, seconds
+        self._clock, self._progress = clock, progress
+        self._context = options.context
+        self._curve: CostCurve | None = None
+        self._opened = ExitStack()
+        self._arms: dict[str, dict[str, Arm]] = {}
+
+    def __enter__(self) -> ThisMachine:
+        self._opened.enter_context(placing(self._options.placement))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def now(self) -> float:
+        """Return the clock's seconds."""
+        return self._clock()
+
+    # -- what is measured of the target ------------------------------------------------------------
+
+    def curve(self) -> CostCurve:
+        """Return the target's curve: the one that was measured with these settings, or anew."""
+        context, wanted = self._context, self._options.n_gpu_layers
+        layers, _ = layers_here(self._target, context, wanted)
+        curve = load_curve(self._target, context, layers)
+        if curve is None:
+            curve = measure_target_costs(
+                self._target,
+                context,
+                n_gpu_layers=wanted,
+                seconds=_CURVE_SECONDS,
+                use_mmap=self._options.use_mmap,
+                progress=self._progress,
+            )
+            save_curve(curve, self._target, context, layers)
+        self._curve = curve
+        self._fit(curve)
+        return curve
+
+    def _fit(self, curve: CostCurve) -> None:
+        """Choose answers so long that two sweeps take their time, and a context that holds them."""
+        with Model(self._target, vocab_only=True) as model:
+            prompts = [text for texts in self._prompts.held_out.values() for text in texts]
+            longest = max(map(len, prompt_tokens(model, [*prompts, *self._prompts.fitting])))
+        answers = 2 * _USUAL_ARMS * len(self._params) * len(prompts)
+        affordable = int(self._seconds / (answers * curve.seconds(1)))
+        self._n_tokens = min(self._n_tokens, max(_SHORTEST, affordable))
+        needed = longest + max(self._n_tokens, _FITTED_TOKENS) + _STEP // 4
+        rounded = -(-needed // _STEP) * _STEP
+        given = self._context.n_ctx
+        fitting = rounded if given == 0 else min(given, rounded)
+        self._context = dataclasses.replace(self._context, n_ctx=fitting)
+
+    # -- what could draft --------------------------------------------------------------------------
+
+    def look(self) -> list[FoundDrafter]:
+        """Return what could draft for the target."""
+        return found_drafters(self._target)
+
+    def plans(self, found: FoundDrafter) -> list[str]:
+        """Return the expressions of a file: those of `tune` for a model, chains and trees else."""
+        if found.path is None:
+            return [found.method]
+        file = quoted(str(found.path))
+        self._check_memory(f"{found.method}({file})")
+        if found.method == "draft":
+            return [*self._tuned(found.path), f"draft({file})"]
+        chain = [f"{found.method}({file}, n=auto)"] if found.method in _EAGLE else []
+        return [f"{found.method}({file})", *chain]
+
+    def _tuned(self, draft: Path) -> list[str]:
+        """Return the fastest plan for each temperature, where one drafts; all are kept."""
+        options = TuneOptions(
+            self._target,
+            draft,
+            tuple(self._params.values()),
+            n_tokens=_FITTED_TOKENS,
+            seconds=_PLAN_SECONDS,
+            context=self._context,
+            n_gpu_layers=self._options.n_gpu_layers,
+            n_gpu_layers_draft=self._options.n_gpu_layers_draft,
+            use_mmap=self._options.use_mmap,
+        )
+        prompts = self._prompts.fitting
+        result = tune(options, lambda model: prompt_tokens(model, prompts), self._tuning)
+        save_plans(options, result)
+        drafting = (
+            [plan for plan in setting.candidates if plan.options] for setting in result.settings
+        )
+        fastest = [max(plans, key=lambda plan: plan.speed).options for plans in drafting if plans]
+        return [f"draft({quoted(str(draft))}, {plan})" for plan in dict.fromkeys(fastest)]
+
+    def _tuning(self, _what: str, share: float) -> None:
+        self._progress(share)
+
+    def cut(self) -> CutFound:
+        """Search for layers to skip, and write the best cut where it promises something."""
+        from specrun.bench.layers.layer_search import LayerSearchOptions, search_layers
+        from specrun.convert import LayeredModel
+        from specrun.convert.cut import range_text
+
+        greedy = min(self._params.values(), key=lambda params: params.temperature)
+        options = LayerSearchOptions(
+            self._target,
+            greedy,
+            evaluations=self._affordable_cuts(),
+            n_tokens=_FITTED_TOKENS,
+            seconds=_CUT_SECONDS,
+            context=self._context,
+            n_gpu_layers=self._options.n_gpu_layers,
+            n_gpu_layers_draft=self._options.n_gpu_layers_draft,
+            use_mmap=self._options.use_mmap,
+        )
+        prompts = self._prompts.fitting
+        result = search_layers(options, lambda model: prompt_tokens(model, prompts), self._tuning)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        best = result.best
+        path = cut_file(self._target)
+        if best.speed_up > 1.0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            LayeredModel(self._target).write(path, best.kept, force=True)
+        expression = f"draft({quoted(str(path))}, n={best.n_draft}, sampling={best.sampling})"
+        return CutFound(expression, best.speed_up, range_text(best.skipped(result.n_layers)))
+
+    def _affordable_cuts(self) -> int:
+        """Return how many cuts can be judged; raises OptionError where they would take too long."""
+        one_token = self._curve.seconds(1) if self._curve else 0.1
+        each = 0.5 + self._target.stat().st_size / _WRITTEN + _FITTED_TOKENS * one_token
+        count = int(_CUT_BUDGET / each)
+        if count < _FEWEST_CUTS:
+            problem = f"judging one takes about {each:.0f} seconds"
+            raise OptionError(f"{problem}: specrun tune --layer-skip takes that time")
+        return min(_MOST_CUTS, count)
+
+    def train(self, hours: float) -> Contender:
+        """Train a head from the file alone."""
+        path = train_head(self._target, hours, self._prompts_file, self._memory)
+        method = "eagle3" if "eagle3" in path.name else "eagle"
+        return Contender(f"{method}({quoted(str(path))})", f"trained for {hours:g} hours")
+
+    # -- sweeps ------------------------------------------------------------------------------------
+
+    def sweep(
+        self, temperature: float, workload: str, drafters: Sequence[str], seed: int
+    ) -> dict[str, Work | str]:
+        """Answer the prompts of a workload, prompt by prompt with every drafter in turn."""
+        self._close_others(drafters)
+        found: dict[str, Work | str] = {}
+        arms: dict[str, Arm] = {}
+        for drafter in drafters:
+            try:
+                arms[drafter] = self._arm(drafter, workload)
+            except SpecrunError as error:
+                if drafter == PLAIN:
+                    raise
+                found[drafter] = str(error)
+        results: dict[str, list[GenerationResult]] = {drafter: [] for drafter in arms}
+        params, count = self._params[temperature], len(self._prompts.held_out[workload])
+        for number in range(count):
+            # In turn forwards and backwards: a machine that grows busier slows all of them alike.
+            order = list(arms) if (number + seed) % 2 == 0 else list(reversed(arms))
+            answers = {
+                drafter: arms[drafter].answer(number, params, self._n_tokens, seed=seed)
+                for drafter in order
+            }
+            # A prompt that is answered with nothing tells nothing.
+            if all(answer.stats.tokens_per_second for answer in answers.values()):
+                for drafter, answer in answers.items():
+                    results[drafter].append(answer)
+            self._progress((number + 1) / count)
+        if not results[PLAIN]:
+            problem = f"{self._target.name} answers none of the prompts ({workload})"
+            raise SpecrunError(f"{problem}: give others with --prompts FILE")
+        return {**found, **{drafter: work_of(answers) for drafter, answers in results.items()}}
+
+    def _arm(self, drafter: str, workload: str) -> Arm:
+        known = self._arms.setdefault(drafter, {})
+        if workload not in known:
+            runtime = next((arm.runtime for arm in known.values()), None)
+            known[workload] = Arm(
+                runtime or self._open(drafter), self._prompts.held_out[workload], None
+            )
+            if runtime is None:
+                first = next(iter(self._params.values()))
+                known[workload].answer(0, first, _WARM_UP_TOKENS, seed=0)
+        return known[workload]
+
+    def _open(self, drafter: str) -> Runtime:
+        self._check_memory(drafter)
+        names = [field.name for field in dataclasses.fields(RuntimeOptions)]
+        options: dict[str, Any] = {name: getattr(self._options, name) for name in names}
+        options["context"] = self._context
+        return self._opened.enter_context(Runtime(self._target, drafter, **options))
+
+    def _close_others(self, drafters: Sequence[str]) -> None:
+        """Close what is no longer compared: its memory is the others'."""
+        for drafter in [name for name in self._arms if name not in drafters]:
+            for arm in self._arms.pop(drafter).values():
+                arm.runtime.close()
+
+    def _check_memory(self, drafter: str) -> None:
+        if self._memory is None:
+            return
+        needed = needed_bytes(self._target, drafter, self._context)
+        if needed > self._memory:
+            problem = f"it needs {size_text(needed)} of memory"
+            raise OutOfMemoryError(f"{problem}, and {size_text(self._memory)} are allowed")
+
+
+def needed_bytes(target: Path, drafter: str, context: ContextOptions) -> int:
+    """Return the bytes that a target and its drafter take on this machine, with their caches."""
+    parts = tuple(parts_of(target, drafter, context))
+    with AskedCounts() as counts:
+        settings = PlanSettings(context.n_ctx, 0, 0)
+        plan = count_plan(PlanRequest(parts, (), (), ()), settings, counts)
+    return sum(sum(row.by_place.values()) for row in plan.rows)
+
+
+def cut_file(target: Path) -> Path:
+    """Return where the cut of a search is kept."""
+    from specrun.runtime.tuning.profile import profile_file
+
+    return cache_folder() / "cuts" / f"{profile_file(target).stem}.gguf"
+
+
+def is_drafted_by(drafter: str, file: Path) -> bool:
+    """Whether a drafter expression names a file."""
+    return str(file) in files_in(drafter)
+
+
+def files_in(drafter: str) -> list[str]:
+    """Return the files that a drafter expression names."""
+    found, left = [], [parse_expression(drafter)]
+    while left:
+        expression = left.pop()
+        left += [*expression.arguments, *(value for _, value in expression.options)]
+        if not expression.is_call and Path(expression.atom).is_file():
+            found.append(expression.atom)
+    return sorted(set(found))

@@ -1,0 +1,1 @@
+"""Why drafting pays or does not: what was measured beside what the cost curve lets expect."""

@@ -1,0 +1,311 @@
+"""Diagnosis of a pair: expected against measured, what costs most, and the best achievable.
+
+A round of w drafted nodes takes T(1 + w) for the target, the drafter's own time and Python's; T is
+the measured cost curve. What would be gained without one of these, or with a better drafter, tells
+which of them stands in the way. Nothing is measured here: the same figures give the same words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specrun.bench.diagnosis.work import Work
+from specrun.runtime.costs import CostCurve, expected_tokens
+
+PAYS = 1.02
+"""The speed-up from which drafting pays: less is within what the same drafter varies by."""
+
+_LONGEST = 16  # tokens of a chain that is imagined
+_GOOD = 0.8  # the acceptance of a good drafter
+_WORTH = 1.1  # by how much something must raise the speed to be worth saying
+_STEEP, _STEEP_AT = 1.5, 4  # times one token, for so many
+_SELDOM = 0.4  # of the rounds
+
+ReasonKind = Literal["curve", "drafter", "silent", "drafting", "python", "experts"]
+
+IN_SHORT: dict[ReasonKind, str] = {
+    "curve": "the cost curve is steep",
+    "drafter": "drafts are accepted too seldom",
+    "silent": "little repeats",
+    "drafting": "drafting takes too long",
+    "python": "too much of a round is Python",
+    "experts": "several tokens read more experts",
+}
+"""Reasons in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """What costs speed, what would help, and the speed-up that there would be without it."""
+
+    kind: ReasonKind
+    text: str
+    help: str
+    without: float
+
+
+@dataclass(frozen=True, slots=True)
+class Achievable:
+    """Speed-ups over plain decoding by the curve alone, where drafts cost nothing.
+
+    `same` is that of chains of the best length (`same_length`) with the measured acceptance,
+    `perfect` that of drafts that are always right. `needed` is the acceptance from which chains
+    would pay with the measured times of drafter and Python, None where even 1 is not enough.
+    """
+
+    same: float
+    same_length: int
+    perfect: float
+    perfect_length: int
+    needed: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found of a drafter, against plain decoding in the same run.
+
+    `speed_up` was measured, `expected` follows from tokens a round, the curve and what drafter and
+    Python took. Milliseconds are those of a round.
+    """
+
+    drafter: str
+    temperature: float
+    speed_up: float
+    expected: float
+    plain_tokens_per_second: float
+    tokens_per_second: float
+    tokens_per_round: float
+    acceptance: float | None
+    coverage: float
+    nodes_per_drafting_round: float
+    round_ms: float
+    target_ms: float
+    expected_target_ms: float
+    drafter_ms: float
+    python_ms: float
+    plain_ms: float
+    expected_plain_ms: float
+    curve: tuple[tuple[int, float], ...]
+    best: Achievable
+    reasons: tuple[Reason, ...]
+
+    @property
+    def pays(self) -> bool:
+        """Whether drafting is measurably faster, and by its drafts."""
+        return self.speed_up >= PAYS and self.tokens_per_round >= PAYS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as a mapping, ready for JSON."""
+        return {"pays": self.pays, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What a round is made of, in seconds, as it was measured or is imagined."""
+
+    curve: CostCurve
+    nodes: float
+    coverage: float
+    tokens: float
+    drafter_s: float
+    python_s: float
+    plain_python_s: float
+
+    @property
+    def target_s(self) -> float:
+        """The target's expected seconds, over rounds with drafts and without."""
+        drafting = _seconds(self.curve, 1.0 + self.nodes)
+        return self.coverage * drafting + (1.0 - self.coverage) * self.curve.seconds(1)
+
+    @property
+    def speed_up(self) -> float:
+        """Over plain decoding, which takes T(1) and Python's share of a plain round."""
+        plain = self.curve.seconds(1) + self.plain_python_s
+        return self.tokens * plain / (self.target_s + self.drafter_s + self.python_s)
+
+
+def diagnose(
+    drafter: str,
+    temperature: float,
+    plain: Work,
+    drafted: Work,
+    curve: CostCurve,
+    *,
+    speed_up: float | None = None,
+    mixture: tuple[int, int] = (0, 0),
+) -> Diagnosis:
+    """Return the diagnosis of what was measured; seconds of `curve` are those of the same machine.
+
+    `speed_up` is the one to tell, None: that of the sums. `mixture` are the experts of a layer and
+    how many of them a token uses, zeros for a dense model.
+    """
+    curve = curve.as_padded()
+    rounds, drafting = drafted.rounds, max(1, drafted.drafting_rounds)
+    as_measured = _Round(
+        curve=curve,
+        nodes=drafted.nodes / drafting if drafted.drafting_rounds else 0.0,
+        coverage=drafted.coverage,
+        tokens=drafted.tokens_per_round,
+        drafter_s=drafted.drafter_s / rounds,
+        python_s=drafted.python_s / rounds,
+        plain_python_s=plain.python_s / plain.rounds,
+    )
+    measured = drafted.tokens_per_second / plain.tokens_per_second
+    speed = measured if speed_up is None else speed_up
+    best = _achievable(as_measured, drafted.acceptance)
+    singles = tuple(
+        (n, curve.seconds(n) / curve.seconds(1)) for n in (2, 4, 8) if n <= curve.sizes[-1]
+    )
+    return Diagnosis(
+        drafter=drafter,
+        temperature=temperature,
+        speed_up=speed,
+        expected=as_measured.speed_up,
+        plain_tokens_per_second=plain.tokens_per_second,
+        tokens_per_second=drafted.tokens_per_second,
+        tokens_per_round=drafted.tokens_per_round,
+        acceptance=drafted.acceptance,
+        coverage=drafted.coverage,
+        nodes_per_drafting_round=as_measured.nodes,
+        round_ms=1e3 * drafted.seconds / rounds,
+        target_ms=1e3 * drafted.target_s / rounds,
+        expected_target_ms=1e3 * as_measured.target_s,
+        drafter_ms=1e3 * as_measured.drafter_s,
+        python_ms=1e3 * as_measured.python_s,
+        plain_ms=1e3 * plain.seconds / plain.rounds,
+        expected_plain_ms=1e3 * (curve.seconds(1) + as_measured.plain_python_s),
+        curve=singles,
+        best=best,
+        reasons=_reasons(as_measured, drafted.acceptance, best, mixture),
+    )
+
+
+def _seconds(curve: CostCurve, n: float) -> float:
+    """Return T of a mean number of tokens, on the line between whole ones."""
+    low = int(n)
+    share = n - low
+    here = curve.seconds(low)
+    return here + share * (curve.seconds(low + 1) - here) if share else here
+
+
+def _achievable(found: _Round, acceptance: float | None) -> Achievable:
+    perfect = max(
+        range(1, _LONGEST + 1), key=lambda n: _chain(found, 1.0, n, free=True, coverage=1.0)
+    )
+    known = acceptance or 0.0
+    same = max(range(_LONGEST + 1), key=lambda n: (_chain(found, known, n, free=True), -n))
+    return Achievable(
+        same=_chain(found, known, same, free=True),
+        same_length=same,
+        perfect=_chain(found, 1.0, perfect, free=True, coverage=1.0),
+        perfect_length=perfect,
+        needed=_needed(found),
+    )
+
+
+def _chain(
+    found: _Round, acceptance: float, n: int, *, free: bool = False, coverage: float | None = None
+) -> float:
+    """Return the speed-up of chains of n tokens; `free` ones cost the target's time alone."""
+    if n == 0:
+        return 1.0
+    covered = found.coverage if coverage is None else coverage
+    tokens = 1.0 + covered * (expected_tokens(acceptance, n) - 1.0)
+    changed = dataclasses.replace(found, nodes=float(n), coverage=covered, tokens=tokens)
+    if free:
+        # Python's share of a plain round remains: plain decoding pays it, too.
+        return dataclasses.replace(changed, drafter_s=0.0, python_s=found.plain_python_s).speed_up
+    drafts = n / found.nodes if found.nodes else 1.0
+    return dataclasses.replace(changed, drafter_s=found.drafter_s * drafts).speed_up
+
+
+def _needed(found: _Round) -> float | None:
+    """Return the least acceptance, to a hundredth, with which a chain would pay."""
+    for hundredths in range(101):
+        acceptance = hundredths / 100
+        if max(_chain(found, acceptance, n) for n in range(1, _LONGEST + 1)) >= PAYS:
+            return acceptance
+    return None
+
+
+# -- what stands in the way ------------------------------------------------------------------------
+
+
+def _reasons(
+    found: _Round, acceptance: float | None, best: Achievable, mixture: tuple[int, int]
+) -> tuple[Reason, ...]:
+    """Return what costs most, the first first; each would raise the speed by a tenth or more."""
+    candidates = (
+        _steep(found, best, mixture),
+        _weak(found, acceptance, best),
+        _silent(found, acceptance),
+        _dear(found),
+        _python(found),
+    )
+    worth = _WORTH * found.speed_up
+    kept = [reason for reason in candidates if reason is not None and reason.without >= worth]
+    return tuple(sorted(kept, key=lambda reason: -reason.without))
+
+
+def _steep(found: _Round, best: Achievable, mixture: tuple[int, int]) -> Reason | None:
+    curve = found.curve
+    if curve.seconds(_STEEP_AT) < _STEEP * curve.seconds(1):
+        return None
+    flat = dataclasses.replace(found, curve=CostCurve.flat([curve.seconds(1)] * 2))
+    without = flat.speed_up
+    if found.coverage < _SELDOM:
+        # Drafters that plan by the curve draft nothing where nothing pays.
+        without = max(without, _chain(flat, _GOOD, _STEEP_AT, free=True, coverage=_SELDOM))
+    times = ", ".join(f"{curve.seconds(n) / curve.seconds(1):.1f}" for n in (2, 4, 8))
+    sizes = f"2, 4 and 8 tokens take {times} times as long as one"
+    most = f"even drafts that cost nothing and are always right would give {best.perfect:.1f} times"
+    n_experts, n_used = mixture
+    if n_experts:
+        experts = f"a token uses {n_used} of {n_experts} experts, and several tokens read more"
+        help = "a dense model of the same family, or a GPU that holds all experts"
+        return Reason("experts", f"{experts}: {sizes}; {most}", help, without)
+    help = (
+        "another weight type of the same model (specrun tune -m compares those beside it), or a "
+        "GPU, on which several tokens cost hardly more than one"
+    )
+    return Reason("curve", f"the cost curve is steep: {sizes}; {most}", help, without)
+
+
+def _weak(found: _Round, acceptance: float | None, best: Achievable) -> Reason | None:
+    if acceptance is None or acceptance >= _GOOD:
+        return None
+    without = max(_chain(found, _GOOD, n) for n in range(1, _LONGEST + 1))
+    share = f"{100 * acceptance:.0f} % of its drafts are accepted"
+    needed = "no drafter that costs as much would be right often enough"
+    if best.needed is not None:
+        needed = f"{100 * best.needed:.0f} % would have to be for it to pay here"
+    help = "a drafter made for this model (specrun accelerate --hours, specrun train eagle)"
+    return Reason("drafter", f"the drafter is too weak: {share}, and {needed}", help, without)
+
+
+def _silent(found: _Round, acceptance: float | None) -> Reason | None:
+    if found.coverage >= _SELDOM:
+        return None
+    known = _GOOD if acceptance is None else acceptance
+    without = max(_chain(found, known, n, coverage=1.0) for n in range(1, _LONGEST + 1))
+    text = f"it drafts in {100 * found.coverage:.0f} % of the rounds only, as little repeats"
+    help = "a drafter that always has something to say: a small model of the same family, a head"
+    return Reason("silent", text, help, without)
+
+
+def _dear(found: _Round) -> Reason | None:
+    total = found.target_s + found.drafter_s + found.python_s
+    without = dataclasses.replace(found, drafter_s=0.0).speed_up
+    text = f"drafting takes {100 * found.drafter_s / total:.0f} % of a round"
+    return Reason("drafting", text, "a smaller drafter, or shorter drafts (n=)", without)
+
+
+def _python(found: _Round) -> Reason | None:
+    total = found.target_s + found.drafter_s + found.python_s
+    # Plain decoding has a share of Python, too: what drafting adds to it is what could be saved.
+    without = dataclasses.replace(found, python_s=found.plain_python_s).speed_up
+    text = f"Python takes {100 * found.python_s / total:.0f} % of a round"
+    help = "a larger target, whose evaluations outweigh it; a chain instead of a tree"
+    return Reason("python", text, help, without)

@@ -1,0 +1,121 @@
+"""`specrun why`: measures a pair on prompts, in turn with plain decoding, and diagnoses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
+from specrun.bench.diagnosis.work import work_of
+from specrun.bench.drafters.answers import Arm
+from specrun.bench.drafters.prompts import Prompt
+from specrun.bench.timing import interleaved, ratio_of
+from specrun.bindings.errors import OptionError
+from specrun.bindings.gguf import read_header
+from specrun.bindings.placement import placing
+from specrun.runtime.costs import CostCurve, load_curve, measure_target_costs, save_curve
+from specrun.runtime.costs.memory_traffic import mixture
+from specrun.runtime.language import parse_expression
+from specrun.runtime.memory import layers_here
+from specrun.runtime.opening import RuntimeOptions, parse_options
+from specrun.runtime.results import GenerationResult
+from specrun.runtime.runtime import Runtime
+from specrun.runtime.sampling import SamplingParams
+
+PLAIN = "none"
+_WARM_UP_TOKENS = 8
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """What to diagnose: a `drafter` for a target, on `prompts` answered `repetitions` times each.
+
+    `as_chat` is that of `prompt_ids`. `curve_seconds` are spent on the target's cost curve where
+    none was measured with these settings. `options` are those of `Runtime`.
+    """
+
+    target: Path
+    drafter: str
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    max_tokens: int = 128
+    repetitions: int = 3
+    as_chat: bool | None = None
+    curve_seconds: float = 10.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise OptionError("no prompts are given: there is nothing to measure")
+        for name in ("max_tokens", "repetitions"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} is {getattr(self, name)}: give at least 1")
+        if parse_expression(self.drafter).atom == PLAIN:
+            problem = "plain decoding is what drafting is compared with"
+            raise OptionError(f"{problem}: name a drafter with --drafter or -md")
+
+
+def diagnose_pair(
+    options: PairOptions, progress: Progress = lambda _what, _share: None
+) -> Diagnosis:
+    """Measure plain decoding and the drafter in turn, and say what stands in the way.
+
+    Raises as `Runtime` does, and SpecrunError where the target answers nothing.
+    """
+    curve = target_curve(
+        options.target, parse_options(dict(options.options)), options.curve_seconds, progress
+    )
+    plain = {name: value for name, value in options.options.items() if name != "accept"}
+    results: tuple[list[GenerationResult], list[GenerationResult]] = ([], [])
+    speeds: tuple[list[float], list[float]] = ([], [])
+    with ExitStack() as stack:
+        arms = []
+        for drafter, given in ((PLAIN, plain), (options.drafter, options.options)):
+            runtime = stack.enter_context(Runtime(options.target, drafter, **given))
+            arms.append(Arm(runtime, options.prompts, options.as_chat))
+        for arm in arms:
+            arm.answer(0, options.params, _WARM_UP_TOKENS, seed=0)
+        for done, (repetition, index) in enumerate(interleaved(2, options.repetitions)):
+            progress(f"answering with {arms[index].label}", 0.3 + 0.35 * done / options.repetitions)
+            seed = (options.params.seed or 0) + repetition
+            answers = [
+                arms[index].answer(number, options.params, options.max_tokens, seed=seed)
+                for number in range(len(options.prompts))
+            ]
+            results[index].extend(answers)
+            speeds[index].append(work_of(answers).tokens_per_second)
+        label = arms[1].label
+    return diagnose(
+        label,
+        options.params.temperature,
+        *map(work_of, results),
+        curve,
+        speed_up=ratio_of(speeds[1], speeds[0]).value,
+        mixture=mixture(read_header(options.target)),
+    )
+
+
+def target_curve(
+    target: Path, options: RuntimeOptions, seconds: float, progress: Progress
+) -> CostCurve:
+    """Return the curve that was measured with these settings, or measure and keep it."""
+    with placing(options.placement):
+        layers, _ = layers_here(target, options.context, options.n_gpu_layers)
+        curve = load_curve(target, options.context, layers)
+        if curve is not None:
+            return curve
+        curve = measure_target_costs(
+            target,
+            options.context,
+            n_gpu_layers=options.n_gpu_layers,
+            seconds=seconds,
+            use_mmap=options.use_mmap,
+            progress=lambda share: progress("measuring what evaluations cost", 0.3 * share),
+        )
+        save_curve(curve, target, options.context, layers)
+        return curve

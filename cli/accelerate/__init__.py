@@ -1,0 +1,1 @@
+"""`specrun accelerate`, and how a diagnosis of drafting is shown."""

@@ -1,0 +1,182 @@
+"""`specrun accelerate`: finds what makes one GGUF file faster here, and keeps it as a profile."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrun.cli.accelerate.report import print_report
+from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.options.model import LoadSettings, load_options
+from specrun.cli.options.model_files import MODEL_FILE
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.prompt import named_target
+from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
+from specrun.cli.options.types import FILE, MAX_COUNT, SizeType
+from specrun.cli.terminal.errors import INTERRUPTED
+from specrun.cli.terminal.progress import progress_bar
+from specrun.cli.terminal.table import duration_text
+from specrun.cli.terminal.terminal import Terminal, one_line
+
+if TYPE_CHECKING:
+    from specrun.bench.accelerate import AccelerateOptions
+    from specrun.bench.accelerate.search import Status
+
+_SEARCH = Section("Search")
+_LONGEST_BEST = 70
+
+_EPILOG = """\b
+Examples:
+  specrun accelerate model.gguf                         a few minutes; from then on chat and generate use it
+  specrun accelerate model.gguf --prompts mine.txt      by your own prompts, one a line (or .jsonl)
+  specrun accelerate model.gguf --hours 2               trains a head for it, too
+  specrun accelerate model.gguf --memory 8G --temp 0,1
+
+\b
+Looks for NextN blocks, heads and smaller models (in the file, beside it and in the caches that specrun
+models lists), measures what evaluations cost here, searches for layers that a self-draft could skip, and
+compares all with plain decoding on prompts that nothing was fitted to. The fastest for each temperature
+and kind of prompt is kept for this file. Where nothing pays it says so, and why. Ctrl-C keeps what is
+known, and another call goes on. Do not use the machine meanwhile.
+"""  # noqa: E501 - as it is shown
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """What is tried, and for how long."""
+
+    hours: float | None
+    prompts: Path | None
+    memory: int | None
+    predict: int
+    repetitions: int
+    seconds: float
+    again: bool
+
+
+search_options = option_group(
+    "search",
+    SearchSettings,
+    _SEARCH.option("--hours N", "Train a head for the file, too, for about so long.", click.FLOAT),
+    _SEARCH.option("--prompts", "Prompts, one a line, or JSON lines; else built-in ones.", FILE),
+    _SEARCH.option(
+        "--memory SIZE",
+        "The most memory of the model and what drafts for it, such as 8G.",
+        SizeType(),
+    ),
+    _SEARCH.option(
+        "-n, --predict, --max-tokens N",
+        "The most tokens of an answer.",
+        click.IntRange(8, MAX_COUNT),
+        default=64,
+    ),
+    _SEARCH.option(
+        "-r, --repetitions N",
+        "How often all is compared at most; twice in any case.",
+        click.IntRange(1, 100),
+        default=4,
+    ),
+    _SEARCH.option(
+        "--seconds",
+        "About how long comparing takes.",
+        click.FloatRange(0, min_open=True),
+        default=90.0,
+    ),
+    _SEARCH.flag("--again", "Forget what was found for this file before."),
+)
+
+sampling_options = option_group(
+    "sampling", SamplingGrid, temperatures_option("0,0.8", " to choose for"), *TRUNCATION_OPTIONS
+)
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("file", metavar="[MODEL]", required=False, type=MODEL_FILE)
+@load_options
+@search_options
+@sampling_options
+@json_option("Print everything that was found as JSON.")
+@terminal_options
+def accelerate(
+    file: Path | None,
+    load: LoadSettings,
+    search: SearchSettings,
+    sampling: SamplingGrid,
+    as_json: bool,
+    terminal: Terminal,
+) -> None:
+    """Find what makes a model faster on this machine, and use it from then on."""
+    from specrun.bench.accelerate import accelerate as find
+
+    options = _options(_with_model(load, file), search, sampling)
+    with _progress(terminal) as (tell, progress):
+        result = find(options, tell, warn=terminal.warn, progress=progress)
+    if as_json:
+        terminal.answer(json.dumps(result.to_dict(), indent=2) + "\n")
+    else:
+        print_report(result, terminal)
+    if result.interrupted:
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _with_model(load: LoadSettings, file: Path | None) -> LoadSettings:
+    if file is None:
+        return load
+    context = click.get_current_context()
+    typed = context.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE
+    if load.demo or typed:
+        raise click.UsageError("the model is named twice: give MODEL, or -m, or --demo")
+    return dataclasses.replace(load, model=file)
+
+
+def _options(
+    load: LoadSettings, search: SearchSettings, sampling: SamplingGrid
+) -> AccelerateOptions:
+    from specrun.bench.accelerate import AccelerateOptions
+    from specrun.runtime.demo import demo_questions
+    from specrun.runtime.opening import RuntimeOptions
+
+    target = named_target(load, ask="give the model to accelerate: specrun accelerate MODEL.gguf")
+    return AccelerateOptions(
+        target=target,
+        params=sampling.params(),
+        prompts=search.prompts or (demo_questions() if load.demo else None),
+        hours=search.hours,
+        memory=search.memory,
+        n_tokens=search.predict,
+        repetitions=search.repetitions,
+        seconds=search.seconds,
+        again=search.again,
+        runtime=RuntimeOptions(**load.runtime_options()),
+    )
+
+
+@contextmanager
+def _progress(
+    terminal: Terminal,
+) -> Iterator[tuple[Callable[[Status], None], Callable[[float], None]]]:
+    """Yield what shows a step, what is left and the best so far; and its share that is done."""
+    said = ["opening the model", 0.0]
+    with progress_bar(terminal, str(said[0])) as show:
+
+        def tell(status: Status) -> None:
+            left = status.seconds_left
+            text = status.what + ("" if left is None else f", about {duration_text(left)} left")
+            if status.best:
+                text += f"\nbest so far: {one_line(status.best, _LONGEST_BEST)}"
+            said[:] = [text, status.share]
+            show(text, status.share)
+
+        def progress(share: float) -> None:
+            what, *rest = str(said[0]).split("\n")
+            done = f"{what} ({100 * share:.0f} %)"
+            show("\n".join([done, *rest]), float(said[1]))
+
+        yield tell, progress

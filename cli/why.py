@@ -1,0 +1,136 @@
+"""`specrun why`: why drafting pays for a pair and a prompt, or does not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from specrun.cli.accelerate.diagnosis import print_diagnosis
+from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.options.model import DraftSettings, LoadSettings, draft_options, load_options
+from specrun.cli.options.opening import chosen_drafter
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.prompt import (
+    named_target,
+    no_template_option,
+    prompts_option,
+    read_prompt_file,
+)
+from specrun.cli.options.sampling import AnswerSettings, answer_options
+from specrun.cli.options.types import FILE
+from specrun.cli.terminal.progress import progress_bar
+from specrun.cli.terminal.terminal import Terminal
+
+_MEASURING = Section("Measuring")
+_TOKENS = 128
+_QUESTIONS = 4
+
+_EPILOG = """\b
+Examples:
+  specrun why -m target.gguf -md small.gguf -p "Write a story." --temp 0
+  specrun why -m target.gguf                                 what chat would draft with
+  specrun why -m target.gguf --drafter prompt-lookup -f prompt.txt --json
+
+\b
+Answers the prompts with and without the drafter, in turn, and sets what was measured beside what the
+target's cost curve lets expect: where a round's time goes, what the best achievable would be with these
+drafts and with perfect ones, and what would help. Do not use the machine meanwhile.
+"""  # noqa: E501 - as it is shown
+
+
+@dataclass(frozen=True, slots=True)
+class WhyText:
+    """The prompts, and how often they are answered."""
+
+    prompt: tuple[str, ...]
+    file: Path | None
+    no_chat_template: bool
+    repetitions: int
+    seconds: float
+
+
+why_options = option_group(
+    "text",
+    WhyText,
+    prompts_option(_MEASURING, "A prompt; repeatable; without any a few built-in ones."),
+    _MEASURING.option("-f, --file", "A file that is one prompt.", FILE),
+    no_template_option(_MEASURING),
+    _MEASURING.option(
+        "--repetitions N", "How often each is answered.", click.IntRange(1, 100), default=3
+    ),
+    _MEASURING.option(
+        "--seconds",
+        "Time for measuring what evaluations cost, where that was not done yet.",
+        click.FloatRange(0, min_open=True),
+        default=10.0,
+    ),
+)
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@draft_options
+@why_options
+@answer_options
+@json_option()
+@terminal_options
+def why(
+    load: LoadSettings,
+    draft: DraftSettings,
+    text: WhyText,
+    answer: AnswerSettings,
+    as_json: bool,
+    terminal: Terminal,
+) -> None:
+    """Say why drafting pays for a pair and a prompt, or does not, and what would help."""
+    from specrun.bench.diagnosis.pair import PairOptions, diagnose_pair
+
+    target = named_target(load)
+    drafter, shape = chosen_drafter(load, draft, answer.params, terminal)
+    if drafter == "none" and not draft.is_named:
+        terminal.note("the profile says to decode plainly: auto is what is looked into")
+        drafter = "auto"
+    options = PairOptions(
+        target=target,
+        drafter=_with_demo_files(drafter, demo=load.demo),
+        prompts=_prompts(text, demo=load.demo),
+        params=answer.params,
+        max_tokens=answer.max_tokens or _TOKENS,
+        repetitions=text.repetitions,
+        as_chat=False if text.no_chat_template else None,
+        curve_seconds=text.seconds,
+        options={
+            **load.runtime_options(),
+            "accept": draft.accept,
+            "reference": draft.reference,
+            "shape": shape,
+        },
+    )
+    with progress_bar(terminal, "loading the models") as progress:
+        diagnosis = diagnose_pair(options, progress)
+    if as_json:
+        content = {"target": str(target), **diagnosis.to_dict()}
+        terminal.answer(json.dumps(content, indent=2) + "\n")
+    else:
+        print_diagnosis(diagnosis, terminal)
+
+
+def _with_demo_files(drafter: str, *, demo: bool) -> str:
+    if not demo:
+        return drafter
+    from specrun.bench.drafters.comparison import with_files
+    from specrun.runtime.demo import demo_drafters
+
+    return with_files(drafter, demo_drafters())
+
+
+def _prompts(text: WhyText, *, demo: bool) -> tuple[str, ...]:
+    from specrun.bench.drafters.prompts import GENERAL_PROMPTS, demo_prompts
+
+    prompts = list(text.prompt)
+    if text.file is not None:
+        prompts.append(read_prompt_file(text.file))
+    return tuple(prompts) or (demo_prompts(_QUESTIONS) if demo else GENERAL_PROMPTS)

@@ -1,0 +1,248 @@
+"""Which drafter a search must choose on machines and drafters whose figures are known."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
+
+from specrun.bench.accelerate.choice import choices, measured
+from specrun.bench.accelerate.record import Contender, Record
+from specrun.bench.accelerate.search import CutFound, FoundDrafter, Search, SearchOptions, Status
+from specrun.bindings.errors import OptionError
+from specrun.runtime.costs import CostCurve
+from specrun.runtime.tuning.profile import ANY, Choice
+
+QUESTIONS, EDITED = "questions", "edited"
+LOOKUP, SMALL, HEAD = "prompt-lookup", 'draft("small.gguf", n=4)', 'eagle("head.gguf")'
+CUT = 'draft("cut.gguf", n=3)'
+OPTIONS = SearchOptions((0.0,), (QUESTIONS, EDITED), repetitions=3, seconds=1e9)
+SMALL_FILE = FoundDrafter(Path("small.gguf"), "draft", "beside it")
+# Nothing repeats in answers to questions, much does in edits.
+SILENT = Simulated(0.1, 3, coverage=0.02)
+QUOTING = Simulated(0.9, 6, coverage=0.8)
+
+
+def machine(
+    curve: CostCurve, questions: dict[str, Simulated], **values: object
+) -> SimulatedMachine:
+    drafters = {
+        QUESTIONS: {LOOKUP: SILENT, **questions},
+        EDITED: {LOOKUP: QUOTING, **questions},
+    }
+    return SimulatedMachine(curve, drafters, **values)  # type: ignore[arg-type]
+
+
+def search(
+    simulated: SimulatedMachine, options: SearchOptions = OPTIONS, record: Record | None = None
+) -> Record:
+    record = Record("basis") if record is None else record
+    Search(simulated, options, record, lambda _: None, lambda _: None).run()
+    return record
+
+
+def chosen(record: Record, options: SearchOptions = OPTIONS) -> dict[str, Choice]:
+    found = choices(record, options.temperatures, options.workloads, {})
+    return {choice.workload: choice for choice in found}
+
+
+def test_a_good_drafter_is_chosen_on_a_flat_curve() -> None:
+    simulated = machine(
+        FLAT, {SMALL: Simulated(0.8, 4, seconds=0.002)}, found={SMALL_FILE: [SMALL]}
+    )
+    found = chosen(search(simulated))
+    assert found[QUESTIONS].drafter == SMALL
+    assert found[ANY].drafter == SMALL
+    assert found[QUESTIONS].speed_up == pytest.approx(2.56, abs=0.05)
+
+
+def test_the_same_drafter_is_not_chosen_on_a_steep_curve() -> None:
+    simulated = machine(
+        STEEP, {SMALL: Simulated(0.5, 4, seconds=0.002)}, found={SMALL_FILE: [SMALL]}
+    )
+    found = chosen(search(simulated))
+    assert (found[QUESTIONS].drafter, found[QUESTIONS].speed_up) == ("none", 1.0)
+    # What pays on edits is chosen for them, and for texts of which nobody knows what they are only
+    # if it loses nowhere.
+    assert found[EDITED].drafter == LOOKUP
+    assert found[ANY].drafter == LOOKUP
+
+
+def test_a_drafter_that_loses_somewhere_is_not_for_any_text() -> None:
+    drafters = {
+        QUESTIONS: {LOOKUP: Simulated(0.1, 3, coverage=0.5)},
+        EDITED: {LOOKUP: QUOTING},
+    }
+    found = chosen(search(SimulatedMachine(STEEP, drafters)))
+    assert found[EDITED].drafter == LOOKUP
+    assert found[ANY].drafter == found[QUESTIONS].drafter == "none"
+
+
+def test_a_slow_cut_is_not_even_compared() -> None:
+    """SmolLM2-135M's first ten layers: 27 tokens a second where plain decoding gives 78."""
+    cut = CutFound(CUT, 27 / 78, "10-29")
+    record = search(machine(STEEP, {CUT: Simulated(0.9, 3)}, cut_found=cut))
+    assert CUT not in [contender.drafter for contender in record.contenders]
+    assert any("0.35 times" in left.why for left in record.left_out)
+    assert all(CUT not in sweep.works for sweep in record.sweeps)
+
+
+def test_a_cut_that_promises_too_much_is_measured_and_not_chosen() -> None:
+    slow = Simulated(0.3, 3, seconds=0.02)
+    record = search(machine(FLAT, {CUT: slow}, cut_found=CutFound(CUT, 1.5, "3-5")))
+    rows = {row.drafter: row for row in measured(record, 0.0, QUESTIONS)}
+    assert rows[CUT].speed_up.value < 0.6
+    assert CUT not in {choice.drafter for choice in chosen(record).values()}
+    # It is so slow that one repetition was enough.
+    assert rows[CUT].repetitions == 1
+    assert rows[LOOKUP].repetitions == 3
+
+
+def test_a_cut_that_pays_is_chosen() -> None:
+    good = Simulated(0.9, 3, seconds=0.004)
+    record = search(machine(FLAT, {CUT: good}, cut_found=CutFound(CUT, 1.5, "3-5")))
+    assert chosen(record)[QUESTIONS].drafter == CUT
+
+
+def test_a_drafter_that_drafted_nothing_is_not_chosen_for_its_luck() -> None:
+    record = search(machine(STEEP, {"lookahead": Simulated(luck=1.1)}))
+    rows = {row.drafter: row.speed_up.value for row in measured(record, 0.0, QUESTIONS)}
+    assert rows["lookahead"] == pytest.approx(1.1)
+    assert chosen(record)[QUESTIONS].drafter == "none"
+    assert "lookahead" not in {choice.drafter for choice in chosen(record).values()}
+
+
+def test_of_equally_fast_drafters_the_one_that_needs_less_is_chosen() -> None:
+    same = Simulated(0.8, 4)
+    simulated = machine(
+        FLAT, {LOOKUP: same, SMALL: same, HEAD: same}, found={SMALL_FILE: [SMALL, HEAD]}
+    )
+    assert chosen(search(simulated))[QUESTIONS].drafter == LOOKUP
+
+
+def test_a_choice_is_within_a_twentieth_of_the_best_of_a_grid() -> None:
+    """Chains of 1 to 8 by drafters of 0.3 to 0.9, on both curves: the best is known."""
+    for curve in (FLAT, STEEP):
+        for acceptance in (0.3, 0.5, 0.7, 0.9):
+            grid = {
+                f'draft("small.gguf", n={n})': Simulated(acceptance, n, seconds=0.001 * n)
+                for n in range(1, 9)
+            }
+            record = search(machine(curve, grid, found={SMALL_FILE: list(grid)}))
+            found = chosen(record)[QUESTIONS]
+            plain = Simulated().work(curve).tokens_per_second
+            best = max(work.work(curve).tokens_per_second / plain for work in grid.values())
+            assert found.speed_up >= 0.95 * max(1.0, best)
+            assert (found.drafter == "none") == (best < 1.02)
+
+
+def test_what_cannot_be_opened_is_left_out_with_its_reason() -> None:
+    other = FoundDrafter(Path("odd.gguf"), "draft", "beside it")
+    simulated = machine(
+        FLAT,
+        {SMALL: Simulated(fault="it needs 9 GiB of memory, and 8 GiB are allowed")},
+        found={SMALL_FILE: [SMALL], other: OptionError("its vocabulary is another")},
+    )
+    record = search(simulated)
+    reasons = {left.what: left.why for left in record.left_out}
+    assert reasons[SMALL] == "it needs 9 GiB of memory, and 8 GiB are allowed"
+    assert reasons["odd.gguf"] == "its vocabulary is another"
+    assert "it has one layer" in reasons["a cut of the target's layers"]
+    assert chosen(record)[EDITED].drafter == LOOKUP
+
+
+def test_an_interrupted_search_keeps_what_is_known_and_goes_on() -> None:
+    good = {SMALL: Simulated(0.8, 4, seconds=0.002)}
+    whole = search(machine(FLAT, good, found={SMALL_FILE: [SMALL]}))
+    simulated = machine(FLAT, good, found={SMALL_FILE: [SMALL]}, interrupt_at=3)
+    record = Record("basis")
+    with pytest.raises(KeyboardInterrupt):
+        search(simulated, record=record)
+    assert len(record.sweeps) == 3
+    assert chosen(record)[QUESTIONS].drafter == SMALL
+    # Through JSON, as a second call reads it.
+    again = Record.read(record.to_dict(), "basis")
+    simulated.called.clear()
+    search(simulated, record=again)
+    assert "plans small.gguf" not in simulated.called
+    assert "cut" not in simulated.called
+    assert len([name for name in simulated.called if name.startswith("sweep")]) == 3
+    assert again == whole
+
+
+def test_a_finished_search_measures_nothing_again() -> None:
+    simulated = machine(FLAT, {SMALL: Simulated(0.8, 4)}, found={SMALL_FILE: [SMALL]})
+    record = search(simulated)
+    simulated.called.clear()
+    search(simulated, record=record)
+    assert simulated.called == ["curve"]
+
+
+def test_a_drafter_that_appears_later_is_compared_in_full() -> None:
+    simulated = machine(FLAT, {SMALL: Simulated(0.8, 4)})
+    record = search(simulated)
+    assert SMALL not in [row.drafter for row in measured(record, 0.0, QUESTIONS)]
+    simulated.found = {SMALL_FILE: [SMALL]}
+    search(simulated, record=record)
+    assert chosen(record)[QUESTIONS].drafter == SMALL
+    rows = {row.drafter: row.repetitions for row in measured(record, 0.0, QUESTIONS)}
+    assert rows[SMALL] >= 2
+
+
+def test_hours_train_a_head_once() -> None:
+    simulated = machine(
+        FLAT, {HEAD: Simulated(0.8, 5, seconds=0.001)}, trained=Contender(HEAD, "trained")
+    )
+    options = dataclasses.replace(OPTIONS, hours=2.0)
+    record = search(simulated, options)
+    assert chosen(record)[QUESTIONS].drafter == HEAD
+    search(simulated, options, record)
+    assert simulated.called.count("train 2") == 1
+
+
+@pytest.mark.parametrize("hours", [0.0, -1.0, float("nan"), float("inf")])
+def test_no_hours_are_refused(hours: float) -> None:
+    with pytest.raises(OptionError, match="hours are no time to train in"):
+        dataclasses.replace(OPTIONS, hours=hours)
+
+
+def test_comparing_keeps_to_its_time_but_for_two_sweeps() -> None:
+    simulated = machine(FLAT, {})
+    record = search(simulated, dataclasses.replace(OPTIONS, repetitions=9, seconds=0.001))
+    assert {sweep.repetition for sweep in record.sweeps} == {0, 1}
+    every = search(machine(FLAT, {}), dataclasses.replace(OPTIONS, repetitions=9))
+    assert {sweep.repetition for sweep in every.sweeps} == set(range(9))
+
+
+def test_progress_says_what_is_tried_how_long_it_takes_and_the_best_so_far() -> None:
+    told: list[Status] = []
+    simulated = machine(FLAT, {SMALL: Simulated(0.8, 4)}, found={SMALL_FILE: [SMALL]})
+    Search(simulated, OPTIONS, Record("basis"), told.append, lambda _: None).run()
+    shares = [status.share for status in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    last = [status for status in told if status.what.startswith("comparing")][-1]
+    assert last.seconds_left is not None
+    assert last.seconds_left > 0.0
+    assert "times plain" in last.best
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.update(basis="another"),
+        lambda content: content.pop("sweeps"),
+        lambda content: content["sweeps"][0]["works"].pop("none"),
+        lambda content: content["sweeps"][0]["works"]["none"].update(tokens=0),
+        lambda content: content["sweeps"][0]["works"]["none"].update(seconds="fast"),
+        lambda content: content["contenders"].append({"drafter": 3, "source": ""}),
+    ],
+)
+def test_a_damaged_record_is_begun_anew(damage: object) -> None:
+    record = search(machine(FLAT, {}))
+    assert Record.read(record.to_dict(), "basis") == record
+    content = record.to_dict()
+    damage(content)  # type: ignore[operator]
+    assert Record.read(content, "basis") == Record("basis")

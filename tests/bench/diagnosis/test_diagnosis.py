@@ -1,0 +1,109 @@
+"""What a diagnosis says of machines and drafters whose figures are known."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.simulated_machine import FLAT, STEEP, Simulated
+
+from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
+from specrun.bench.diagnosis.work import Work
+from specrun.runtime.costs import CostCurve
+
+
+def found(
+    curve: CostCurve, drafter: Simulated, *, python: float = 1.0, mixture: tuple[int, int] = (0, 0)
+) -> Diagnosis:
+    """Diagnose a drafter whose rounds take so many times the usual time of Python."""
+
+    def slowed(work: Work) -> Work:
+        more = (python - 1.0) * work.python_s
+        values = {name: getattr(work, name) for name in Work.__slots__}
+        return Work(**{**values, "python_s": work.python_s + more, "seconds": work.seconds + more})
+
+    plain, drafted = Simulated().work(curve), slowed(drafter.work(curve))
+    return diagnose("d", 0.0, plain, drafted, curve, mixture=mixture)
+
+
+@pytest.mark.parametrize("curve", [FLAT, STEEP], ids=["flat", "steep"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        Simulated(0.8, 4, seconds=0.002),
+        Simulated(0.5, 1, seconds=0.001),
+        Simulated(0.9, 6, coverage=0.3),
+        Simulated(),
+    ],
+)
+def test_what_the_curve_lets_expect_is_what_it_takes(curve: CostCurve, drafter: Simulated) -> None:
+    diagnosis = found(curve, drafter)
+    assert diagnosis.expected == pytest.approx(diagnosis.speed_up, rel=1e-9)
+    assert diagnosis.expected_target_ms == pytest.approx(diagnosis.target_ms)
+    assert diagnosis.expected_plain_ms == pytest.approx(diagnosis.plain_ms)
+    parts = diagnosis.target_ms + diagnosis.drafter_ms + diagnosis.python_ms
+    assert parts == pytest.approx(diagnosis.round_ms)
+
+
+def test_a_target_that_is_slower_than_its_curve_is_seen() -> None:
+    slow = Simulated(0.8, 4).work(FLAT, slow=1.5)
+    diagnosis = diagnose("d", 0.0, Simulated().work(FLAT), slow, FLAT)
+    assert diagnosis.expected > 1.3 * diagnosis.speed_up
+    assert diagnosis.target_ms == pytest.approx(1.5 * diagnosis.expected_target_ms)
+
+
+@pytest.mark.parametrize(
+    ("curve", "drafter", "python", "kind"),
+    [
+        (STEEP, Simulated(0.85, 4), 1.0, "curve"),
+        (FLAT, Simulated(0.2, 4), 1.0, "drafter"),
+        (FLAT, Simulated(0.9, 6, coverage=0.05), 1.0, "silent"),
+        (FLAT, Simulated(0.85, 4, seconds=0.05), 1.0, "drafting"),
+        (FLAT, Simulated(0.85, 2), 200.0, "python"),
+    ],
+)
+def test_the_first_reason_is_what_stands_in_the_way(
+    curve: CostCurve, drafter: Simulated, python: float, kind: str
+) -> None:
+    diagnosis = found(curve, drafter, python=python)
+    assert diagnosis.reasons[0].kind == kind
+    assert diagnosis.reasons[0].without > diagnosis.expected
+    assert diagnosis.reasons[0].help
+
+
+def test_experts_take_the_curves_place() -> None:
+    diagnosis = found(STEEP, Simulated(0.85, 4), mixture=(64, 6))
+    assert diagnosis.reasons[0].kind == "experts"
+    assert "6 of 64 experts" in diagnosis.reasons[0].text
+
+
+def test_nothing_stands_in_the_way_of_a_good_drafter_on_a_flat_curve() -> None:
+    diagnosis = found(FLAT, Simulated(0.9, 6, seconds=0.0002))
+    assert diagnosis.pays
+    assert diagnosis.reasons == ()
+
+
+def test_the_best_achievable() -> None:
+    best = found(STEEP, Simulated(0.85, 4)).best
+    # Always right, at no cost: n + 1 tokens in T(n + 1), which still falls at n = 8 and beyond.
+    assert best.perfect == pytest.approx((1 + 16) / 9.0, rel=0.3)
+    assert best.perfect > best.same > 1.0
+    assert best.same_length >= 2
+    assert best.needed is not None
+    # A drafter that is as good as is needed pays; one a little worse does not.
+    assert 0.4 < best.needed < 0.85
+    dear = found(STEEP, Simulated(0.5, 2, seconds=0.1))
+    assert dear.best.needed is None
+    assert "no drafter that costs as much" in next(
+        reason.text for reason in dear.reasons if reason.kind == "drafter"
+    )
+
+
+def test_a_drafter_that_never_drafts_has_no_acceptance() -> None:
+    diagnosis = found(STEEP, Simulated())
+    assert diagnosis.acceptance is None
+    assert diagnosis.speed_up == 1.0
+    assert not diagnosis.pays
+    # It plans by the curve, which is why it says nothing.
+    assert diagnosis.reasons[0].kind == "curve"
+    json.dumps(diagnosis.to_dict(), allow_nan=False)

@@ -1,0 +1,171 @@
+"""`specrun accelerate` and `specrun why`: what they print, keep and refuse."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
+
+from specrun.bench.accelerate.accelerate import _Finder
+from specrun.bindings import atomic
+from specrun.runtime.costs import CostCurve
+
+from .conftest import ENDLESS, Models, Run
+
+LOOKUP = "prompt-lookup"
+GOOD, POOR = Simulated(0.9, 4), Simulated(0.2, 3)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let a simulated machine measure, with a drafter of this quality."""
+
+    def simulate(curve: CostCurve, drafter: Simulated) -> SimulatedMachine:
+        known = {LOOKUP: drafter}
+        simulated = SimulatedMachine(curve, {"questions": known, "edited": known})
+
+        @contextmanager
+        def own(_finder: object, _progress: object) -> Iterator[SimulatedMachine]:
+            yield simulated
+
+        monkeypatch.setattr(_Finder, "this_machine", own)
+        return simulated
+
+    return simulate
+
+
+def test_the_choice_is_printed_kept_and_used(run: Run, models: Models, machine: Any) -> None:
+    machine(FLAT, GOOD)
+    result = run("accelerate", models.target, "--temp", 0)
+    assert result.exit_code == 0, result.stderr
+    assert "Times the speed of plain decoding, temperature 0" in result.stdout
+    assert "questions, temperature 0: prompt-lookup, 3." in result.stdout
+    assert "Drafting pays" in result.stdout
+    assert "kept in" in result.stderr
+    assert "chat and generate draft so for target.gguf from now on" in result.stderr
+    answer = run("generate", "-m", models.target, "-p", "x", "-n", 2, "--json")
+    assert json.loads(answer.stdout)["stats"]["drafter"] == LOOKUP
+    assert "profile: prompt-lookup" in answer.stderr
+
+
+def test_where_nothing_pays_it_says_why_and_what_would_help(
+    run: Run, models: Models, machine: Any
+) -> None:
+    machine(STEEP, POOR)
+    result = run("accelerate", "-m", models.target, "--temp", 0)
+    assert result.exit_code == 0
+    assert "plain decoding, as nothing is faster: drafts are accepted too seldom" in result.stdout
+    assert "Drafting does not pay here" in result.stdout
+    assert "the drafter is too weak" in result.stdout
+    assert "the cost curve is steep: 2, 4 and 8 tokens take 1.7, 2.0, 3.5 times" in result.stdout
+    assert "What would help: another weight type" in result.stdout
+    assert "from now on" not in result.stderr
+    answer = run("generate", "-m", models.target, "-p", "x", "-n", 2, "--temp", 0)
+    assert "specrun accelerate found nothing faster" in answer.stderr
+
+
+def test_json_has_everything(run: Run, models: Models, machine: Any) -> None:
+    machine(FLAT, GOOD)
+    result = run("accelerate", models.target, "--json")
+    found = json.loads(result.stdout)
+    assert {choice["temperature"] for choice in found["choices"]} == {0.0, 0.8}
+    names = ["target", "profile", "choices", "measured", "left_out", "why", "curve"]
+    assert list(found) == [*names, "sources", "interrupted", "seconds"]
+    assert found["why"][0]["pays"]
+    assert Path(found["profile"]).is_file()
+
+
+def test_ctrl_c_keeps_what_is_known(run: Run, models: Models, machine: Any) -> None:
+    machine(FLAT, GOOD).interrupt_at = 3
+    result = run("accelerate", models.target, "--temp", 0)
+    assert result.exit_code == 130
+    assert "what is known is kept, and another call goes on" in result.stderr
+    assert "questions, temperature 0: prompt-lookup" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["--hours", "0"], 2, "0 hours are no time to train in"),
+        (["--hours", "-1"], 2, "-1 hours are no time to train in"),
+        (["--memory", "lots"], 2, "'lots' is no amount of memory"),
+        (["--demo"], 2, "the model is named twice"),
+        (["--prompts", "nothing.txt"], 3, "there is no file nothing.txt"),
+        (["-n", "3"], 2, "3 is not in the range"),
+    ],
+)
+def test_bad_input_is_a_sentence(
+    run: Run, models: Models, machine: Any, arguments: list[str], exit_code: int, message: str
+) -> None:
+    simulated = machine(FLAT, GOOD)
+    result = run("accelerate", models.target, *arguments)
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert message in result.stderr
+    assert simulated.called == []
+
+
+def test_no_model_and_no_file_are_said(run: Run, tmp_path: Path) -> None:
+    assert "give the model to accelerate" in run("accelerate").stderr
+    missing = run("accelerate", tmp_path / "none.gguf")
+    assert (missing.exit_code, missing.stdout) == (3, "")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    result = run("accelerate", broken)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_full_disk_is_a_sentence(
+    run: Run, models: Models, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(FLAT, GOOD)
+
+    def fail(_path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic, "_sync_file", fail)
+    result = run("accelerate", models.target)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the disk is full" in result.stderr
+
+
+def test_empty_prompts_are_refused(run: Run, models: Models, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n")
+    result = run("accelerate", models.target, "--prompts", path)
+    assert result.exit_code == 2
+    assert "holds no prompts" in result.stderr
+
+
+def why(run: Run, models: Models, *arguments: object) -> Any:
+    asked = ("why", "-m", models.target, "-p", "abcabc", "-n", 16, "--seconds", 0.02)
+    return run(*asked, "--repetitions", 1, "--temp", 0, *ENDLESS, *arguments)
+
+
+def test_why_sets_expected_beside_measured(run: Run, models: Models) -> None:
+    result = why(run, models, "-md", models.target, "--spec-draft-n-max", 3)
+    assert result.exit_code == 0, result.stderr
+    for text in ("times plain decoding", "expected", "target", "Python", "cost curve", "at best"):
+        assert text in result.stdout
+    found = json.loads(why(run, models, "--drafter", LOOKUP, "--json").stdout)
+    assert found["drafter"] == LOOKUP
+    assert {"expected", "speed_up", "best", "reasons", "pays"} <= set(found)
+
+
+def test_why_looks_into_what_a_chat_would_draft_with(run: Run, models: Models) -> None:
+    assert json.loads(why(run, models, "--json").stdout)["drafter"] == "auto"
+    refused = why(run, models, "--drafter", "none")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "plain decoding is what drafting is compared with" in refused.stderr
