@@ -261,7 +261,7 @@ def _texts(
             CalibrationText(tuple(tokens[i : i + size]), 0) for i in range(0, len(tokens), size)
         ]
     asked = TuneText(
-        None, source.prompt, None, source.no_chat_template, options.n_tokens, options.seconds
+        None, source.prompt, None, source.no_chat_template, options.n_tokens, options.seconds, ()
     )
     wanted = (
         demo_prompts(-(-options.n_tokens // _DEMO_ANSWER)) if demo and not source.prompt else None

@@ -264,13 +264,11 @@ class Answer:
         self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
     ) -> Iterator[Round | None]:
         session, conversation, rule = self.session, self.session.conversation, self.session.rule
+        state = self._sampler_state()
         if isinstance(rule, SequentialCascade):
             small = small_model(rule, session.drafter)
-            settings = SequentialSettings(
-                rule, self._params, limits, end_tokens, self._sampler_state()
-            )
-            return sequential_rounds(session.target, conversation, small, settings)
-        state = self._sampler_state()
+            alone = SequentialSettings(rule, self._params, limits, end_tokens, state)
+            return sequential_rounds(session.target, conversation, small, alone)
         settings = DecodeSettings(rule, self._params, limits, end_tokens, state, self._witness)
         if self._grammar is not None:
             self._guided = GuidedDrafter(session.drafter)
