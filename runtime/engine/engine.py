@@ -20,6 +20,7 @@ from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Owned, close_all
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
@@ -119,10 +120,10 @@ class Engine:
         if options.learn:
             raise OptionError("learn is for one conversation at a time: use Runtime")
         self.options = options
-        clock = SlotClock()
+        clock, meeting = SlotClock(), DraftMeeting(slots)
         with (
             ExitStack() as owned,
-            opening(target, offer.drafter, options, files, clock, slots) as opened,
+            opening(target, offer.drafter, options, files, clock, meeting) as opened,
         ):
             choices = Choices(opened, slots, offer.others, offer.rules)
             owned.callback(choices.close)
@@ -139,7 +140,7 @@ class Engine:
                 session.settles = True  # whoever reads them does so while others are evaluated
                 own.hold(session.conversation)
                 seats.append(Seat(session, own, drafters))
-            self._schedule = Schedule(shared, seats)
+            self._schedule = Schedule(shared, seats, meeting)
             self._choices, self.model, self.fitted = choices, opened.model, opened.fitted
             self._owned: tuple[Owned, ...] = (choices, context, opened.weights, opened.model)
             owned.pop_all()
