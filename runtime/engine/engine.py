@@ -205,11 +205,8 @@ class Engine:
         accept: str | None = None,
     ) -> EngineStream:
         """Ask for an answer to {"role", "content"} messages; the rest as for `submit`."""
-        from specrun.runtime.chat_template import chat_tokens
-
-        tokens = chat_tokens(self.chat_template, self.vocabulary, messages)
         return self.submit(
-            tokens,
+            self.chat_prompt(messages),
             params,
             max_tokens=max_tokens,
             index=index,
@@ -219,6 +216,12 @@ class Engine:
             n_max=n_max,
             accept=accept,
         )
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation, rendered by the model's chat template."""
+        from specrun.runtime.chat_template import chat_tokens
+
+        return chat_tokens(self.chat_template, self.vocabulary, messages)
 
     def generate_many(
         self,
