@@ -333,5 +333,8 @@ def _own_answers(states: TrainFeatures, job: TrainJob) -> AnswerSettings | None:
     from specrun.train.data.own_answers import AnswerSettings
 
     return AnswerSettings(
-        temperature=states.answer_temp, longest=states.answer_length, seed=job.settings["seed"]
+        temperature=states.answer_temp,
+        longest=states.answer_length,
+        seed=job.settings["seed"],
+        parallel=states.parallel,
     )

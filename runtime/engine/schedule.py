@@ -2,9 +2,10 @@
 
 A turn is one evaluation of all draft trees. Before it, prompts are read: no more tokens than a
 piece of one may have, so that is how much a long prompt delays a round of the other answers. They
-are taken first come, first served. Where the cache is full, what idle slots still hold goes first,
-least recently used first; then the newest answers wait, and leave their cells to the older ones if
-need be: the oldest always goes on, so every answer ends.
+are taken first come, first served; of those in slots a short one need not wait for a long one, of
+which at least every second turn reads a piece. Where the cache is full, what idle slots still hold
+goes first, least recently used first; then the newest answers wait, and leave their cells to the
+older ones if need be: the oldest always goes on, so every answer ends.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specrun.bindings.errors import SpecrunError
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choice, DrafterKey, SlotDrafters
 from specrun.runtime.engine.slots import SharedEvaluation, SlotTarget, longest_prefix
 from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
@@ -88,7 +90,10 @@ class Seat:
 
 @dataclass(slots=True)
 class Load:
-    """What an engine has done: evaluations of trees, the texts in them, and what had to wait."""
+    """What an engine has done: evaluations of trees, the texts in them, and what had to wait.
+
+    `draft_evaluations` served the drafts of `drafting_texts` texts at once, counted over all.
+    """
 
     turns: int = 0
     evaluations: int = 0
@@ -98,6 +103,8 @@ class Load:
     evicted: int = 0
     waited: int = 0
     preempted: int = 0
+    draft_evaluations: int = 0
+    drafting_texts: int = 0
 
     @property
     def texts_per_evaluation(self) -> float | None:
@@ -115,10 +122,12 @@ class Schedule:
 
     shared: SharedEvaluation
     seats: list[Seat]
+    meeting: DraftMeeting
     load: Load = field(default_factory=Load)
     admits: bool = True
     _queue: deque[Request] = field(default_factory=deque)
     _admitted: int = 0
+    _passed_over: int = 0  # the number of the oldest reader, where another read before it
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -138,12 +147,15 @@ class Schedule:
         """Let every answer go on by one round at most."""
         self.load.turns += 1
         self._end_cancelled()
-        for seat in self._busy():
+        drafting = self._drafting()
+        self.meeting.n_drafting = len(drafting)
+        for seat in drafting:
             # Those that handed out a round save what is still read of it, and draft again or end.
-            if not seat.reads and not seat.target.n_waiting:
-                self._advance(seat)
+            self._advance(seat)
+        self._draft_together()
         self._admit()
         self._read_prompts()
+        self._draft_together()
         evaluated = self._fitting()
         if evaluated:
             self.shared.evaluate([seat.target for seat in evaluated])
@@ -164,6 +176,20 @@ class Schedule:
 
     def _busy(self) -> list[Seat]:
         return sorted((seat for seat in self.seats if not seat.is_idle), key=_by_age)
+
+    def _drafting(self) -> list[Seat]:
+        """Return those that neither read a prompt nor wait to have a tree evaluated."""
+        return [seat for seat in self._busy() if not seat.reads and not seat.target.n_waiting]
+
+    def _draft_together(self) -> None:
+        """Evaluate what drafters wait for, token by token of their drafts, until none waits."""
+        while waiting := self._drafting():
+            seconds = self.meeting.evaluate()
+            self.load.draft_evaluations += 1
+            self.load.drafting_texts += len(waiting)
+            for seat in waiting:
+                self.shared.clock.add(seat.target, seconds / len(waiting))
+                self._advance(seat)
 
     def _end_cancelled(self) -> None:
         for seat in self._busy():
@@ -284,18 +310,38 @@ class Schedule:
     # -- the cache ---------------------------------------------------------------------------------
 
     def _read_prompts(self) -> None:
-        """Read prompts, the oldest first, as many tokens as a piece may have, if there is room."""
-        budget: int | None = None
-        for seat in self._busy():
+        """Read prompts, if there is room: no more tokens than a piece of one may have.
+
+        Where a prompt was read to its end its first token comes before a part of another is read.
+        """
+        left: int | None = None
+        any_ended = False
+        for seat in self._readers():
             while seat.reads or seat.reads_again:
                 piece = min(seat.n_unread, seat.target.longest_piece)
-                if budget is not None and piece > budget:
-                    return
+                ends = piece == seat.n_unread
+                if left is not None and (piece > left or (any_ended and not ends)):
+                    break
                 if piece and not self._make_room(piece, seat):
                     self.load.waited += 1
                     return
-                budget = (seat.target.longest_piece if budget is None else budget) - piece
+                left = (seat.target.longest_piece if left is None else left) - piece
+                any_ended = any_ended or ends
                 self._read_piece(seat, piece)
+
+    def _readers(self) -> list[Seat]:
+        """Return those that read prompts, in the order in which they may.
+
+        What has least left goes first, but never twice before the oldest.
+        """
+        readers = [seat for seat in self._busy() if seat.reads or seat.reads_again]
+        if not readers or readers[0].number == self._passed_over:
+            self._passed_over = 0
+            return readers
+        oldest = readers[0]
+        readers.sort(key=lambda seat: (seat.n_unread, seat.number))
+        self._passed_over = 0 if readers[0] is oldest else oldest.number
+        return readers
 
     def _read_piece(self, seat: Seat, piece: int) -> None:
         """Read the next tokens of a text; after the last of a prompt its answer drafts."""

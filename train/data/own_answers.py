@@ -29,16 +29,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How the target answers: temperature, most tokens, and for speed a drafter and its `slots`.
-
-    So many prompts are answered at once, in one evaluation.
-    """
+    """How the target answers: temperature, most tokens, a drafter, how many prompts at once."""
 
     temperature: float = 0.0
     longest: int = 512
     drafter: str = "prompt-lookup"
     seed: int = 0
-    slots: int = 4
+    parallel: int = 4
 
     @property
     def params(self) -> SamplingParams:
@@ -110,7 +107,7 @@ def _engine(path: Path, settings: AnswerSettings, max_length: int, n_threads: in
         return Engine(path, settings.drafter, slots=slots, n_ctx=n_ctx, **threads)
 
     try:
-        return opened(settings.slots)
+        return opened(settings.parallel)
     except UnsupportedModelError:  # recurrent models answer one conversation at a time
         return opened(1)
 
@@ -122,7 +119,7 @@ def _answers(
     waiting: deque[tuple[int, EngineStream]] = deque()
     while True:
         # More than are answered at once, so that no slot waits for whoever reads this.
-        for number, prompt, room in islice(asked, 2 * settings.slots - len(waiting)):
+        for number, prompt, room in islice(asked, 2 * settings.parallel - len(waiting)):
             stream = engine.submit(prompt, settings.params, max_tokens=room, index=number)
             waiting.append((number, stream))
         if not waiting:
