@@ -72,6 +72,7 @@ def open_engine(
     others: tuple[str, ...] = (),
     rules: tuple[str, ...] = (),
     lora: tuple[str, ...] = (),
+    learn: LearnFrom = False,
 ) -> Iterator[Engine]:
     """Load the models that the options name, for several conversations, until the end.
 
@@ -82,6 +83,7 @@ def open_engine(
     drafter, options = _chosen(load, draft, template, params, terminal)
     # A width that tune found is for rounds of one conversation.
     options |= {"lora": lora, "shape": draft.shape or "free", "others": others, "rules": rules}
+    options["learn"] = learn
     with _loading(load, terminal):
         if load.model is not None:
             engine = Engine(load.model, drafter, slots=slots, **options)
