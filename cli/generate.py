@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
+from specrun.cli.chat.learning import open_learning, require_training
 from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -71,6 +74,7 @@ one object), everything else goes to stderr. Options also come from SPECRUN_<OPT
 @answer_display_options
 @session_option
 @lora_option
+@learn_options
 @json_option("Print one JSON object instead of the text.")
 def generate(
     load: LoadSettings,
@@ -83,14 +87,28 @@ def generate(
     display: AnswerDisplay,
     session: Path | None,
     lora: tuple[str, ...],
+    learning: LearnSettings,
     as_json: bool,
 ) -> None:
     """Continue a prompt, or answer it where the model has a chat template."""
+    if learning.learn and not learning.learn_keep:
+        raise click.UsageError(
+            "--learn learns between answers, and there is one: give --learn-keep, and the next "
+            "time goes on from what was learnt"
+        )
+    require_training(learning)
     text = read_prompt(prompt)
-    workload = workload_of(text)
-    with open_runtime(
-        load, draft, template, answer.params, terminal, lora=lora, workload=workload
-    ) as runtime:
+    with ExitStack() as opened:
+        closed_last = opened.enter_context(ExitStack())
+        runtime = opened.enter_context(
+            open_runtime(
+                *(load, draft, template, answer.params, terminal),
+                lora=lora,
+                learn=learning.place,
+                workload=workload_of(text),
+            )
+        )
+        drafter = open_learning(closed_last, runtime, learning, terminal)
         check_sampling(answer.params, runtime)
         writer = None if as_json else PlainWriter(terminal, show_draft=display.show_draft)
         with kept_session(lambda: runtime, session, terminal):
@@ -98,6 +116,8 @@ def generate(
             answered = run_stream(stream, writer)
         full = context_full(answered, answer.max_tokens, runtime)
         trained = runtime.model.n_ctx_train
+        if drafter is not None and not answered.interrupted:
+            drafter.after_only_answer()
     if as_json:
         terminal.answer(_as_json(answered, with_cache=session is not None) + "\n")
     if display.show_timings:

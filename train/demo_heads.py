@@ -1,4 +1,4 @@
-"""Train the embedded target's drafters: Medusa, EAGLE and EAGLE-3 heads and a distilled model.
+"""Train the embedded target's drafters: Medusa, EAGLE, EAGLE-3, PaSS and a distilled model.
 
     python -m specrun.train.demo_heads --work runs/demo-heads --publish runtime/demo
 
@@ -40,6 +40,8 @@ from specrun.train.heads.medusa import MedusaRecipe
 from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
+from specrun.train.parallel.learner import PassRecipe
+from specrun.train.parallel.training import EMBEDDINGS, train_pass
 from specrun.train.target.from_gguf import folder_from_gguf
 from specrun.train.trainer.listener import NobodyListens, TrainingStatus
 from specrun.train.trainer.model_folder import write_json, write_text
@@ -48,11 +50,11 @@ logger = logging.getLogger("specrun.train.demo_heads")  # "__main__" would not b
 
 SEED = 0
 TOKENS_PER_BATCH = 1024
-RATES = {"medusa": 1e-2, "eagle": 4e-3, "eagle3": 4e-3, "drafter": 1e-3}
+RATES = {"medusa": 1e-2, "eagle": 4e-3, "eagle3": 4e-3, "drafter": 1e-3, "pass": 2e-2}
 """Learning rates for a width of 256; the usual ones, for wide models, are too slow by 4 to 10."""
 
-EPOCHS = {"medusa": 12, "eagle": 5, "eagle3": 8, "drafter": 1}
-"""How often all conversations are read: with that a kind takes 13 to 43 minutes on two cores."""
+EPOCHS = {"medusa": 12, "eagle": 5, "eagle3": 8, "drafter": 1, "pass": 1}
+"""How often all conversations are read: with that a kind takes 4 to 43 minutes on two cores."""
 
 MOST_BYTES = 25_000_000
 """What the embedded family may weigh in all."""
@@ -62,8 +64,9 @@ RECIPES: dict[str, HeadRecipe] = {
     "eagle": EagleRecipe(steps=3),
     "eagle3": Eagle3Recipe(steps=3, draft_tokens=4096),
 }
-DRAFTER, EMBEDDED = "drafter", "embedded drafter"
-KINDS = (*RECIPES, DRAFTER)
+PASS, DRAFTER, EMBEDDED = "pass", "drafter", "embedded drafter"
+LOOKAHEAD = PassRecipe(count=2, from_law=True)
+KINDS = (*RECIPES, PASS, DRAFTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,8 @@ def folder_stage(plan: Plan, name: str, source: Path) -> Path:
 def train_stage(plan: Plan, kind: str, target: Path, data: Path) -> None:
     """Train one kind from where it stands."""
     folder = plan.work / kind
-    if (folder / (RECIPES[kind].files_name if kind in RECIPES else "model.safetensors")).exists():
+    weights = {PASS: EMBEDDINGS, DRAFTER: "model.safetensors"}
+    if (folder / (weights.get(kind) or RECIPES[kind].files_name)).exists():
         return
     settings: dict[str, Any] = {
         "target": target,
@@ -179,6 +183,9 @@ def train_stage(plan: Plan, kind: str, target: Path, data: Path) -> None:
         run = HeadRun(**settings, cache="yes", features=features)
         train_head(RECIPES[kind], run, LoggedRun(kind))
         return
+    if kind == PASS:
+        train_pass(LOOKAHEAD, HeadRun(**settings), LoggedRun(kind))
+        return
     start = folder_stage(plan, "drafter-start", demo_drafters()["draft"])
     loss = DistillationLoss(on_policy=0.25)
     distilled = DrafterRun(**settings, draft=start, loss=loss, longest_answer=96)
@@ -199,6 +206,9 @@ def gguf_stage(plan: Plan, kind: str) -> None:
         return
     if kind == DRAFTER:
         convert_checkpoint(plan.work / kind, path, outtype="q8_0")
+        return
+    if kind == PASS:  # embeddings say nothing of accuracy
+        convert_head(plan.work / kind, path, target=demo_target())
         return
     raw = plan.work / f"{kind}-uncalibrated.gguf"
     raw.unlink(missing_ok=True)
@@ -229,7 +239,9 @@ def score_stage(plan: Plan, kind: str, questions: list[Question]) -> float:
     path = plan.work / f"{kind}.json"
     if not path.exists():
         file = gguf_path(plan, kind)
-        expression = f"{kind}({file})" if kind in RECIPES else f"draft({file}, n=5)"
+        options = {PASS: ", n=1, topk=8", DRAFTER: ", n=5", EMBEDDED: ", n=5"}.get(kind, "")
+        method = "draft" if kind in (DRAFTER, EMBEDDED) else kind
+        expression = f"{method}({file}{options})"
         found = measure_drafter(demo_target(), expression, questions, plan.threads)
         write_json(path, {"drafter": kind, "mean_accepted_length": found})
     return _stored_score(plan, kind)

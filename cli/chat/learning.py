@@ -1,4 +1,4 @@
-"""A chat whose draft model learns between answers (`--learn`), and what is said of it.
+"""A draft model that learns between answers (`--learn`), and what is said of it.
 
 torch is needed to learn, and is imported only for a chat that asks for it.
 """
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from specrun.bindings.errors import MissingPackageError
 from specrun.cli.options.learning import LearnSettings
 from specrun.cli.terminal.terminal import Terminal
-from specrun.runtime import GenerationResult, Runtime
+from specrun.runtime import GenerationResult
 
 if TYPE_CHECKING:
-    from specrun.train.online.online_drafter import OnlineDrafter, OnlineUpdate
+    from specrun.train.online.online_drafter import Learning, OnlineDrafter, OnlineUpdate
     from specrun.train.trainer.listener import TrainingStatus
 
 _NEEDED = ("torch", "transformers", "safetensors")
@@ -32,7 +32,7 @@ def require_training(settings: LearnSettings) -> None:
 class ChatLearning:
     """Counts answers, and lets the draft model learn when it is time, or when asked to."""
 
-    def __init__(self, runtime: Runtime, settings: LearnSettings, terminal: Terminal) -> None:
+    def __init__(self, runtime: Learning, settings: LearnSettings, terminal: Terminal) -> None:
         from specrun.train.online.online_drafter import OnlineSettings, open_online_drafter
 
         self._settings, self._terminal = settings, terminal
@@ -41,6 +41,7 @@ class ChatLearning:
             runtime, online, keep=settings.learn_keep
         )
         self._answers = 0
+        self._n_begun = self._n_kept
         # Of the drafts since the last update, and of those before it: drafted, accepted.
         self._since, self._before = (0, 0), (0, 0)
         self._tell_start()
@@ -57,6 +58,17 @@ class ChatLearning:
         every = self._settings.learn_every
         if every and self._answers >= every and self._drafter.can_update:
             self.update()
+
+    def after_only_answer(self) -> None:
+        """Learn if it is time after an answer of which the next time knows what was kept alone."""
+        every, kept = self._settings.learn_every, self._n_kept
+        if every and kept > self._n_begun and kept % every == 0 and self._drafter.can_update:
+            self.update()
+
+    @property
+    def _n_kept(self) -> int:
+        store = self._drafter.runtime.rejections
+        return 0 if store is None else len(store.buffer)
 
     def update(self) -> None:
         """Learn now; Ctrl-C stops it and leaves the drafter as it was."""
@@ -125,7 +137,7 @@ class ChatLearning:
 
 
 def open_learning(
-    closed_last: ExitStack, runtime: Runtime, settings: LearnSettings, terminal: Terminal
+    closed_last: ExitStack, runtime: Learning, settings: LearnSettings, terminal: Terminal
 ) -> ChatLearning | None:
     """Return what lets the chat's drafter learn, None: nobody asked.
 

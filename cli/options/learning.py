@@ -15,7 +15,7 @@ _EVERY = 10
 
 @dataclass(frozen=True, slots=True)
 class LearnSettings:
-    """Whether the draft model learns between answers; `keep`: what it learns outlives the chat."""
+    """Whether the draft model learns between answers; `keep`: what it learns is kept afterwards."""
 
     learn: bool
     learn_keep: bool
@@ -42,16 +42,16 @@ learn_options = option_group(
     DRAFTING.flag(
         "--learn",
         "Let the draft model (-md) learn from its rejected drafts between answers; what it learns "
-        "is forgotten when the chat ends. The text stays the target's.",
+        "is forgotten at the end. The text stays the target's.",
     ),
     DRAFTING.flag(
         "--learn-keep",
         "The same, and keep rejected drafts and the drafter in the user's state folder for the "
-        "next chat with this option (specrun learn show, forget).",
+        "next time with this option (specrun learn show, forget).",
     ),
     DRAFTING.option(
         "--learn-every N",
-        "Answers between two updates; 0: only at /learn.",
+        "Answers between two updates; 0: only at a chat's /learn.",
         click.IntRange(0, MAX_COUNT),
         default=_EVERY,
     ),

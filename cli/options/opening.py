@@ -79,6 +79,7 @@ def open_engine(
     rules: tuple[str, ...] = (),
     lora: tuple[str, ...] = (),
     workload: str = ANY,
+    learn: LearnFrom = False,
 ) -> Iterator[Engine]:
     """Load the models that the options name, for several conversations, until the end.
 
@@ -89,6 +90,7 @@ def open_engine(
     drafter, options = _chosen(load, draft, template, params, terminal, workload)
     # A width that tune found is for rounds of one conversation.
     options |= {"lora": lora, "shape": draft.shape or "free", "others": others, "rules": rules}
+    options["learn"] = learn
     with _loading(load, terminal):
         if load.model is not None:
             engine = Engine(load.model, drafter, slots=slots, **options)

@@ -9,10 +9,12 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import MissingPackageError, OptionError
+from specrun.cli.chat.learning import require_training
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
 from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -26,6 +28,7 @@ from specrun.cli.options.output import terminal_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
 from specrun.cli.serve.addresses import bound_socket, is_loopback, url_of
+from specrun.cli.serve.learning import serve_learning
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.table import count_text
@@ -43,6 +46,7 @@ _EPILOG = """\b
 Examples:
   specrun serve --demo                                   the embedded models on http://127.0.0.1:8080
   specrun serve -m target.gguf -md small.gguf -c 16384
+  specrun serve -m target.gguf -md small.gguf --learn    the drafter learns while it serves
   specrun serve -m target.gguf --port 0                  a free port, which stdout names
   specrun serve -m target.gguf --host 0.0.0.0 --api-key-file keys.txt
 
@@ -165,6 +169,7 @@ server_options = option_group(
 @template_options
 @terminal_options
 @lora_option
+@learn_options
 def serve(
     load: LoadSettings,
     server: _ServerOptions,
@@ -173,11 +178,15 @@ def serve(
     template: TemplateSettings,
     terminal: Terminal,
     lora: tuple[str, ...],
+    learning: LearnSettings,
 ) -> None:
     """Answer over HTTP: OpenAI's API and llama-server's, several conversations at once."""
     for module, package in _PACKAGES.items():
         if importlib.util.find_spec(module) is None:
             raise MissingPackageError("specrun serve", package, "serve")
+    require_training(learning)
+    if learning.wanted and not learning.learn_every:
+        raise OptionError("--learn-every 0 learns at a chat's /learn: give how many answers")
     from specrun.cli.serve.app import create_app
     from specrun.cli.serve.server import run_server
 
@@ -208,11 +217,13 @@ def serve(
             others=server.others,
             rules=server.rules,
             lora=lora,
+            learn=learning.place,
         )
-        with opened as engine:
+        with opened as engine, serve_learning(engine, learning, terminal) as observers:
             check_sampling(answer.params, engine)
             url = url_of(server.host, listener)
             app = create_app(engine, settings)
+            app.state.service.observers += observers
 
             def ready() -> None:
                 _print_block(engine, settings, draft.accept, url, terminal)

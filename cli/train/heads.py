@@ -201,8 +201,9 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
     ),
     _HEAD.option(
         "--inputs",
-        "What the head reads, as in the paper's ablation; both: states and the tokens after them.",
-        click.Choice(["both", "features", "tokens"]),
+        "What the head reads, as in the paper's ablation; both: states and the tokens after them; "
+        "unshifted: and the tokens at them, to be measured only.",
+        click.Choice(["both", "features", "tokens", "unshifted"]),
         default="both",
     ),
     states_options,
@@ -220,6 +221,10 @@ def eagle(
     """Train an EAGLE head for a target."""
     from specrun.train.heads.eagle import EagleRecipe
 
+    if inputs == "unshifted" and job.result.gguf is not None:
+        raise click.UsageError(
+            "--inputs unshifted makes a head that cannot draft: leave out --gguf, or use both"
+        )
     recipe = EagleRecipe(token_weight=token_weight, noise=noise, steps=unroll, inputs=inputs)
     _train_recipe(recipe, job, states)
 

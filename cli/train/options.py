@@ -236,7 +236,7 @@ states_options = option_group(
     _ANSWERS.option(
         "--answer-length N", "The most tokens of its answers.", click.IntRange(1), default=512
     ),
-    parallel_option(_ANSWERS),
+    parallel_option(_ANSWERS, default=4),
 )
 
 

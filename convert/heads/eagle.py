@@ -69,6 +69,12 @@ def _require_known(config: JsonObject) -> None:
     n_layers = config.count("num_hidden_layers", 1)
     if n_layers != 1:
         raise config.unsupported(f"has {n_layers} layers: an EAGLE head has one")
+    inputs = config.text("eagle_inputs", "both")
+    if inputs == "unshifted":
+        raise config.unsupported(
+            "was trained on tokens that are not shifted, EAGLE's ablation: drafting pairs a state "
+            "with the token after it; train with --inputs both"
+        )
     rope, kind = rope_settings(config)
     if kind != "default":
         raise rope.unsupported(f"is {kind!r}: EAGLE heads are run with unscaled positions only")

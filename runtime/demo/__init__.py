@@ -15,7 +15,7 @@ def demo_target() -> Path:
 
 def demo_drafters() -> dict[str, Path]:
     """Return the embedded drafter files by the name their drafter has in the drafter language."""
-    heads = {name: _FOLDER / f"{name}.gguf" for name in ("medusa", "eagle", "eagle3")}
+    heads = {name: _FOLDER / f"{name}.gguf" for name in ("medusa", "eagle", "eagle3", "pass")}
     return {"draft": _FOLDER / "drafter.gguf", **heads}
 
 

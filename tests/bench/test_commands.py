@@ -117,6 +117,22 @@ def test_planned_drafters_are_those_that_tune_found(
     assert bench(*drafters, "-p", "one", "--planned", "--pad-to", "200K").exit_code == 2
 
 
+def test_alpha_is_reported_of_drafters_that_have_a_law(drafters: list[str]) -> None:
+    """Of the twin as of the n-gram; plain decoding and prompt lookup draw nothing."""
+    asked = (*drafters, "-p", "one", "--temp", "1", "-r", "1", "--drafter", "ngram(n=2)")
+    asked += ("--drafter", "prompt-lookup")
+    found = {result["drafter"]: result["alpha"] for result in results(*asked, "--alpha")}
+    twin = next(name for name in found if name.startswith("draft("))
+    assert 0.0 < found[twin] <= 1.0
+    assert 0.0 <= found["ngram(n=2)"] < 1.0
+    assert found["none"] is found["prompt-lookup"] is None
+    table = good(bench(*asked, "--alpha"))
+    assert " alpha |" in table.splitlines()[0]
+    assert "corollary 3.6" in table
+    assert all(result["alpha"] is None for result in results(*asked))
+    assert " alpha |" not in good(bench(*asked)).splitlines()[0]
+
+
 def test_the_demo_asks_its_own_questions(
     tiny_model: Path, tiny_flat_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -179,3 +182,84 @@ def test_wrong_inputs(run: Run, arguments: list[object], code: int, named: str) 
     assert named in result.stderr
     assert result.exit_code == code
     assert "Traceback" not in result.stderr
+
+
+# -- one answer, and a server ----------------------------------------------------------------------
+
+
+def test_single_answers_learn_from_what_was_kept(run: Run, pair: list[object], state: Path) -> None:
+    """The second answer makes two; the third is drafted by what was learnt from both."""
+    refused = run("generate", *pair, *OPTIONS, "--learn", "-p", QUESTIONS[0])
+    assert refused.exit_code == 2
+    assert "give --learn-keep" in refused.stderr
+    assert not state.exists()
+    learn = ["--learn-keep", "--learn-every", 2, "--learn-rate", 0.01]
+    sampling = [*OPTIONS[:-4], "-c", 512, "-n", 200]  # enough for 32 rejected drafts
+    results = [
+        run("generate", *pair, *sampling, "-s", seed, *learn, "-p", QUESTIONS[seed % 4])
+        for seed in range(4)
+    ]
+    assert [result.exit_code for result in results] == [0] * 4
+    (kept,) = json.loads(run("learn", "show", "--json").stdout)
+    assert kept["answers"] == 4
+    learnt = ["learnt from" in result.stderr for result in results]
+    assert learnt[0] is learnt[2] is False
+    assert learnt[3]
+    assert kept["drafters"]
+
+
+def test_a_server_learns_while_it_answers(run: Run, pair: list[object], tmp_path: Path) -> None:
+    from specrun.cli.options.learning import LearnSettings
+    from specrun.cli.serve.learning import serve_learning
+    from specrun.cli.terminal.terminal import Terminal
+    from specrun.runtime import SamplingParams
+    from specrun.runtime.engine import Engine
+
+    settings = LearnSettings(learn=True, learn_keep=False, learn_every=16, learn_rate=0.01)
+    options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1}
+    with Engine(pair[1], pair[3], slots=2, learn=True, **options) as engine:
+        before = engine.draft_file
+        with serve_learning(engine, settings, Terminal(quiet=True)) as observers:
+            (tell,) = observers
+            params = [SamplingParams(seed=seed, top_k=0, top_p=1.0, min_p=0.0) for seed in range(5)]
+            for each in params:
+                streams = [
+                    engine.submit_chat([{"role": "user", "content": text}], each, max_tokens=24)
+                    for text in QUESTIONS
+                ]
+                for stream in streams:
+                    tell(stream.result)
+            wait_until(lambda: engine.draft_file != before)
+        assert "drafter-1" in str(engine.draft_file)
+
+
+def test_a_server_that_ends_gives_an_update_up(pair: list[object]) -> None:
+    from specrun.cli.options.learning import NO_LEARNING, LearnSettings
+    from specrun.cli.serve.learning import serve_learning
+    from specrun.cli.terminal.terminal import Terminal
+    from specrun.runtime.engine import Engine
+
+    options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1}
+    settings = LearnSettings(learn=True, learn_keep=False, learn_every=1, learn_rate=0.01)
+    with Engine(pair[1], pair[3], slots=2, learn=True, **options) as engine:
+        with serve_learning(engine, NO_LEARNING, Terminal(quiet=True)) as observers:
+            assert observers == []
+        with serve_learning(engine, settings, Terminal(quiet=True)) as observers:
+            (tell,) = observers
+            streams = [
+                engine.submit_chat([{"role": "user", "content": text}], max_tokens=24)
+                for text in QUESTIONS * 3
+            ]
+            for stream in streams:
+                tell(stream.result)
+        assert all(each.name != "specrun learning" for each in threading.enumerate())
+        assert engine.draft_file.exists()  # whichever was in use in that moment
+        assert engine.submit("Still there", max_tokens=4).result.token_ids
+
+
+def wait_until(found: Callable[[], bool]) -> None:
+    """Wait for what a thread does; gives up after a minute."""
+    end = time.monotonic() + 60
+    while not found() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert found()

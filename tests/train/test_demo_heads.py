@@ -47,7 +47,9 @@ def tiny(embedded, monkeypatch):
     ]
     monkeypatch.setattr(demo_heads, "epoch_conversations", lambda entries, rng: turns)
     monkeypatch.setattr(demo_heads, "TOKENS_PER_BATCH", 400)
-    monkeypatch.setattr(demo_heads, "RATES", {"medusa": 2e-2, "eagle": 5e-3, "drafter": 1e-2})
+    monkeypatch.setattr(
+        demo_heads, "RATES", {"medusa": 2e-2, "eagle": 5e-3, "drafter": 1e-2, "pass": 2e-2}
+    )
     recipes = {"medusa": MedusaRecipe(heads=2, own_output=False), "eagle": EagleRecipe()}
     monkeypatch.setattr(demo_heads, "RECIPES", recipes)
 
@@ -60,16 +62,17 @@ def plan_for(work, *more):
 def test_every_stage_runs_once_and_the_files_are_published(tiny, tmp_path, caplog):
     published = tmp_path / "published"
     published.mkdir()
-    kinds = [part for kind in ("medusa", "eagle", "drafter") for part in ("--only", kind)]
+    kinds = [part for kind in ("medusa", "eagle", "pass", "drafter") for part in ("--only", kind)]
     plan = plan_for(tmp_path / "work", "--publish", str(published), *kinds)
     lengths = make_heads(plan)
-    assert set(lengths) == {"medusa", "eagle", "drafter", "embedded drafter"}
+    assert set(lengths) == {"medusa", "eagle", "pass", "drafter", "embedded drafter"}
     assert lengths["drafter"] > lengths["embedded drafter"] + 0.3
     assert lengths["medusa"] > 1.2
     assert sorted(path.name for path in published.iterdir()) == [
         "drafter.gguf",
         "eagle.gguf",
         "medusa.gguf",
+        "pass.gguf",
     ]
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").glob("*.gguf")}
     with caplog.at_level(logging.INFO):

@@ -12,7 +12,9 @@ embedding and output matrix are the target's: neither is part of the head.
 
 The paper's ablation of inputs (section 5.3.2): a head may also read features only or tokens only,
 in the place of features with the tokens shifted by one. The part of `fc` that would read the other
-is then 0 and stays so: the file is one of any EAGLE head.
+is then 0 and stays so: the file is one of any EAGLE head. Or it reads features with the tokens that
+they stand at (unshifted), which say nothing new: such a head is trained and measured only, as what
+drafts pairs a state with the token after it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart
 
-EagleInputs = Literal["both", "features", "tokens"]
+EagleInputs = Literal["both", "features", "tokens", "unshifted"]
 
 
 class _Layer(nn.Module):
@@ -94,7 +96,8 @@ class EagleHead(nn.Module):
 class EagleRecipe(ChainRecipe):
     """`token_weight` is w, `noise` the largest noise on a state; 1 of `steps` is EAGLE's own.
 
-    `inputs` says what the head reads: "both" are features and shifted tokens, EAGLE's own.
+    `inputs` says what the head reads: "both" are features and shifted tokens, EAGLE's own,
+    "unshifted" features and the tokens that they stand at.
     """
 
     token_weight: float = 0.1
@@ -131,6 +134,8 @@ class EagleRecipe(ChainRecipe):
         config = shape.llama_config(
             num_hidden_layers=1, bias=True, architectures=["EagleLlamaForCausalLM"]
         )
+        if self.inputs == "unshifted":
+            config["eagle_inputs"] = self.inputs  # what drafts would pair it wrongly
         return HeadFiles(config, dict(learner.module.state_dict()))
 
 
@@ -143,6 +148,7 @@ class EagleLearner(ChainLearner):
         self, recipe: EagleRecipe, shape: ModelShape, target: TargetMatrices, source: FeatureSource
     ) -> None:
         self.recipe, self.head = recipe, EagleHead(shape, recipe.inputs)
+        self.shift = 0 if recipe.inputs == "unshifted" else 1
         super().__init__(self.head, target, source, MEASURED_DEPTH)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:

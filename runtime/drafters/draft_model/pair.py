@@ -14,6 +14,7 @@ from specrun.runtime.language import Expression
 from specrun.runtime.methods import options_of
 from specrun.runtime.pairing import check_can_draft, check_vocabularies
 
+_NOTHING = 0.005  # of a text's tokens
 _ENOUGH = 0.5  # of the target's tokens, by frequency: below it a drafter is heard better as text
 
 
@@ -60,7 +61,10 @@ class DraftPair:
             remark = f"{other}: its text is tokenized again, which costs some of every draft"
             return DraftPair(size, by_text=True, remark=f"{remark} (vocabulary=text)")
         shared = f"it drafts by the {tokens.n_shared:,} of {size:,} tokens that both have"
-        return DraftPair(size, tokens, remark=f"{other}: {shared} (vocabulary=tokens)")
+        lacking = 1.0 - tokens.coverage  # by frequency
+        cost = f"; drafts end at the about {lacking:.0%} of a text's tokens that it lacks"
+        cost = cost if lacking > _NOTHING else ", nearly all that texts are made of"
+        return DraftPair(size, tokens, remark=f"{other}: {shared}{cost} (vocabulary=tokens)")
 
     def chain_state(self, context: Context) -> DraftModelState:
         """Return the cache of a drafter of chains."""

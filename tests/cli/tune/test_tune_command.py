@@ -63,6 +63,26 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
     assert warnings == []
 
 
+def test_alpha_of_other_drafters_stands_beside_the_draft_models(models: Models) -> None:
+    others = ("--drafter", "early-exit(layers=1, n=2)", "--drafter", f"draft({models.target}, n=2)")
+    result = tune(*pair(models), *FAST, "--temp", "1", "--no-save", "--json", *others)
+    assert result.exit_code == 0, result.output
+    (setting,) = json.loads(result.stdout)["settings"]
+    rows = {row["drafter"]: row for row in setting["alpha"]}
+    assert len(rows) == 5  # the draft model, two orders of n-grams, and these
+    assert rows[f"draft({models.target}, n=2)"]["alpha"] == pytest.approx(1.0, abs=1e-3)
+    assert 0.0 < rows["early-exit(layers=1, n=2)"]["alpha"] < 1.0
+    for row in rows.values():
+        assert row["theory"]["cost_ratio"] > 0.0
+        assert row["bytes"] > 0.0
+    refused = tune(*pair(models), *FAST, "--drafter", "prompt-lookup")
+    assert refused.exit_code != 0
+    assert "prompt-lookup has no law" in refused.output + str(refused.exception)
+    alone = tune("-m", models.target, *FAST, "--drafter", "ngram")
+    assert alone.exit_code == 2
+    assert "give -md FILE too" in alone.output
+
+
 def test_without_a_draft_model_the_targets_costs_are_measured_and_kept(models: Models) -> None:
     result = tune("-m", models.target, *FAST)
     assert result.exit_code == 0, result.output

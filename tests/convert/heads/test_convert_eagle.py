@@ -193,6 +193,7 @@ def test_metadata(target: Model, tmp_path: Path) -> None:
         ),
         ({"num_attention_heads": 5}, {}, MalformedFileError, "5 heads"),
         ({"num_hidden_layers": 2}, {}, UnsupportedModelError, "2 layers: an EAGLE head has one"),
+        ({"eagle_inputs": "unshifted"}, {}, UnsupportedModelError, "tokens that are not shifted"),
         (
             {},
             {"layers.1.mlp.up_proj.weight": (64, HIDDEN)},

@@ -68,7 +68,7 @@ def test_cells_exactly_and_graphs_with_room(allocated: Allocated, drafter: str) 
 
 def test_weights_are_those_of_the_file() -> None:
     for name, path in demo_drafters().items():
-        if name == "draft":
+        if name in ("draft", "pass"):  # a model; embeddings on the host
             continue
         part = parts_of(demo_target(), name, ContextOptions(), demo_drafters())[1]
         assert isinstance(part, HeadPart)

@@ -126,6 +126,7 @@ def test_other_ids_for_the_same_tokens_change_nothing(
         with Runtime(tiny_model, f"draft({quoted(str(path))}, {options})", **F32) as runtime:
             remark = runtime.session.drafter.remark
             assert ("the 320 of 320 tokens" in remark) == (path == moved)
+            assert ("nearly all that texts are made of" in remark) == (path == moved)
             answers = [runtime.generate(PROMPT, each, max_tokens=30) for each in (GREEDY, WARM)]
         found.append([(a.token_ids, a.stats.drafted, a.stats.accepted) for a in answers])
     assert found[0] == found[1]
