@@ -170,6 +170,8 @@ _EAGLE_EPILOG = """\b
 Examples:
   specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --gguf head.gguf
   specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --unroll 3
+  specrun train eagle --target model-Q4_K_M.gguf -o head --gguf head.gguf
+  specrun train eagle --target model.gguf --prompts mine.txt -o head --gguf head.gguf
 
 \b
 The head learns the target's next hidden state (smooth L1), and with --token-weight the law that follows from
