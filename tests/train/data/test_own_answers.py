@@ -41,6 +41,7 @@ def asked(
     *,
     weights="first",
     target=None,
+    progress=None,
     **settings,
 ):
     return answer_prompts(
@@ -52,6 +53,7 @@ def asked(
         identity={"weights": weights},
         max_length=256,
         n_threads=1,
+        progress=progress,
     )
 
 
@@ -98,6 +100,26 @@ def test_an_interrupted_run_asks_only_what_is_left(
     )
     asked(taught, tokenizer, store, temperature=0.5)
     assert len(calls) == 2 + len(PROMPTS)
+
+
+def test_ctrl_c_keeps_the_answers_that_are_there(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path, calls
+) -> None:
+    """Those under way are stopped: what was told is stored, and only the others are asked again."""
+    store = tmp_path / "a.jsonl"
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asked(taught, tokenizer, store, progress=stop)
+    assert len(store.read_text().splitlines()) == 2
+    calls.clear()
+    found = asked(taught, tokenizer, store)
+    assert len(calls) == len(PROMPTS) - 2
+    whole = asked(taught, tokenizer, tmp_path / "b.jsonl", slots=1)
+    assert [item.ids.tolist() for item in found] == [item.ids.tolist() for item in whole]
 
 
 def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(
