@@ -170,6 +170,8 @@ _EAGLE_EPILOG = """\b
 Examples:
   specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --gguf head.gguf
   specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --unroll 3
+  specrun train eagle --target model-Q4_K_M.gguf -o head --gguf head.gguf
+  specrun train eagle --target model.gguf --prompts mine.txt -o head --gguf head.gguf
 
 \b
 The head learns the target's next hidden state (smooth L1), and with --token-weight the law that follows from
@@ -200,6 +202,14 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
         default=1,
     ),
     _HEAD.option(
+        "--law-tokens N",
+        "Compare laws among N tokens: those said most often, and a quarter drawn anew each step; "
+        "faster where the target is narrow.",
+        click.IntRange(0),
+        default=0,
+        show_default="all",
+    ),
+    _HEAD.option(
         "--inputs",
         "What the head reads, as in the paper's ablation; both: states and the tokens after them; "
         "unshifted: and the tokens at them, to be measured only.",
@@ -215,6 +225,7 @@ def eagle(
     token_weight: float,
     noise: float,
     unroll: int,
+    law_tokens: int,
     inputs: EagleInputs,
     states: TrainFeatures,
 ) -> None:
@@ -225,7 +236,9 @@ def eagle(
         raise click.UsageError(
             "--inputs unshifted makes a head that cannot draft: leave out --gguf, or use both"
         )
-    recipe = EagleRecipe(token_weight=token_weight, noise=noise, steps=unroll, inputs=inputs)
+    recipe = EagleRecipe(
+        token_weight=token_weight, noise=noise, steps=unroll, inputs=inputs, law_tokens=law_tokens
+    )
     _train_recipe(recipe, job, states)
 
 

@@ -87,7 +87,7 @@ class StartedHeadRun(StartedRun):
 
 
 # What most runs leave alone is left out, as in the checkpoints of versions that did not know it.
-_UNSAID = {"eagle inputs": "both", "hydra noise": 0.0}
+_UNSAID = {"eagle inputs": "both", "eagle law_tokens": 0, "hydra noise": 0.0}
 
 
 def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:  # noqa: ANN401

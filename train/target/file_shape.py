@@ -11,7 +11,7 @@ from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specrun.bindings.model import Model
-from specrun.convert.gguf import GGUFSource
+from specrun.convert.gguf import GGUFSource, require_whole
 from specrun.runtime.methods import method_of_head
 from specrun.runtime.pairing import check_rollback
 from specrun.train.target.target_shape import ModelShape, dividing_heads
@@ -29,6 +29,7 @@ def check_file_target(path: Path) -> None:
             f"{path} is itself a head ({header.architecture}): give the target that is to be "
             "drafted for"
         )
+    require_whole(path, header)
     check_logits(path, header)
     with Model(path, vocab_only=True) as model:
         if not model.can_generate:

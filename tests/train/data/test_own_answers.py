@@ -41,6 +41,7 @@ def asked(
     *,
     weights="first",
     target=None,
+    progress=None,
     **settings,
 ):
     return answer_prompts(
@@ -52,6 +53,7 @@ def asked(
         identity={"weights": weights},
         max_length=256,
         n_threads=1,
+        progress=progress,
     )
 
 
@@ -104,12 +106,32 @@ def test_an_interrupted_run_asks_only_what_is_left(
 def test_several_at_once_are_answered_as_in_turn(
     taught, tokenizer: TargetTokenizer, tmp_path: Path, calls, temperature: float
 ) -> None:
-    in_turn = asked(taught, tokenizer, tmp_path / "a.jsonl", temperature=temperature)
+    in_turn = asked(taught, tokenizer, tmp_path / "a.jsonl", temperature=temperature, parallel=1)
     calls.clear()
     together = asked(taught, tokenizer, tmp_path / "b.jsonl", temperature=temperature, parallel=4)
     assert calls == []
     assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
     assert [each.ids.tolist() for each in together] == [each.ids.tolist() for each in in_turn]
+
+
+def test_ctrl_c_keeps_the_answers_that_are_there(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path, calls
+) -> None:
+    """Those under way are stopped: what was told is stored, and only the others are asked again."""
+    store = tmp_path / "a.jsonl"
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asked(taught, tokenizer, store, progress=stop)
+    assert len(store.read_text().splitlines()) == 2
+    calls.clear()
+    found = asked(taught, tokenizer, store)
+    assert len(calls) == len(PROMPTS) - 2
+    whole = asked(taught, tokenizer, tmp_path / "b.jsonl", parallel=1)
+    assert [item.ids.tolist() for item in found] == [item.ids.tolist() for item in whole]
 
 
 def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(

@@ -43,6 +43,7 @@ from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
 from specrun.train.target import feature_cache
+from specrun.train.target import file_shape as file_shape_module
 from specrun.train.target.file_shape import file_shape
 from specrun.train.target.head_target import open_head_target
 from specrun.train.target.target_shape import target_shape
@@ -67,6 +68,7 @@ RECIPES: tuple[HeadRecipe, ...] = (
     MedusaRecipe(heads=2, from_law=True),
     HydraRecipe(heads=2),
     EagleRecipe(noise=0.0),
+    EagleRecipe(noise=0.0, law_tokens=200),
     Eagle3Recipe(steps=2),
 )
 
@@ -257,6 +259,17 @@ def test_a_head_is_no_target(taught, tmp_path: Path) -> None:
     run = run_of(taught.gguf, tmp_path / "head", data=(taught.data,), steps=1)
     convert_head(train_head(EagleRecipe(), run).output, tmp_path / "h.gguf", target=taught.gguf)
     assert "is itself a head (eagle)" in refused(tmp_path / "h.gguf", tmp_path / "out")
+
+
+def test_a_part_of_a_split_model_is_no_target(taught, tmp_path: Path, monkeypatch) -> None:
+    real = file_shape_module.read_header
+
+    def split(path: Path):
+        header = real(path)
+        return replace(header, metadata={**header.metadata, "split.count": 2})
+
+    monkeypatch.setattr(file_shape_module, "read_header", split)
+    assert "merge the parts first" in refused(taught.gguf, tmp_path / "out")
 
 
 def test_recurrent_states_cannot_be_taken_back(tmp_path: Path) -> None:
