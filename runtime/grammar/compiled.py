@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
@@ -184,13 +184,11 @@ def _source(grammar: Grammar) -> str:
     Otherwise its masks would allow the tokenizer's own spelling alone where the text is forced, and
     the law would not be the target's given that the text follows the grammar.
     """
-    from llguidance import LLMatcher, regex_to_lark
+    from llguidance import regex_to_lark
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if grammar.kind == "json-schema":
-        spaces = {"whitespace_pattern": _SPACES}
-        wrapped = LLMatcher.grammar_from_json_schema(grammar.source, overrides=spaces)
-        source = f"start: %json {json.dumps(json.loads(wrapped)['grammars'][0]['json_schema'])}"
+        source = f"start: %json {json.dumps(_with_spaces(json.loads(grammar.source)))}"
     elif grammar.kind == "regex":
         source = f"start: /{regex_to_lark(grammar.source)}/"
     elif grammar.kind == "lark":
@@ -201,6 +199,17 @@ def _source(grammar: Grammar) -> str:
         except Exception as problem:  # it raises plain ones, and what its parser runs into
             raise _refusal(grammar, str(problem)) from None
     return _unforced(grammar, source)
+
+
+def _with_spaces(schema: bool | dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that says where spaces may stand, unless it does itself."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    options = schema.get("x-guidance")
+    known = options if isinstance(options, dict) else {}
+    if any(name.startswith("whitespace") for name in known):
+        return schema
+    return {**schema, "x-guidance": {**known, "whitespace_pattern": _SPACES}}
 
 
 def _unforced(grammar: Grammar, source: str) -> str:
