@@ -25,6 +25,7 @@ from specrun.runtime.drafter import Drafter, Owned, close_all, make_all
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import EngineStream
+from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.opening import (
     OpenModels,
     RuntimeOptions,
@@ -146,10 +147,13 @@ class Engine:
         """Ask for a continuation of `prompt`, a text or token ids; return its stream at once.
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
-        drafters of point masses, but for what batches of another size round otherwise.
+        drafters of point masses, but for what batches of another size round otherwise. Raises
+        `GrammarError` for a grammar that cannot be compiled.
         """
         params = params or SamplingParams()
         tokens = prompt_tokens(self.vocabulary, prompt)
+        if params.grammar is not None:  # here, where nobody else waits for it; it is kept
+            compiled(params.grammar, self.vocabulary)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         stream = EngineStream(seed)
         request = Request(tokens, params, seed, index, max_tokens, logprobs, stream.listener)

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from specrun.bindings.errors import SpecrunError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.state import Cursor, GrammarState, Lexicon
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _LONGEST_MESSAGE = 400
+# Ten times llguidance's own, which a schema of a thousand optional fields exceeds: a mask may then
+# take tens of milliseconds, and none that takes less does so.
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 20_000,
+    "step_max_items": 500_000,
+    "initial_lexer_fuel": 10_000_000,
+    "step_lexer_fuel": 2_000_000,
+    "max_grammar_size": 5_000_000,
+    "verbose_errors": False,
+}
 _UNFORCED = {"no_forcing": True}
 _OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
 _KEPT = 16  # compiled grammars: clients repeat theirs
@@ -152,7 +163,10 @@ class _Tokenizer:
         """Return the tokens of a text in the middle of another."""
         vocabulary = self._vocabulary()
         data = text.encode() if isinstance(text, str) else text
-        return [] if vocabulary is None else vocabulary.tokenize_within(data)
+        try:
+            return [] if vocabulary is None else vocabulary.tokenize_within(data)
+        except SpecrunError:  # a closed model: native code must not meet an error
+            return []
 
 
 def _tokenizer(vocabulary: Vocabulary, spelled: list[bytes]) -> LLTokenizer:
@@ -170,9 +184,10 @@ def _tokenizer(vocabulary: Vocabulary, spelled: list[bytes]) -> LLTokenizer:
 
 def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     """Return the matcher at the beginning of a grammar."""
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
-    matcher = LLMatcher(tokenizer, _source(grammar), log_level=0)
+    limits = LLParserLimits(**_LIMITS)
+    matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
     if matcher.is_error():
         raise _refusal(grammar, matcher.get_error())
     return matcher
