@@ -17,6 +17,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.fixed_shape import Shape
+from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online import LearnFrom
 
 # --no-chat-template in a chat: the messages' texts, one below the other.
@@ -127,7 +128,9 @@ def template_text(template: TemplateSettings) -> str | None:
 
 
 def check_sampling(params: SamplingParams, runtime: Runtime) -> None:
-    """Raise if a logit bias names a token that the target lacks."""
+    """Raise if a logit bias names a token that the target lacks, or a grammar does not compile."""
+    if params.grammar is not None:
+        compiled(params.grammar, runtime.vocabulary)
     size = runtime.vocabulary.size
     for token in params.logit_bias:
         if token >= size:

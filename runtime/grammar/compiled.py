@@ -35,6 +35,8 @@ _LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 _UNFORCED = {"no_forcing": True}
+_SHOWN = re.compile(r"\s*(\d+ \||\^\s*$)")
+_PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 _OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
 _KEPT = 16  # compiled grammars: clients repeat theirs
 # As llama.cpp's grammars of schemas: without a bound, small models fill answers with spaces.
@@ -239,10 +241,19 @@ def _unforced(grammar: Grammar, source: str) -> str:
     if not isinstance(options, dict):
         raise _refusal(grammar, "its %llguidance options are no JSON object")
     before, after = source[: found.end()], source[end:]
-    return f"{before}{json.dumps({**options, **_UNFORCED})}{after}"
+    return f"\n{before}{json.dumps({**options, **_UNFORCED})}{after}"
 
 
 def _refusal(grammar: Grammar, message: str) -> GrammarError:
-    """Return one sentence of a compiler's message, which may show the place on further lines."""
-    why = " ".join(message.split()) or "no reason is given"
-    return GrammarError(f"the {grammar.noun} cannot be compiled: {why[:_LONGEST_MESSAGE]}")
+    """Return one sentence of a compiler's message, which shows the place on further lines.
+
+    The places of all but Lark grammars are in the text that was made of them: nobody knows that.
+    """
+    lines = [line for line in message.splitlines() if not _SHOWN.match(line)]
+    why = " ".join(" ".join(lines).split())
+    if grammar.kind == "lark":
+        why = _PLACE.sub(lambda found: f"line {int(found[1]) - 1}: ", why)
+    else:
+        why = _PLACE.sub("", why)
+    why = why[:_LONGEST_MESSAGE] or "no reason is given"
+    return GrammarError(f"the {grammar.noun} cannot be compiled: {why}")
