@@ -123,7 +123,10 @@ def decode_rounds(
     while allowance is not None:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
-        tree = drafter.propose(_ask(conversation, settings, allowance, state))
+        request = _ask(conversation, settings, allowance, state)
+        while not drafter.prepare(request):  # others draft with the same model meanwhile
+            yield None
+        tree = drafter.propose(request)
         allowance.check(tree, drafter.name)
         # Evaluate: the last token and the whole tree, in one batch, others' trees maybe beside it.
         while (rows := target.evaluate(conversation, tree)) is None:
