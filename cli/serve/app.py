@@ -15,11 +15,14 @@ from starlette.routing import BaseRoute, Route
 
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.access import Access
+from specrun.cli.serve.anthropic import messages
 from specrun.cli.serve.errors import RequestError, request_error
+from specrun.cli.serve.failures import failure
 from specrun.cli.serve.guard import Guard, cors
+from specrun.cli.serve.infill import infill
 from specrun.cli.serve.native import health, metrics, properties, tokens
 from specrun.cli.serve.openai import chat, completions, embeddings, models
-from specrun.cli.serve.openai.errors import error_reply
+from specrun.cli.serve.responses import responses
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import Engine
@@ -65,6 +68,11 @@ def routes() -> list[BaseRoute]:
         *_both("/models/{name:path}", models.get_model, "GET"),
         *_both("/chat/completions", chat.chat_completions, "POST"),
         *_both("/completions", completions.completions, "POST"),
+        Route("/infill", infill.infill, methods=["POST"]),
+        *_both("/responses", responses.responses, "POST"),
+        *_both("/responses/input_tokens", responses.input_tokens, "POST"),
+        *_both("/messages", messages.messages, "POST"),
+        *_both("/messages/count_tokens", messages.count_tokens, "POST"),
         *_both("/embeddings", embeddings.embeddings, "POST"),
     ]
 
@@ -74,11 +82,11 @@ def _both(path: str, endpoint: object, method: str) -> list[BaseRoute]:
     return [Route(prefix + path, endpoint, methods=[method]) for prefix in ("/v1", "")]  # type: ignore[arg-type]
 
 
-async def _failed(_request: Request, problem: Exception) -> Response:
+async def _failed(request: Request, problem: Exception) -> Response:
     error = request_error(problem)
     if isinstance(problem, SpecrunError) and error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("a request failed: %s", problem)
-    return error_reply(error)
+    return failure(request.url.path, error)
 
 
 async def _not_found(request: Request, problem: Exception) -> Response:
@@ -90,4 +98,4 @@ async def _not_found(request: Request, problem: Exception) -> Response:
         message = f"{path} does not take {request.method}: use {allowed.replace('HEAD, ', '')}"
     else:
         message = f"there is no {path} here: docs/server.md lists the paths"
-    return error_reply(RequestError(message, status=status))
+    return failure(path, RequestError(message, status=status))
