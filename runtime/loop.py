@@ -38,12 +38,17 @@ from specrun.runtime.target import EvaluatedRows, Target
 from specrun.runtime.transform import Logits, penalty_window, starting_mu, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
 
+Witness = Callable[[DraftTree, EvaluatedRows, LawAt, Acceptance], None]
+"""Sees a round when it was decided and before anything is committed: the draft tree, the target's
+rows, its law after any node, and what was accepted (which an end token may cut short)."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
     """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
-    `limits` counts down: it is good for one answer. `state` is what samplers start from.
+    `limits` counts down: it is good for one answer. `state` is what samplers start from. `witness`
+    decides nothing: it is for traces.
     """
 
     rule: Rule
@@ -51,6 +56,7 @@ class DecodeSettings:
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
     state: SamplerState = FRESH
+    witness: Witness | None = None
 
     @property
     def keep(self) -> Keep:
@@ -195,9 +201,14 @@ def _accept(
     rule, params, start = settings.rule, settings.params, len(tokens)
     if isinstance(rule, PairRule):
         pairs = law_pairs(tokens, tree, rows, params, state)
-        return rule.accept(tree, pairs, noise, start), state
+        accepted = rule.accept(tree, pairs, noise, start)
+        if settings.witness is not None:
+            settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
+        return accepted, state
     laws = target_laws(tokens, tree, rows, params, state)
     accepted = rule.accept(tree, laws, noise, start)
+    if settings.witness is not None:
+        settings.witness(tree, rows, laws, accepted)
     if isinstance(laws, AdaptiveLaws):
         state = laws.state_after(accepted)
     return accepted, state

@@ -21,6 +21,7 @@ from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools.plan import PartReader
 from specrun.runtime.engine import Engine, EngineStream
+from specrun.runtime.engine.trace import RoundTrace
 from specrun.runtime.replies import CallBegun, Part
 from specrun.runtime.results import FinishReason, GenerationResult, TokenEvent
 from specrun.runtime.sampling import random_if_unset
@@ -34,14 +35,16 @@ _FINISHES: dict[FinishReason, Finish] = {"stop": "stop", "length": "length", "ca
 class Delta:
     """What a choice has said since its last delta: a round's text and tokens, or how it ended.
 
-    `parts` are that text taken apart. `result` comes with the last delta of a choice, whose text is
-    what was held back until then, and `finish` why it ended.
+    `parts` are that text taken apart, `traces` those of its rounds, where they were asked for.
+    `result` comes with the last delta of a choice, whose text is what was held back until then, and
+    `finish` why it ended.
     """
 
     index: int
     text: str
     parts: Sequence[Part] = ()
     events: Sequence[TokenEvent] = ()
+    traces: Sequence[RoundTrace] = ()
     result: GenerationResult | None = None
     finish: Finish | None = None
 
@@ -84,7 +87,7 @@ class Answer:
             called = called or any(isinstance(part, CallBegun) for part in parts)
             if reader.done:
                 stream.cancel()
-            yield Delta(index, text, parts, events)
+            yield Delta(index, text, parts, events, stream.take_traces())
         try:
             result = await stream.wait()
         except SpecrunError as problem:
@@ -143,6 +146,7 @@ class AnswerService:
                     drafter=speculative.drafter,
                     n_max=speculative.n_max,
                     accept=speculative.accept,
+                    trace=speculative.trace,
                 )
                 for prompt in prompts.tokens
                 for index in range(request.n)

@@ -175,6 +175,7 @@ class Engine:
         drafter: str | None = None,
         n_max: int | None = None,
         accept: str | None = None,
+        trace: bool = False,
     ) -> EngineStream:
         """Ask for a continuation of `prompt`, a text or token ids; return its stream at once.
 
@@ -184,7 +185,8 @@ class Engine:
         what there is not, and for what does not fit together.
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
-        drafters of point masses, but for what batches of another size round otherwise.
+        drafters of point masses, but for what batches of another size round otherwise. With
+        `trace` the stream has a trace of every round, which changes nothing but takes time.
         """
         params = params or SamplingParams()
         choice = self._choices.find(params, drafter, n_max, accept)
@@ -193,7 +195,16 @@ class Engine:
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         stream = EngineStream(seed)
         request = Request(
-            tokens, params, seed, index, max_tokens, logprobs, stream.listener, choice, n_top
+            tokens,
+            params,
+            seed,
+            index,
+            max_tokens,
+            logprobs,
+            stream.listener,
+            choice,
+            n_top,
+            trace,
         )
         with self._changed:
             self._require_open()
@@ -213,6 +224,7 @@ class Engine:
         drafter: str | None = None,
         n_max: int | None = None,
         accept: str | None = None,
+        trace: bool = False,
     ) -> EngineStream:
         """Ask for an answer to {"role", "content"} messages; the rest as for `submit`."""
         from specrun.runtime.chat_template import chat_tokens
@@ -228,6 +240,7 @@ class Engine:
             drafter=drafter,
             n_max=n_max,
             accept=accept,
+            trace=trace,
         )
 
     def generate_many(
@@ -280,6 +293,11 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """The expressions of all drafters that a request may choose, its own first."""
         return self._choices.names
+
+    @property
+    def rules(self) -> list[str]:
+        """The acceptance rules that a request may name, its own first."""
+        return [*dict.fromkeys([self.options.accept, *self._choices.rules])]
 
     @property
     def chat_template(self) -> ChatTemplate:

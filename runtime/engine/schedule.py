@@ -18,6 +18,7 @@ from specrun.bindings.errors import SpecrunError
 from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choice, DrafterKey, SlotDrafters
 from specrun.runtime.engine.slots import SharedEvaluation, SlotTarget, longest_prefix
+from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
 from specrun.runtime.results import GenerationResult, TokenEvent
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import GenerationStream, Session
@@ -31,6 +32,9 @@ class Listener(Protocol):
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none; nothing comes after it."""
+
+    def trace(self, trace: RoundTrace) -> None:
+        """Take the trace of a round, before its tokens."""
 
     @property
     def cancelled(self) -> bool:
@@ -50,6 +54,7 @@ class Request:
     listener: Listener
     choice: Choice
     top_logprobs: int = 0
+    trace: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +68,7 @@ class Seat:
     request: Request | None = None
     stream: GenerationStream | None = None
     number: int = 0  # in order of admission: the oldest has the least
+    tracer: Tracer | None = None
     reads: bool = False
     reads_again: Iterator[None] | None = None  # what it left to older answers
 
@@ -205,6 +211,8 @@ class Schedule:
         """Turn a slot to a request's prompt, of which nothing is read yet."""
         seat.session.rule = request.choice.rule
         seat.session.draft_with(seat.drafters.get(request.choice.drafter))
+        vocabulary, greedy = seat.session.vocabulary, request.params.is_greedy
+        seat.tracer = Tracer(vocabulary, greedy=greedy) if request.trace else None
         seat.stream = seat.session.stream(
             request.prompt,
             request.params,
@@ -214,6 +222,7 @@ class Schedule:
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
             n_max=request.choice.n_max,
+            witness=seat.tracer and seat.tracer.witness,
         )
         self._advance(seat)
 
@@ -258,15 +267,31 @@ class Schedule:
         request, stream = seat.request, seat.stream
         if request is None or stream is None:
             return
+        if seat.tracer is not None:
+            self._tell_trace(seat, seat.tracer, stream, request.listener)
         events = list(iter(stream.next_of_round, None))
         if events:
             request.listener.say(events)
+
+    def _tell_trace(
+        self, seat: Seat, tracer: Tracer, stream: GenerationStream, listener: Listener
+    ) -> None:
+        n_tokens = len(seat.target.text.tokens)
+        trace = tracer.trace(
+            n_tokens, stream.result.stats, self.shared.last_cost, lambda: self._clocks(seat)
+        )
+        if trace is not None:
+            listener.trace(trace)
+
+    def _clocks(self, seat: Seat) -> Clocks:
+        """Return the seconds that a slot has taken so far."""
+        return Clocks(*seat.session.native_seconds(), self.shared.clock.spent(seat.target))
 
     def _end(self, seat: Seat, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""
         request, stream = seat.request, seat.stream
         assert request is not None
-        seat.request = seat.stream = seat.reads_again = None
+        seat.request = seat.stream = seat.tracer = seat.reads_again = None
         seat.reads = False
         seat.target.withdraw()
         seat.last_used = self.load.turns
@@ -305,6 +330,8 @@ class Schedule:
         if seat.is_idle or seat.n_unread:  # it failed, or there is more
             return
         if seat.reads_again is None:
+            if seat.tracer is not None:
+                seat.tracer.begin(len(seat.target.text.tokens), self._clocks(seat))
             self._advance(seat)
         seat.reads_again = None
 
