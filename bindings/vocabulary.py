@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import compress, repeat
 from typing import Any
 
@@ -33,6 +34,20 @@ _ATTRIBUTE_BYTE = 1 << 5
 _GUARD = "\n"  # a tokenizer may add a space before a text: it goes to this
 _PIECE_SIZE = 64  # longer ones are rare
 _Piece = ctypes.c_char * _PIECE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class FillTokens:
+    """Control tokens around the texts before and behind a gap that a model fills.
+
+    `repository` and `file` begin other files of the same repository, None where there are none.
+    """
+
+    before: int
+    behind: int
+    gap: int
+    repository: int | None
+    file: int | None
 
 
 def stored_fingerprint(header: GGUFHeader) -> bytes | None:
@@ -93,6 +108,15 @@ class Vocabulary:
     def eos(self) -> int | None:
         """The end-of-sequence token, or None."""
         return self._special("eos")
+
+    @functools.cached_property
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens for filling in the middle, or None."""
+        names = ("fim_pre", "fim_suf", "fim_mid")
+        before, behind, gap = (self._special(name) for name in names)
+        if before is None or behind is None or gap is None:
+            return None
+        return FillTokens(before, behind, gap, self._special("fim_rep"), self._special("fim_sep"))
 
     @property
     def missing_token(self) -> str:

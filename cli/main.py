@@ -14,6 +14,7 @@ from specrun.cli.options.group import ENVIRONMENT_PREFIX
 _COMMANDS = (
     LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
     LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
+    LazyCommand("specrun.cli.serve.command", "serve", "Answer over HTTP, as OpenAI's API does."),
     LazyCommand("specrun.cli.worker", "worker", "Lend this machine's devices to another one."),
     LazyCommand("specrun.cli.models", "models", "List the models on this disk."),
     LazyCommand(

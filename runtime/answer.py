@@ -20,7 +20,7 @@ from specrun.runtime.drafter import Drafter
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, decode_rounds
+from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, Witness, decode_rounds
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.online.rejections import RejectionBuffer
 from specrun.runtime.results import (
@@ -57,6 +57,7 @@ class Answering(Protocol):
     vocabulary: Vocabulary
     conversation: Conversation
     backend_sampling: bool
+    settles: bool
     memory_note: Callable[[], str]
     rejections: RejectionBuffer | None
 
@@ -127,14 +128,18 @@ class Answer:
         max_tokens: int | None,
         *,
         logprobs: bool,
+        n_max: int | None = None,
+        n_top: int = 0,
+        witness: Witness | None = None,
     ) -> None:
         self._seed = seed
+        self._witness = witness
         self._index = index
-        self._logprobs = logprobs
+        self._logprobs, self._n_top = logprobs or n_top > 0, n_top
         self.session = session
         self._prompt = prompt
         self._params = params.effective()
-        self._max_tokens = max_tokens
+        self._max_tokens, self._n_max = max_tokens, n_max
         # Compiled before anything is evaluated: what the compiler has against it is said at once.
         self._grammar = params.grammar and compiled(params.grammar, session.vocabulary)
         self._guided: GuidedDrafter | None = None
@@ -217,6 +222,7 @@ class Answer:
             n_ctx=session.target.n_positions,
             max_nodes=session.target.max_nodes,
             max_tokens=self._max_tokens,
+            n_max=self._n_max,
         )
         conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
         rounds = self._rounds(target, limits, end_tokens)
@@ -255,7 +261,8 @@ class Answer:
                 rule, self._params, limits, end_tokens, self._sampler_state()
             )
             return sequential_rounds(session.target, conversation, small, settings)
-        settings = DecodeSettings(rule, self._params, limits, end_tokens, self._sampler_state())
+        state = self._sampler_state()
+        settings = DecodeSettings(rule, self._params, limits, end_tokens, state, self._witness)
         if self._grammar is not None:
             self._guided = GuidedDrafter(session.drafter)
         return decode_rounds(target, conversation, settings, self._guided)
@@ -306,8 +313,11 @@ class Answer:
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
             logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
-            event = TokenEvent(text, token, origin, number, logits)
-            self._keeper.add(event)
+            event = TokenEvent(text, token, origin, number, logits, self._n_top)
+            if self.session.settles:
+                event.settle()
+            else:
+                self._keeper.add(event)
         else:
             event = TokenEvent(text, token, origin, number, None)
         said.append(((token,), text))

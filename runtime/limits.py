@@ -31,12 +31,16 @@ class RoundLimits:
     """Counts down an answer's tokens and the context's positions.
 
     `n_ctx` is the context size, `max_nodes` the widest tree one evaluation takes, `max_tokens` the
-    length of the answer (None: until the context is full).
+    length of the answer (None: until the context is full), `n_max` the most nodes that whoever asks
+    for it wants drafted at once (None: any number).
     """
 
-    def __init__(self, *, n_ctx: int, max_nodes: int, max_tokens: int | None) -> None:
+    def __init__(
+        self, *, n_ctx: int, max_nodes: int, max_tokens: int | None, n_max: int | None = None
+    ) -> None:
         self._n_ctx = n_ctx
-        self._max_nodes = max_nodes
+        self._max_nodes = max_nodes if n_max is None else min(max_nodes, n_max)
+        self._max_depth = n_ctx if n_max is None else n_max
         self._left = max_tokens
         self.context_full = False
 
@@ -55,6 +59,8 @@ class RoundLimits:
             return None
         # A round produces at most depth + 1 tokens.
         depth = room if self._left is None or self._left > room else self._left - 1
+        if depth > self._max_depth:
+            depth = self._max_depth
         # Siblings share a position but not a cell: the whole tree has to fit.
         return Allowance(depth, room if room < self._max_nodes else self._max_nodes)
 

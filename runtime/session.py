@@ -21,6 +21,7 @@ from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.loop import (
+    Witness,
     require_laws,
     require_rule,
 )
@@ -62,12 +63,14 @@ class Session:
     belongs to this one is in `conversation`. It is busy while the generator of an answer that has
     begun exists and has not ended: that is not noted anywhere, so nothing can forget to take it
     back. `owned` is closed with it, after drafter and context. `backend_sampling` lets the target
-    send the best logits of rows only, in answers whose log-probabilities nobody reads.
+    send the best logits of rows only, in answers whose log-probabilities nobody reads. Where it
+    `settles`, log-probabilities are computed as events are handed out, for readers in threads.
     `memory_note` says what everything takes, for errors of memory. `rejections`, where there is a
     buffer, takes the target's rows where drafts were rejected.
     """
 
     backend_sampling = False
+    settles = False
     memory_note: Callable[[], str] = staticmethod(lambda: "")
     rejections: RejectionBuffer | None = None
 
@@ -100,7 +103,7 @@ class Session:
     ) -> Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
-            _require_fitting(rule, drafter, shape)
+            require_fitting(rule, drafter, shape)
             target = open_target(model, drafter, options, shape, wider)
         # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
@@ -128,12 +131,17 @@ class Session:
         index: int = 0,
         max_tokens: int | None = None,
         logprobs: bool = True,
+        top_logprobs: int = 0,
+        n_max: int | None = None,
+        witness: Witness | None = None,
     ) -> GenerationStream:
         """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
         Seed, prompt and `index` key all random draws: several answers to one prompt have several
         indices. `max_tokens` None goes on until the model ends or the context is full. Without
-        `logprobs` events have none, and the device may keep whole rows to itself. Raises
+        `logprobs` events have none, and the device may keep whole rows to itself; with
+        `top_logprobs` they also have those of so many most likely tokens. No round drafts more than
+        `n_max` nodes. `witness` sees every round of a rule that verifies. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
         negative limit or index, a rule that needs laws which the drafter does not tell, or one that
         is not exact with mirostat, `BusyError` while another answer is being streamed.
@@ -153,7 +161,19 @@ class Session:
         number = whole_number(index)
         if number is None or number < 0:
             raise OptionError(f"index is {index!r}: give the number of the answer, from 0")
-        answer = Answer(self, list(prompt), params, seed, number, max_tokens, logprobs=logprobs)
+        n_top = require_count(top_logprobs)
+        answer = Answer(
+            self,
+            list(prompt),
+            params,
+            seed,
+            number,
+            max_tokens,
+            logprobs=logprobs,
+            n_max=n_max,
+            n_top=n_top,
+            witness=witness,
+        )
         return GenerationStream(self, answer, seed)
 
     def _too_long(self, n_prompt: int, n_ctx: int) -> str:
@@ -201,9 +221,22 @@ class Session:
         owned = [weights if each is old_weights else each for each in self._owned]
         # Together: whatever interrupts finds one drafter, with its weights.
         self.conversation.drafter, self._owned = drafter, owned
+        self._show_again(drafter)
+        close_all((old, old_weights))
+
+    def draft_with(self, drafter: Drafter) -> None:
+        """Draft with another drafter from the next answer on; neither is closed.
+
+        The context has room for its trees. Raises BusyError while an answer is being streamed.
+        """
+        self.require_idle()
+        if drafter is not self.drafter:
+            self.conversation.drafter = drafter
+            self._show_again(drafter)
+
+    def _show_again(self, drafter: Drafter) -> None:
         if drafter.reads_target:  # states of tokens in the cache cannot be had again
             self.conversation.forget(self.target)
-        close_all((old, old_weights))
 
     def close(self) -> None:
         """Free the drafter, then the target's context and the rest; an answer cannot go on.
@@ -340,6 +373,15 @@ class GenerationStream(Iterator[TokenEvent]):
             raise
 
 
+def require_count(top_logprobs: int) -> int:
+    """Return how many log-probabilities are asked for; raises `OptionError` for what is none."""
+    count = whole_number(top_logprobs)
+    if count is None or count < 0:
+        problem = "give how many most likely tokens to tell of, 0 or more"
+        raise OptionError(f"top_logprobs is {top_logprobs!r}: {problem}")
+    return count
+
+
 def _require_as_small(drafter: Drafter, old: Drafter) -> None:
     """Raise `OptionError` where a context made for the old drafter does not do for another."""
     for what, new, there in (
@@ -356,7 +398,7 @@ def _require_as_small(drafter: Drafter, old: Drafter) -> None:
         raise OptionError(f"{drafter.name} {problem}: open a new runtime for it")
 
 
-def _require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Shape) -> None:
+def require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Shape) -> None:
     """Raise `OptionError` where a rule needs a small model that speaks, or another shape."""
     if isinstance(rule, PairRule):
         if rule.fallback > 0.0:

@@ -147,11 +147,29 @@ def penalty_window(
 
 def log_probability(logits: Logits, token: int) -> float:
     """Return log softmax(logits)[token] of one row, before any transformation, in nats."""
+    return log_probabilities(logits, [token])[0]
+
+
+def log_probabilities(logits: Logits, tokens: Sequence[int]) -> list[float]:
+    """Return log softmax(logits)[tokens] of one row, before any transformation, in nats."""
     # The highest becomes 0, so that exp cannot overflow.
     shifted = logits - logits.max()
-    value = float(shifted[token])
+    values = [float(shifted[token]) for token in tokens]
     np.exp(shifted, out=shifted)
-    return value - math.log(float(shifted.sum(dtype=np.float64)))
+    whole = math.log(float(shifted.sum(dtype=np.float64)))
+    return [value - whole for value in values]
+
+
+def highest_tokens(logits: Logits, count: int) -> list[int]:
+    """Return the tokens of the `count` highest logits, best first; of equals the lower ids."""
+    count = min(count, len(logits))
+    if count < 1:
+        return []
+    # Sorting a whole vocabulary costs more than the rest of a round.
+    least = np.partition(logits, len(logits) - count)[len(logits) - count]
+    near = np.flatnonzero(logits >= least)
+    best: list[int] = near[np.argsort(-logits[near], kind="stable")[:count]].tolist()
+    return best
 
 
 def _require_finite(highest: float, row: Logits, params: SamplingParams) -> None:

@@ -53,6 +53,7 @@ FLOORS = (
                 "offload",
             ),
             *("pairing", "language", "methods", "template_sandbox", "chat_template", "demo"),
+            "replies",
         ),
     ),
     Floor("memory plans", ("memory",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,11 +15,16 @@ from specrun.cli.options.prompt import check_named
 from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online import LearnFrom
+
+if TYPE_CHECKING:
+    from specrun.bindings.model import Model
+    from specrun.runtime.engine import Engine
 
 # --no-chat-template in a chat: the messages' texts, one below the other.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
@@ -36,9 +42,70 @@ def open_runtime(
     learn: LearnFrom = False,
 ) -> Iterator[Runtime]:
     """Load the models that the options name, until the end; `params` choose among tuned plans."""
+    drafter, options = _chosen(load, draft, template, params, terminal)
+    options |= {"lora": lora, "learn": learn}
+    with _loading(load, terminal):
+        if load.model is not None:
+            runtime = Runtime(load.model, drafter=drafter, **options)
+        else:
+            runtime = Runtime.demo(drafter, **options)
+    with runtime:
+        _warn_of_ignored_layers(load, runtime.model, terminal)
+        _warn_of_large_drafter(runtime, terminal)
+        if not runtime.session.rule.exact:
+            _warn_of_lossy_rule(runtime.session.rule.name, terminal)
+        if runtime.session.drafter.remark:
+            terminal.note(runtime.session.drafter.remark)
+        if runtime.memory_line:
+            terminal.note(runtime.memory_line)
+        yield runtime
+
+
+@contextmanager
+def open_engine(
+    load: LoadSettings,
+    draft: DraftSettings,
+    template: TemplateSettings,
+    params: SamplingParams,
+    terminal: Terminal,
+    *,
+    slots: int,
+    others: tuple[str, ...] = (),
+    rules: tuple[str, ...] = (),
+    lora: tuple[str, ...] = (),
+) -> Iterator[Engine]:
+    """Load the models that the options name, for several conversations, until the end.
+
+    Requests may choose the drafters `others`, and rules like `rules`.
+    """
+    from specrun.runtime.engine import Engine
+
+    drafter, options = _chosen(load, draft, template, params, terminal)
+    # A width that tune found is for rounds of one conversation.
+    options |= {"lora": lora, "shape": draft.shape or "free", "others": others, "rules": rules}
+    with _loading(load, terminal):
+        if load.model is not None:
+            engine = Engine(load.model, drafter, slots=slots, **options)
+        else:
+            engine = Engine.demo(drafter, slots=slots, **options)
+    with engine:
+        _warn_of_ignored_layers(load, engine.model, terminal)
+        rule = build_rule(draft.accept)
+        if not rule.exact:
+            _warn_of_lossy_rule(rule.name, terminal)
+        yield engine
+
+
+def _chosen(
+    load: LoadSettings,
+    draft: DraftSettings,
+    template: TemplateSettings,
+    params: SamplingParams,
+    terminal: Terminal,
+) -> tuple[str, dict[str, Any]]:
+    """Return the drafter's expression and the options of what is opened."""
     check_named(load)
     drafter, shape = _tuned(load, draft, params, terminal)
-    drafter = drafter or drafter_expression(draft, demo=load.demo)
     options = {
         **load.runtime_options(),
         "accept": draft.accept,
@@ -46,27 +113,20 @@ def open_runtime(
         "seed": None,
         "reference": draft.reference,
         "shape": shape,
-        "lora": lora,
-        "learn": learn,
     }
+    return drafter or drafter_expression(draft, demo=load.demo), options
+
+
+@contextmanager
+def _loading(load: LoadSettings, terminal: Terminal) -> Iterator[None]:
+    """Say what is being loaded, for as long as it takes."""
+    if load.model is None:
+        _require_demo_files()
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:
-        if load.model is not None:
-            runtime = Runtime(load.model, drafter=drafter, **options)
-        else:
-            _require_demo_files()
-            runtime = Runtime.demo(drafter, **options)
+        yield
     finally:
         terminal.passing("")
-    with runtime:
-        _warn_of_ignored_layers(load, runtime, terminal)
-        _warn_of_large_drafter(runtime, terminal)
-        _warn_of_lossy_rule(runtime, terminal)
-        if runtime.session.drafter.remark:
-            terminal.note(runtime.session.drafter.remark)
-        if runtime.memory_line:
-            terminal.note(runtime.memory_line)
-        yield runtime
 
 
 def _tuned(
@@ -127,11 +187,11 @@ def template_text(template: TemplateSettings) -> str | None:
     return text
 
 
-def check_sampling(params: SamplingParams, runtime: Runtime) -> None:
+def check_sampling(params: SamplingParams, opened: Runtime | Engine) -> None:
     """Raise if a logit bias names a token that the target lacks, or a grammar does not compile."""
     if params.grammar is not None:
-        compiled(params.grammar, runtime.vocabulary)
-    size = runtime.vocabulary.size
+        compiled(params.grammar, opened.vocabulary)
+    size = opened.vocabulary.size
     for token in params.logit_bias:
         if token >= size:
             raise OptionError(
@@ -148,8 +208,8 @@ def _require_demo_files() -> None:
             )
 
 
-def _warn_of_ignored_layers(load: LoadSettings, runtime: Runtime, terminal: Terminal) -> None:
-    if load.gpu_layers not in ("auto", 0) and runtime.model.n_gpu_layers == 0:
+def _warn_of_ignored_layers(load: LoadSettings, model: Model, terminal: Terminal) -> None:
+    if load.gpu_layers not in ("auto", 0) and model.n_gpu_layers == 0:
         advice = "`specrun doctor` shows the devices"
         terminal.warn(f"-ngl {load.gpu_layers} is ignored, there is no GPU here: {advice}")
 
@@ -163,7 +223,5 @@ def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
         )
 
 
-def _warn_of_lossy_rule(runtime: Runtime, terminal: Terminal) -> None:
-    rule = runtime.session.rule
-    if not rule.exact:
-        terminal.warn(f"not exact: {rule.name}: the text does not have the target's distribution")
+def _warn_of_lossy_rule(name: str, terminal: Terminal) -> None:
+    terminal.warn(f"not exact: {name}: the text does not have the target's distribution")

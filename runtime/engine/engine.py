@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.errors import ClosedError, OptionError, TemplateError, UnsupportedModelError
+from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.acceptance import SequentialCascade
 from specrun.runtime.demo import demo_drafters, demo_target
-from specrun.runtime.drafter import Drafter, Owned, close_all, make_all
+from specrun.runtime.drafter import Owned, close_all
+from specrun.runtime.drafters.meeting import DraftMeeting
+from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import EngineStream
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.opening import (
-    OpenModels,
     RuntimeOptions,
     opening,
     parse_options,
@@ -35,14 +34,19 @@ from specrun.runtime.opening import (
 )
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset
-from specrun.runtime.session import Session
-from specrun.runtime.target import target_context_options
+from specrun.runtime.session import Session, require_count
 
 if TYPE_CHECKING:
     from specrun.runtime.chat_template import ChatTemplate, Message
 
-MOST_SEQUENCES = 256
-"""llama.cpp's limit (LLAMA_MAX_SEQ): every path of every slot's tree is a sequence."""
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An engine's own drafter, and what else requests may choose."""
+
+    drafter: str
+    others: Sequence[str]
+    rules: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +61,28 @@ class EngineStatistics:
     load: Load
 
 
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What a slot does: its drafter, and of how many tokens of its text keys are cached."""
+
+    busy: bool
+    drafter: str
+    n_tokens: int
+    n_cached: int
+
+
 class Engine:
     """Answers several conversations at once. Any thread, and any event loop, may `submit`.
 
     `n_ctx` tokens are shared by all slots: a conversation takes what it needs, at most the length
     that the model was trained for, and what idle ones still hold of their texts goes when others
-    need it; 0 is that length for every slot. A drafter's expression is as for `Runtime`;
-    every slot drafts with a drafter of its own, all with the same weights. Further options are
-    those of `RuntimeOptions`. Close it, or use it as a context manager.
+    need it; 0 is that length for every slot, or as much of it as there is memory for
+    (`memory_line`). A drafter's expression is as for `Runtime`;
+    every slot drafts with a drafter of its own, all with the same weights. A request may choose
+    "none", one of the drafters `others`, in full or by the name of its method where only one has
+    it, and another acceptance rule: any exact one where `accept` is exact, any that is not where
+    one of those is among `rules`. Further options are those of `RuntimeOptions`. Close it, or use
+    it as a context manager.
     """
 
     def __init__(
@@ -73,21 +91,32 @@ class Engine:
         drafter: str | None = "none",
         *,
         slots: int = 4,
+        others: Sequence[str] = (),
+        rules: Sequence[str] = (),
         **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
     ) -> None:
-        self._open(Path(target), drafter or "none", slots, parse_options(options), {})
+        offer = Offer(drafter or "none", others, rules)
+        self._open(Path(target), offer, slots, parse_options(options), {})
 
     @classmethod
-    def demo(cls, drafter: str = "draft", *, slots: int = 4, **options: Any) -> Engine:  # noqa: ANN401
-        """Open the embedded family; paths may be left out of `drafter`, as in "draft(n=3)"."""
-        engine = cls.__new__(cls)
-        engine._open(demo_target(), drafter, slots, parse_options(options), demo_drafters())
+    def demo(
+        cls,
+        drafter: str = "draft",
+        *,
+        slots: int = 4,
+        others: Sequence[str] = (),
+        rules: Sequence[str] = (),
+        **options: Any,  # noqa: ANN401
+    ) -> Engine:
+        """Open the embedded family; paths may be left out of drafters, as in "draft(n=3)"."""
+        engine, offer = cls.__new__(cls), Offer(drafter, others, rules)
+        engine._open(demo_target(), offer, slots, parse_options(options), demo_drafters())
         return engine
 
     def _open(
         self,
         target: Path,
-        drafter: str,
+        offer: Offer,
         slots: int,
         options: RuntimeOptions,
         files: dict[str, Path],
@@ -102,29 +131,29 @@ class Engine:
         if options.learn:
             raise OptionError("learn is for one conversation at a time: use Runtime")
         self.options = options
-        clock = SlotClock()
-        with ExitStack() as owned, opening(target, drafter, options, files, clock) as opened:
-            if isinstance(opened.rule, SequentialCascade):
-                why = "lets the small model speak alone, one conversation at a time"
-                raise OptionError(f"{opened.rule.name} {why}: use Runtime")
-            drafters = make_all([opened.weights.start] * slots)
-            owned.callback(close_all, drafters)
-            if drafters[0].embedding_inputs is not None:
-                why = "drafts at positions that are no tokens, which a batch has alone"
-                raise OptionError(f"{drafters[0].name} {why}: use Runtime")
+        clock, meeting = SlotClock(), DraftMeeting(slots)
+        with (
+            ExitStack() as owned,
+            opening(target, offer.drafter, options, files, clock, meeting) as opened,
+        ):
+            choices = Choices(opened, slots, offer.others, offer.rules)
+            owned.callback(choices.close)
             n_ctx = options.context.n_ctx or opened.environment.context.n_ctx * slots
-            context = Context(opened.model, _context_options(opened, drafters[0], slots, n_ctx))
+            context = Context(opened.model, choices.context_options(opened.model, slots, n_ctx))
             owned.callback(context.close)
             longest = min(n_ctx, opened.environment.context.n_ctx)
             shared = SharedEvaluation(context, slots, longest, opened.environment.known, clock)
             seats = []
-            for each, own in zip(drafters, shared.slots, strict=True):
-                session = Session(own, each, opened.rule, opened.model.vocabulary)
+            for drafters, own in zip(choices.slots, shared.slots, strict=True):
+                drafter = drafters.get(choices.own)
+                session = Session(own, drafter, opened.rule, opened.model.vocabulary)
+                session.memory_note = opened.memory_note
+                session.settles = True  # whoever reads them does so while others are evaluated
                 own.hold(session.conversation)
-                seats.append(Seat(session, own))
-            self._schedule = Schedule(shared, seats)
-            self.model = opened.model
-            self._owned: tuple[Owned, ...] = (*drafters, context, opened.weights, opened.model)
+                seats.append(Seat(session, own, drafters))
+            self._schedule = Schedule(shared, seats, meeting)
+            self._choices, self.model, self.fitted = choices, opened.model, opened.fitted
+            self._owned: tuple[Owned, ...] = (choices, context, opened.weights, opened.model)
             owned.pop_all()
         self._template: ChatTemplate | None = None
         self._changed = threading.Condition()
@@ -143,20 +172,44 @@ class Engine:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = False,
+        top_logprobs: int = 0,
+        drafter: str | None = None,
+        n_max: int | None = None,
+        accept: str | None = None,
+        trace: bool = False,
     ) -> EngineStream:
         """Ask for a continuation of `prompt`, a text or token ids; return its stream at once.
 
+        With `logprobs` events tell their log-probability, with `top_logprobs` also those of so many
+        most likely tokens. `drafter`, `accept`: of those that the engine has (see there), None its
+        own. `n_max` is how many tokens a round drafts at most, 0 none. Raises `OptionError` for
+        what there is not, and for what does not fit together.
+
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
-        drafters of point masses, but for what batches of another size round otherwise. Raises
+        drafters of point masses, but for what batches of another size round otherwise. With
+        `trace` the stream has a trace of every round, which changes nothing but takes time. Raises
         `GrammarError` for a grammar that cannot be compiled.
         """
         params = params or SamplingParams()
+        choice = self._choices.find(params, drafter, n_max, accept)
+        n_top = require_count(top_logprobs)
         tokens = prompt_tokens(self.vocabulary, prompt)
         if params.grammar is not None:  # here, where nobody else waits for it; it is kept
             compiled(params.grammar, self.vocabulary)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         stream = EngineStream(seed)
-        request = Request(tokens, params, seed, index, max_tokens, logprobs, stream.listener)
+        request = Request(
+            tokens,
+            params,
+            seed,
+            index,
+            max_tokens,
+            logprobs,
+            stream.listener,
+            choice,
+            n_top,
+            trace,
+        )
         with self._changed:
             self._require_open()
             self._requests.append(request)
@@ -171,12 +224,28 @@ class Engine:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = False,
+        top_logprobs: int = 0,
+        drafter: str | None = None,
+        n_max: int | None = None,
+        accept: str | None = None,
+        trace: bool = False,
     ) -> EngineStream:
-        """Ask for an answer to {"role", "content"} messages."""
+        """Ask for an answer to {"role", "content"} messages; the rest as for `submit`."""
         from specrun.runtime.chat_template import chat_tokens
 
         tokens = chat_tokens(self.chat_template, self.vocabulary, messages)
-        return self.submit(tokens, params, max_tokens=max_tokens, index=index, logprobs=logprobs)
+        return self.submit(
+            tokens,
+            params,
+            max_tokens=max_tokens,
+            index=index,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+            drafter=drafter,
+            n_max=n_max,
+            accept=accept,
+            trace=trace,
+        )
 
     def generate_many(
         self,
@@ -184,9 +253,17 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         max_tokens: int | None = None,
+        drafter: str | None = None,
+        n_max: int | None = None,
+        accept: str | None = None,
     ) -> list[GenerationResult]:
-        """Return the continuations of all prompts, in their order."""
-        streams = [self.submit(prompt, params, max_tokens=max_tokens) for prompt in prompts]
+        """Return the continuations of all prompts, in their order; the rest as for `submit`."""
+        streams = [
+            self.submit(
+                prompt, params, max_tokens=max_tokens, drafter=drafter, n_max=n_max, accept=accept
+            )
+            for prompt in prompts
+        ]
         try:
             return [stream.result for stream in streams]
         except BaseException:  # one failed, or Ctrl-C: nobody waits for the others
@@ -207,9 +284,24 @@ class Engine:
         return self._schedule.shared.context.n_ctx
 
     @property
+    def memory_line(self) -> str:
+        """What was chosen of layers and context for the memory that is here; "" if nothing was."""
+        return "" if self.fitted is None else self.fitted.line
+
+    @property
     def drafter(self) -> str:
-        """The expression of the drafter in use."""
-        return self._schedule.seats[0].session.drafter.name
+        """The expression of its own drafter: of requests that choose none."""
+        return self._choices.own.expression
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The expressions of all drafters that a request may choose, its own first."""
+        return self._choices.names
+
+    @property
+    def rules(self) -> list[str]:
+        """The acceptance rules that a request may name, its own first."""
+        return [*dict.fromkeys([self.options.accept, *self._choices.rules])]
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -233,6 +325,18 @@ class Engine:
             n_ctx=self.n_ctx,
             cells=schedule.shared.n_cells_used,
             load=dataclasses.replace(schedule.load),
+        )
+
+    def slots(self) -> tuple[SlotState, ...]:
+        """Return what each slot does now; numbers may be of neighbouring moments."""
+        return tuple(
+            SlotState(
+                not seat.is_idle,
+                seat.session.drafter.name,
+                len(seat.target.text.tokens),
+                seat.target.text.n_cached,
+            )
+            for seat in self._schedule.seats
         )
 
     def close(self) -> None:
@@ -283,24 +387,3 @@ class Engine:
             for request in taken:
                 schedule.add(request)
             return not self._closing
-
-
-def _context_options(
-    opened: OpenModels, drafter: Drafter, slots: int, n_ctx: int
-) -> ContextOptions:
-    """Return the settings of a context in which every slot verifies trees of such a drafter."""
-    own = target_context_options(opened.environment.context, drafter)
-    model = opened.model
-    if slots > 1 and not model.can_branch:
-        kind = f"{model.architecture} models keep a recurrent state"
-        raise UnsupportedModelError(f"{kind}: they answer one conversation at a time (slots=1)")
-    n_sequences, n_outputs = own.n_sequences * slots, own.n_outputs * slots
-    if n_sequences > MOST_SEQUENCES:
-        has = f"{drafter.name} drafts trees of up to {own.n_sequences} paths"
-        most = MOST_SEQUENCES // own.n_sequences
-        problem = f"{has}, and llama.cpp has {MOST_SEQUENCES} sequences"
-        raise OptionError(f"{problem}: take at most {most} slots, not {slots}, or smaller trees")
-    if n_outputs > own.n_batch:
-        problem = f"{slots} slots evaluate up to {n_outputs} tokens at once, a batch has"
-        raise OptionError(f"{problem} {own.n_batch}: raise n_batch, or take fewer slots")
-    return dataclasses.replace(own, n_ctx=n_ctx, n_sequences=n_sequences, n_outputs=n_outputs)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from specrun.runtime.engine.trace import RoundTrace
 from specrun.runtime.results import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:  # whoever awaits has imported it
@@ -50,6 +51,25 @@ class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
             raise StopAsyncIteration
         return event
 
+    async def rounds(self) -> AsyncIterator[list[TokenEvent]]:
+        """Yield the tokens of each round at once; several rounds where the reader is slower.
+
+        Ends with the answer, however it ended: `wait` says how.
+        """
+        line = self._line
+        while line.ended is None or line.ready_tokens():
+            if events := line.take_all():
+                yield events
+            else:
+                await line.news()
+
+    def take_traces(self) -> list[RoundTrace]:
+        """Return what traces there are since the last call, if the answer was asked for with them.
+
+        A round's is there when its first token can be read.
+        """
+        return self._line.take_traces()
+
     def cancel(self) -> None:
         """Ask for no more tokens; those that were made already can still be read."""
         self._line.cancelled = True
@@ -86,16 +106,22 @@ class _Line:
         self.cancelled = False
         self.ended: GenerationResult | BaseException | None = None
         self._events: deque[TokenEvent] = deque()
+        self._traces: list[RoundTrace] = []
         self._changed = threading.Condition()
         self._sleepers: list[Callable[[], None]] = []
 
     # -- the engine's side -------------------------------------------------------------------------
 
-    def say(self, event: TokenEvent) -> None:
-        """Take the next token."""
+    def say(self, events: Sequence[TokenEvent]) -> None:
+        """Take the tokens of a round."""
         with self._changed:
-            self._events.append(event)
+            self._events.extend(events)
             self._wake()
+
+    def trace(self, trace: RoundTrace) -> None:
+        """Take the trace of a round, before its tokens."""
+        with self._changed:
+            self._traces.append(trace)
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none."""
@@ -115,6 +141,10 @@ class _Line:
         """Whether `next` would not have to wait."""
         return bool(self._events) or self.ended is not None
 
+    def ready_tokens(self) -> bool:
+        """Whether there are tokens to read."""
+        return bool(self._events)
+
     def next(self) -> TokenEvent | None:
         """Wait for the next token and return it; None at the end. Raises what ended the answer."""
         with self._changed:
@@ -124,6 +154,19 @@ class _Line:
             if isinstance(self.ended, BaseException):
                 raise self.ended
             return None
+
+    def take_all(self) -> list[TokenEvent]:
+        """Return the tokens that lie ready, whole rounds of them."""
+        with self._changed:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+    def take_traces(self) -> list[RoundTrace]:
+        """Return the traces that nobody has taken."""
+        with self._changed:
+            traces, self._traces = self._traces, []
+        return traces
 
     def wait(self) -> GenerationResult:
         """Wait for the end and return the answer. Raises what ended it otherwise."""

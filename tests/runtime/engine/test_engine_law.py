@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.enumeration import TOLERANCE, proposals
@@ -135,11 +136,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "target.gguf", folder / "drafter.gguf"
 
 
+CHOICES: list[dict[str, Any]] = [{}, {"n_max": 1}, {"drafter": ""}]
+
+
 def counted(engine: Engine) -> list[Counter[Text]]:
-    """The texts of each talk, by how often they came, all talks going on at the same time."""
+    """The texts of each talk, by how often they came, all talks going on at the same time.
+
+    The first two draft together, with one model, the third drafts trees.
+    """
     counts: list[Counter[Text]] = [Counter() for _ in TALKS]
     streams = [
-        (place, engine.submit(prompt, WHOLE.replace(seed=seed), max_tokens=2))
+        (place, engine.submit(prompt, WHOLE.replace(seed=seed), max_tokens=2, **CHOICES[place]))
         for seed in range(SAMPLES)
         for place, prompt in enumerate(TALKS)
     ]
@@ -155,15 +162,19 @@ def p_values(pair: tuple[Path, Path], counts: Sequence[Counter[Text]]) -> list[f
     ]
 
 
-def test_three_conversations_each_follow_the_targets_joint_law(pair: tuple[Path, Path]) -> None:
+def test_three_conversations_each_follow_the_targets_joint_law(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three tests, each of size ALPHA; a biased rule is rejected in each at the same size."""
-    drafter = f"draft({quoted(str(pair[1]))}, tree=2x1)"
-    with Engine(pair[0], drafter, slots=3, n_ctx=256, n_threads=1) as engine:
+    file = quoted(str(pair[1]))
+    options: dict[str, Any] = {"slots": 3, "n_ctx": 256, "n_threads": 1}
+    tree = f"draft({file}, tree=2x1)"
+    monkeypatch.setitem(CHOICES[2], "drafter", tree)
+    with Engine(pair[0], f"draft({file}, n=2)", others=[tree], **options) as engine:
         assert min(p_values(pair, counted(engine))) > ALPHA
         load = engine.statistics().load
         assert load.texts_per_evaluation is not None
         assert load.texts_per_evaluation > 2.0
-    with Engine(pair[0], drafter, slots=3, n_ctx=256, n_threads=1) as engine:
-        for seat in engine._schedule.seats:
-            seat.session.rule = KeepsTooMuch()
+        assert load.drafting_texts > 1.5 * load.draft_evaluations
+        monkeypatch.setattr(engine._choices, "_own_rule", KeepsTooMuch())
         assert max(p_values(pair, counted(engine))) < REJECTED

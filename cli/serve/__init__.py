@@ -1,0 +1,1 @@
+"""`specrun serve`: an engine behind HTTP, for the clients that people already have."""

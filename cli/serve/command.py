@@ -1,0 +1,245 @@
+"""`specrun serve`: answers several conversations at once, over HTTP."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import click
+
+from specrun.bindings.errors import MissingPackageError, OptionError
+from specrun.cli.chat.settings import describe_sampling
+from specrun.cli.doctor.command import specrun_version
+from specrun.cli.options.adapters import lora_option
+from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.options.model import (
+    DraftSettings,
+    LoadSettings,
+    TemplateSettings,
+    draft_options,
+    load_options,
+    template_options,
+)
+from specrun.cli.options.opening import check_sampling, open_engine
+from specrun.cli.options.output import terminal_options
+from specrun.cli.options.sampling import AnswerSettings, answer_options
+from specrun.cli.options.types import FILE, MAX_COUNT
+from specrun.cli.serve.addresses import bound_socket, is_loopback, url_of
+from specrun.cli.serve.settings import Bounds, ServeSettings
+from specrun.cli.terminal.paths import read_text
+from specrun.cli.terminal.table import count_text
+from specrun.cli.terminal.terminal import Terminal, one_line
+from specrun.runtime.engine import Engine
+
+_PACKAGES = {
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
+    "sse_starlette": "sse-starlette",
+    "msgspec": "msgspec",
+    "prometheus_client": "prometheus-client",
+}
+_EPILOG = """\b
+Examples:
+  specrun serve --demo                                   the embedded models on http://127.0.0.1:8080
+  specrun serve -m target.gguf -md small.gguf -c 16384
+  specrun serve -m target.gguf --port 0                  a free port, which stdout names
+  specrun serve -m target.gguf --host 0.0.0.0 --api-key-file keys.txt
+
+\b
+Clients of OpenAI's API take http://127.0.0.1:8080/v1 as their base URL; docs/server.md has all paths
+and fields. Sampling options are what requests leave out. The page at / is a chat that shows drafts.
+Options also come from SPECRUN_<OPTION>.
+"""  # noqa: E501 - as it is shown
+
+_SERVER = Section("Server")
+_DEFAULTS = ServeSettings(model="")
+
+
+class _ServerOptions:
+    """The values of the options about how the server is reached."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        slots: int,
+        queue: int,
+        api_key: tuple[str, ...],
+        api_key_file: Path | None,
+        cors: tuple[str, ...],
+        alias: str | None,
+        drain: float,
+        timeout: float,
+        offer: tuple[str, ...],
+        offer_rule: tuple[str, ...],
+    ) -> None:
+        self.host, self.port = host, port
+        self.slots, self.queue = slots, queue
+        self.cors, self.alias = cors, alias
+        self.drain, self.timeout = drain, timeout
+        self.others, self.rules = offer, offer_rule
+        self.keys = _keys(api_key, api_key_file)
+
+
+def _keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
+    """Return all keys: of options, of a file with one a line, of llama-server's variable."""
+    listed = given or tuple(filter(None, [os.environ.get("LLAMA_API_KEY")]))
+    keys = [key.strip() for text in listed for key in text.split(",")]
+    if file is not None:
+        keys += [line.strip() for line in read_text(file).splitlines()]
+        if not any(keys):
+            raise OptionError(f"--api-key-file {file} has no key: write one a line")
+    if given and not all(keys[: len(given)]):
+        raise OptionError("--api-key is empty: give a key, or leave it out")
+    return tuple(dict.fromkeys(filter(None, keys)))
+
+
+server_options = option_group(
+    "server",
+    _ServerOptions,
+    _SERVER.option("--host ADDRESS", "The address to listen on.", default=_DEFAULTS.host),
+    _SERVER.option(
+        "--port N", "The port; 0: any free one.", click.IntRange(0, 65535), default=8080
+    ),
+    _SERVER.option(
+        "-np, --slots, --parallel N",
+        "How many answers are made at once.",
+        click.IntRange(1, 256),
+        default=4,
+        dest="slots",
+    ),
+    _SERVER.option(
+        "--queue N",
+        "How many more may wait; others are told to come back.",
+        click.IntRange(0, MAX_COUNT),
+        default=_DEFAULTS.bounds.queue,
+    ),
+    _SERVER.option(
+        "--api-key KEY",
+        "A key that clients must send; repeatable, or several with commas. Also LLAMA_API_KEY.",
+        multiple=True,
+    ),
+    _SERVER.option("--api-key-file", "A file with a key a line.", FILE),
+    _SERVER.option(
+        "--cors ORIGIN",
+        "Let pages of this origin ask, as https://example.org; * is all; repeatable.",
+        multiple=True,
+    ),
+    _SERVER.option(
+        "--offer EXPR",
+        "Another drafter that a request may choose (speculative.drafter); repeatable.",
+        multiple=True,
+        default=("prompt-lookup",),
+    ),
+    _SERVER.option(
+        "--offer-rule RULE",
+        "Let requests choose rules of this one's kind (accept): not exact ones must be named "
+        "here; repeatable.",
+        multiple=True,
+    ),
+    _SERVER.option(
+        "-a, --alias NAME", "The model's name in replies.", show_default="its file's name"
+    ),
+    _SERVER.option(
+        "--drain SECONDS",
+        "How long answers may go on when the server is told to end.",
+        click.FloatRange(0, 3600),
+        default=_DEFAULTS.drain_seconds,
+    ),
+    _SERVER.option(
+        "-to, --timeout SECONDS",
+        "When a client that takes nothing is given up.",
+        click.FloatRange(1, 86400),
+        default=_DEFAULTS.send_seconds,
+    ),
+)
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@server_options
+@draft_options
+@answer_options
+@template_options
+@terminal_options
+@lora_option
+def serve(
+    load: LoadSettings,
+    server: _ServerOptions,
+    draft: DraftSettings,
+    answer: AnswerSettings,
+    template: TemplateSettings,
+    terminal: Terminal,
+    lora: tuple[str, ...],
+) -> None:
+    """Answer over HTTP: OpenAI's API and llama-server's, several conversations at once."""
+    for module, package in _PACKAGES.items():
+        if importlib.util.find_spec(module) is None:
+            raise MissingPackageError("specrun serve", package, "serve")
+    from specrun.cli.serve.app import create_app
+    from specrun.cli.serve.server import run_server
+
+    if not is_loopback(server.host) and not server.keys:
+        problem = f"{server.host} can be reached from other machines, and there is no key"
+        raise OptionError(f"{problem}: give --api-key, or leave --host out")
+    name = server.alias or (load.model.stem if load.model is not None else "demo")
+    settings = ServeSettings(
+        model=name,
+        host=server.host,
+        api_keys=server.keys,
+        cors=server.cors,
+        params=answer.params,
+        max_tokens=answer.max_tokens,
+        bounds=Bounds(queue=server.queue),
+        drain_seconds=server.drain,
+        send_seconds=server.timeout,
+    )
+    # Before the model: that a port is in use is known at once.
+    with bound_socket(server.host, server.port) as listener:
+        opened = open_engine(
+            load,
+            draft,
+            template,
+            answer.params,
+            terminal,
+            slots=server.slots,
+            others=server.others,
+            rules=server.rules,
+            lora=lora,
+        )
+        with opened as engine:
+            check_sampling(answer.params, engine)
+            url = url_of(server.host, listener)
+            app = create_app(engine, settings)
+
+            def ready() -> None:
+                _print_block(engine, settings, draft.accept, url, terminal)
+                terminal.answer(f"{url}\n")
+
+            run_server(app, settings, listener, ready)
+    terminal.note("ended")
+
+
+def _print_block(
+    engine: Engine, settings: ServeSettings, rule: str, url: str, terminal: Terminal
+) -> None:
+    """Say what is served, to whom, and where."""
+    model, statistics = engine.model, engine.statistics()
+    name = one_line(str(model.header.metadata.get("general.name") or model.path.name), 60)
+    about = one_line(f"{model.architecture}, {count_text(model.n_params)} parameters")
+    n_keys = len(settings.api_keys)
+    waiting = f"{settings.bounds.queue:,} more may wait"
+    terminal.note(f"specrun {specrun_version()} · {name} ({about})", "bold")
+    for label, text in (
+        ("model", f"{settings.model!r} in replies"),
+        ("drafter", f"{one_line(engine.drafter)} · {rule}"),
+        ("others", one_line(", ".join(engine.drafters[1:]))),
+        ("slots", f"{statistics.slots}, which share {engine.n_ctx:,} tokens · {waiting}"),
+        ("sampling", describe_sampling(settings.params, settings.max_tokens)),
+        ("key", f"asked for ({n_keys})" if n_keys else "none: whoever is on this machine may ask"),
+        ("pages", ", ".join(settings.cors) or "its own alone"),
+        ("API", f"{url}/v1 · Ctrl-C ends it"),
+    ):
+        terminal.note(f"{label:<9}{text}")

@@ -1,0 +1,89 @@
+"""The guard before all requests: the Host they were sent to, the page they come from, the key.
+
+A page of the web that a browser shows may send requests to this machine: under a name of its own
+that it lets point here (DNS rebinding), which the Host says, or across origins, which Origin says.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from specrun.cli.serve.addresses import host_name, is_loopback
+from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.failures import failure
+from specrun.cli.serve.page.routes import PREFIX
+from specrun.cli.serve.settings import ServeSettings
+
+PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health"})
+"""What is answered without a key: it says nothing of anyone's texts."""
+
+
+def has_key(headers: Headers, keys: Sequence[str]) -> bool:
+    """Whether a request brings one of the keys; takes as long for each that is wrong."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        given = headers.get("x-api-key", "")
+    found = False
+    for key in keys:
+        found |= hmac.compare_digest(given.strip().encode(), key.encode())
+    return found
+
+
+def cors(settings: ServeSettings) -> list[Middleware]:
+    """Return what lets pages of the settings' origins ask; nothing where there are none."""
+    if not settings.cors:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    ]
+
+
+class Guard:
+    """Refuses requests that are not for this server, or of nobody who may ask."""
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._on_loopback = is_loopback(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it with why not."""
+        if scope["type"] == "http":
+            error = self._problem(scope, Headers(scope=scope))
+            if error is not None:
+                await failure(scope["path"], error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _problem(self, scope: Scope, headers: Headers) -> RequestError | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._on_loopback and not is_loopback(host_name(host)):
+            problem = f"the Host {host!r} is not this machine's: ask http://{self._settings.host}"
+            return RequestError(problem, status=HTTPStatus.FORBIDDEN)
+        if origin is not None and not self._is_welcome(origin, host):
+            problem = f"pages of {origin!r} may not ask: start the server with --cors {origin}"
+            return RequestError(problem, status=HTTPStatus.FORBIDDEN)
+        keys = self._settings.api_keys
+        is_public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PREFIX)
+        is_open = not keys or is_public or scope["method"] == "OPTIONS"
+        if not is_open and not has_key(headers, keys):
+            problem = "the API key is wrong or missing: send it as `Authorization: Bearer KEY`"
+            return RequestError(problem, status=HTTPStatus.UNAUTHORIZED)
+        return None
+
+    def _is_welcome(self, origin: str, host: str) -> bool:
+        """Whether a page may ask: the server's own, or one of the settings' origins."""
+        allowed = self._settings.cors
+        return origin.rpartition("//")[2] == host or "*" in allowed or origin in allowed

@@ -1,0 +1,1 @@
+"""llama-server's own API: health, properties, slots, tokens, templates, metrics."""

@@ -1,0 +1,142 @@
+"""Replies to requests for answers: one JSON object, or server-sent events, one a round.
+
+What the objects and events look like is the API's own, a `ReplyForm`. A client that leaves frees
+its slots within a round; a stream's errors before the first token are replies with a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import msgspec
+from sse_starlette.sse import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specrun.bindings.errors import SpecrunError
+from specrun.cli.serve.errors import RequestError, request_error
+from specrun.cli.serve.service import Answer, Delta, Finish
+from specrun.runtime.replies import Reply
+from specrun.runtime.results import GenerationResult, TokenEvent
+
+_log = logging.getLogger(__name__)
+_encoder = msgspec.json.Encoder()
+_Value = TypeVar("_Value")
+_PING_SECONDS = 15
+_LEFT = 499  # nginx's status for clients that left; nobody reads it but logs
+
+
+@dataclass(slots=True)
+class Choice:
+    """A choice that is whole; its `events` are kept where log-probabilities were asked for."""
+
+    result: GenerationResult
+    finish: Finish
+    reply: Reply
+    events: list[TokenEvent] = field(default_factory=list)
+
+
+class ReplyForm(Protocol):
+    """How an API writes an answer; events are bytes as `event_bytes` makes them, b"" for none."""
+
+    def begin(self) -> bytes:
+        """Return the events before the first token."""
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return the events of a round, or of the end of a choice."""
+
+    def end(self) -> bytes:
+        """Return the events after all choices."""
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the events of an answer that cannot go on."""
+
+    def whole(self, choices: Sequence[Choice]) -> object:
+        """Return the reply that is not streamed."""
+
+
+def event_bytes(payload: object, name: str = "") -> bytes:
+    """Return a server-sent event with a JSON object, and a name where the API has names."""
+    data = b"data: " + _encoder.encode(payload) + b"\n\n"
+    return b"event: " + name.encode() + b"\n" + data if name else data
+
+
+def json_reply(payload: object, status: int = 200, **headers: str) -> Response:
+    """Return a reply with a JSON object."""
+    body = _encoder.encode(payload)
+    return Response(body, status, headers or None, media_type="application/json")
+
+
+async def reply(request: Request, answer: Answer, form: ReplyForm, *, streamed: bool) -> Response:
+    """Return the whole answer, or the events that it becomes."""
+    if not streamed:
+        choices = await while_connected(request, answer, collected(answer))
+        return Response(status_code=_LEFT) if choices is None else json_reply(form.whole(choices))
+    deltas = answer.deltas()
+    first = await while_connected(request, answer, anext(deltas))
+    if first is None:
+        await deltas.aclose()
+        return Response(status_code=_LEFT)
+    send_timeout = answer.service.settings.send_seconds
+    events = _events(first, deltas, form)
+    return EventSourceResponse(events, sep="\n", ping=_PING_SECONDS, send_timeout=send_timeout)
+
+
+async def _events(
+    first: Delta, deltas: AsyncGenerator[Delta], form: ReplyForm
+) -> AsyncIterator[bytes]:
+    try:
+        async with aclosing(deltas):
+            yield form.begin() + form.delta(first)
+            async for delta in deltas:
+                if events := form.delta(delta):
+                    yield events
+            yield form.end()
+    except Exception as problem:
+        known = isinstance(problem, SpecrunError)
+        _log.log(logging.INFO if known else logging.ERROR, "an answer failed", exc_info=problem)
+        yield form.failed(request_error(problem))
+
+
+async def collected(answer: Answer) -> list[Choice]:
+    """Return all choices of an answer, in order, when they have ended."""
+    kept: dict[int, list[TokenEvent]] = {}
+    replies: dict[int, Reply] = {}
+    choices: dict[int, Choice] = {}
+    async with aclosing(answer.deltas()) as deltas:
+        async for delta in deltas:
+            index = delta.index
+            reply = replies.setdefault(index, Reply())
+            reply.add(delta.parts)
+            if answer.request.logprobs:
+                kept.setdefault(index, []).extend(delta.events)
+            if delta.result is not None and delta.finish is not None:
+                choices[index] = Choice(delta.result, delta.finish, reply, kept.get(index, []))
+    return [choices[index] for index in range(len(answer.streams))]
+
+
+async def while_connected(
+    request: Request, answer: Answer, work: Awaitable[_Value]
+) -> _Value | None:
+    """Return what `work` returns; where the client leaves before, end the answer, return None."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            answer.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,164 @@
+"""Sampling settings of a request: OpenAI's fields and llama.cpp's, over the server's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specrun.bindings.errors import OptionError
+from specrun.bindings.vocabulary import Vocabulary
+from specrun.cli.serve.body import Fields
+from specrun.cli.serve.errors import RequestError, field_named_in
+from specrun.cli.serve.request import SpeculativeChoice
+from specrun.cli.serve.settings import Bounds, ServeSettings
+from specrun.runtime.sampling import RANDOM_SEED, SamplingParams, unknown_name
+
+_NUMBERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "typ_p": "typical_p",
+    "top_n_sigma": "top_n_sigma",
+    "repeat_penalty": "repeat_penalty",
+    "repetition_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "dry_multiplier": "dry_multiplier",
+    "dry_base": "dry_base",
+    "mirostat_tau": "mirostat_ent",
+    "mirostat_eta": "mirostat_lr",
+    "dynatemp_range": "dynatemp_range",
+    "dynatemp_exponent": "dynatemp_exp",
+}
+"""Names of fields, llama-server's and OpenAI's, and of what `SamplingParams` calls them."""
+_COUNTS = ("repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat")
+_MOST = 2**31 - 1
+_MOST_SEED = 2**64 - 1
+_LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
+_SPECULATIVE = ("drafter", "n_max", "accept", "trace")
+_PREFIX = "speculative."
+
+
+def read_sampling(
+    fields: Fields, settings: ServeSettings, vocabulary: Vocabulary
+) -> SamplingParams:
+    """Return how tokens are drawn; raises `RequestError` that names the field."""
+    changes: dict[str, Any] = {}
+    names: dict[str, str] = {}  # of fields, by those of SamplingParams
+    for name, own in _NUMBERS.items():
+        value = fields.number(name)
+        if value is not None:
+            changes[own], names[own] = float(value), name
+    for name in _COUNTS:
+        value = fields.integer(name, -1, _MOST)
+        if value is not None:
+            changes[name] = value
+    top_k = fields.integer("top_k", -1, _MOST)
+    if top_k is not None:
+        changes["top_k"] = max(0, top_k)
+    seed = fields.integer("seed", -(2**63), _MOST_SEED)
+    if seed is not None and seed != RANDOM_SEED:
+        changes["seed"] = seed
+    bounds = settings.bounds
+    for name in ("stop", "dry_sequence_breakers"):
+        texts = fields.texts(name, bounds.stop_texts, bounds.stop_length)
+        if texts is not None:
+            changes[name] = tuple(text for text in texts if text)
+    samplers = fields.get("samplers")
+    if samplers is not None:
+        changes["samplers"] = samplers
+    bias = _read_bias(fields, vocabulary, bounds)
+    if fields.flag("ignore_eos"):
+        bias |= dict.fromkeys(vocabulary.end_of_generation, float("-inf"))
+    if bias:
+        changes["logit_bias"] = {**settings.params.logit_bias, **bias}
+    try:
+        return settings.params.replace(**changes)
+    except OptionError as error:
+        raise _named(error, names) from None
+
+
+def _named(error: OptionError, names: Mapping[str, str]) -> RequestError:
+    """Return the error with the name that the field has in the request."""
+    own = field_named_in(str(error))
+    if own is None:  # a sampler's name
+        return RequestError(f"samplers: {error}", "samplers")
+    name = names.get(own, own)
+    return RequestError(name + str(error).removeprefix(own), name)
+
+
+def _read_bias(fields: Fields, vocabulary: Vocabulary, bounds: Bounds) -> dict[int, float]:
+    """Read {"15043": 1} or [[15043, 1], ["text", false]]: false forbids a token."""
+    given = fields.get("logit_bias")
+    wanted = 'token ids with numbers, as {"15043": 1.5} or [[15043, 1.5], [" text", false]]'
+    if given is None:
+        return {}
+    if isinstance(given, dict):
+        pairs: list[Any] = [[_as_id(key), value] for key, value in given.items()]
+    elif isinstance(given, list):
+        pairs = given
+    else:
+        raise fields.wrong("logit_bias", wanted)
+    if len(pairs) > bounds.biases:
+        problem = f"logit_bias has {len(pairs)} entries: give at most {bounds.biases}"
+        raise RequestError(problem, "logit_bias")
+    bias: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise fields.wrong("logit_bias", wanted)
+        tokens, amount = pair
+        if isinstance(tokens, str):
+            tokens = vocabulary.tokenize(tokens, add_special=False)
+        is_number = isinstance(amount, int | float) and amount is not True
+        if not is_number:
+            raise fields.wrong("logit_bias", wanted)
+        for token in tokens if isinstance(tokens, list) else [tokens]:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise fields.wrong("logit_bias", wanted)
+            if not 0 <= token < vocabulary.size:
+                problem = f"logit_bias names token {token}: the model has {vocabulary.size} tokens"
+                raise RequestError(problem, "logit_bias")
+            bias[token] = float("-inf") if amount is False else float(amount)
+    return bias
+
+
+def _as_id(key: str) -> int | str:
+    return int(key) if key.isdecimal() and len(key) < 12 else key
+
+
+def read_length(fields: Fields, settings: ServeSettings) -> int | None:
+    """Return the most tokens of an answer; None: until the model ends or the context is full."""
+    for name in _LENGTHS:
+        length = fields.integer(name, -1, _MOST)
+        if length is not None:
+            return None if length < 0 else length
+    return settings.max_tokens
+
+
+def read_speculative(fields: Fields) -> SpeculativeChoice:
+    """Return how the answer is to be drafted; raises `RequestError` for names that are unknown.
+
+    Read are {"speculative": {"n_max": 4}}, llama-server's "speculative.n_max", and "accept".
+    """
+    given = fields.get("speculative")
+    if given is not None and not isinstance(given, dict):
+        raise fields.wrong("speculative", 'an object, as {"n_max": 4}')
+    dotted = {
+        name[len(_PREFIX) :]: value
+        for name, value in fields.values.items()
+        if name.startswith(_PREFIX)
+    }
+    own = Fields({**(given or {}), **dotted}, _PREFIX)
+    for name in own.values:
+        if name not in _SPECULATIVE:
+            error = unknown_name(_PREFIX + name, [_PREFIX + each for each in _SPECULATIVE], "field")
+            raise RequestError(str(error), _PREFIX + name)
+    return SpeculativeChoice(
+        drafter=own.text("drafter"),
+        n_max=own.integer("n_max", 0, 1024),
+        accept=own.text("accept") or fields.text("accept"),
+        trace=own.flag("trace"),
+    )

@@ -1,0 +1,94 @@
+"""The server process: uvicorn on a bound socket, and its end by signals.
+
+The first signal lets answers finish within the settings' seconds, and ends those that do not; a
+second one ends everything at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+from sse_starlette.sse import AppStatus
+
+from specrun.cli.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from specrun.cli.serve.service import AnswerService
+
+_MORE_SECONDS = 5.0  # in which answers that were ended say so
+_LAST_SECONDS = 1.0  # the same after a second signal
+
+
+def run_server(
+    app: Starlette, settings: ServeSettings, listener: socket.socket, ready: Callable[[], None]
+) -> None:
+    """Serve until a signal comes; `ready` is called when the server listens."""
+    server_of(app, settings, ready).run(sockets=[listener])
+
+
+def server_of(
+    app: Starlette, settings: ServeSettings, ready: Callable[[], None] = lambda: None
+) -> DrainingServer:
+    """Return a server of the application; `run` it, or `await serve` it."""
+    # Streams end when their answers do, not because a signal came.
+    AppStatus.enable_automatic_graceful_drain = False
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.drain_seconds + _MORE_SECONDS),
+    )
+    return DrainingServer(config, app.state.service, ready)
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that lets answers end before it does."""
+
+    def __init__(
+        self, config: uvicorn.Config, service: AnswerService, ready: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._service = service
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end; at the second signal end at once."""
+        # Not uvicorn's way, which raises the signal again at the end: the models are closed first.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, and wait for the answers that are under way."""
+        draining = asyncio.create_task(self._service.close())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            draining.cancel()
+            self._service.end_all()
+            await self._last_words()
+
+    async def _last_words(self) -> None:
+        """Let answers that were ended say so, which takes a round, where their clients listen."""
+        tasks = self.server_state.tasks
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_SECONDS)
+        if tasks:  # cut off in the middle: uvicorn would log each as a failure
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -1,0 +1,45 @@
+"""Settings of a server: who may ask, what bodies may hold, and what requests leave out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specrun.runtime.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The most that a request may ask for, and the seconds that it may take to ask."""
+
+    body_bytes: int = 16 << 20
+    body_seconds: float = 60.0
+    depth: int = 64
+    choices: int = 32
+    prompts: int = 128
+    stop_texts: int = 32
+    stop_length: int = 1024
+    messages: int = 4096
+    biases: int = 4096
+    queue: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """How a server is reached, and what its answers are like unless a request says otherwise.
+
+    `host` is the address that is listened on: on loopback only requests for this machine's own
+    names are answered, so that no web page reaches the server by a name that its owner lets point
+    here (DNS rebinding). `api_keys`, where there are any, are asked of everyone. `cors` are origins
+    whose pages may ask, "*" for all. Answers that are under way when the server ends have
+    `drain_seconds` to finish; a reader that takes nothing for `send_seconds` is gone.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    api_keys: tuple[str, ...] = ()
+    cors: tuple[str, ...] = ()
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    drain_seconds: float = 10.0
+    send_seconds: float = 120.0
