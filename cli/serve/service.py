@@ -14,21 +14,15 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Literal
 
-import anyio.to_thread
-
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.grammars import bound_text
 from specrun.cli.serve.prompts import PromptReader, Prompts
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools.plan import PartReader
 from specrun.runtime.engine import Engine, EngineStream
-<<<<<<< HEAD
 from specrun.runtime.engine.trace import RoundTrace
-=======
-from specrun.runtime.grammar import Grammar, GrammarError
-from specrun.runtime.grammar.compiled import compiled
->>>>>>> protocols
 from specrun.runtime.replies import CallBegun, Part
 from specrun.runtime.results import FinishReason, GenerationResult, TokenEvent
 from specrun.runtime.sampling import random_if_unset
@@ -140,11 +134,10 @@ class AnswerService:
         prompts = await self.prompts.read(request)
         self._require_room(len(prompts.tokens) * request.n)
         seed = random_if_unset(request.params.seed)
-        grammar = await self._forced(request, prompts)
-        params, speculative = (
-            request.params.replace(seed=seed, grammar=grammar),
-            request.speculative,
-        )
+        asked, vocabulary = request.params.grammar, self.engine.vocabulary
+        grammar = await bound_text(asked, request.plan, vocabulary, prompts.end)
+        params = request.params.replace(seed=seed, grammar=grammar)
+        speculative = request.speculative
         try:
             streams = [
                 self.engine.submit(
@@ -167,23 +160,6 @@ class AnswerService:
         answer = Answer(self, request, prompts, seed, streams)
         self._answers.add(answer)
         return answer
-
-    async def _forced(self, request: AnswerRequest, prompts: Prompts) -> Grammar | None:
-        """Return the grammar of a request, which may be that of calls that have to come."""
-        vocabulary = self.engine.vocabulary
-        grammar = request.plan.grammar(vocabulary, prompts.end)
-        if grammar is None:
-            return request.params.grammar
-        if request.params.grammar is not None:
-            problem = "tool_choice asks for a call, and the grammar or response_format for text"
-            raise RequestError(f"{problem}: give one of them", "tool_choice")
-        try:
-            await anyio.to_thread.run_sync(compiled, grammar, vocabulary)
-        except GrammarError as error:
-            raise RequestError(
-                f"a call of these tools cannot be forced: {error}", "tools"
-            ) from None
-        return grammar
 
     def _require_room(self, n_more: int) -> None:
         if self.is_closing:
