@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -38,12 +36,6 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
     service = AnswerService(engine, settings)
     counts = metrics.Metrics(service)
 
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        yield
-        service.is_closing = True
-        service.end_all()
-
     app = Starlette(
         routes=routes(),
         middleware=[
@@ -56,7 +48,6 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
             HTTPException: _not_found,
             Exception: _failed,
         },
-        lifespan=lifespan,
     )
     app.state.service = service
     app.state.metrics = counts

@@ -148,7 +148,7 @@ class ResponseForm:
             done = self._event("function_call_arguments.done", **where, arguments=item["arguments"])
         else:
             part, where = item["content"][0], {**place, **self._of_item()}
-            more = {"logprobs": []} if part["type"] == "output_text" else {}
+            more: Item = {"logprobs": []} if part["type"] == "output_text" else {}
             done = self._event(f"{part['type']}.done", **where, **more, text=part["text"])
             done += self._event("content_part.done", **where, part=part)
         return done + self._event("output_item.done", **place, item=item)

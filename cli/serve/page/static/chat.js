@@ -3,7 +3,8 @@
 import { byId, html } from "./dom.js";
 
 export class ChatView {
-  // `onRound` is told the answer and the round of a token that was clicked; `onAgain` to answer anew.
+  // `onRound` is told the answer and the round of a token that was clicked, `onAgain` which answer
+  // is to be made again.
   constructor(onRound, onAgain) {
     this.list = byId("messages");
     this.scroll = byId("scroll");

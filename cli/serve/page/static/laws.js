@@ -45,7 +45,13 @@ const rowsOf = (round, after) => {
   return [...rows.values()].sort((one, other) => (other.p ?? 0) - (one.p ?? 0)).slice(0, 9);
 };
 
-const WORDS = { kept: "kept", rejected: "rejected", unreached: "not reached", corrected: "the model's", bonus: "the model's" };
+const WORDS = {
+  kept: "kept",
+  rejected: "rejected",
+  unreached: "not reached",
+  corrected: "the model's",
+  bonus: "the model's",
+};
 
 export const drawLaw = (container, note, round, place, rootText) => {
   const { after, about } = placeOf(round, place);

@@ -24,7 +24,7 @@ function showRound(answer, round) {
   show("rounds");
 }
 
-// -- answers ---------------------------------------------------------------------------------------
+// -- answers --------------------------------------------------------------------------------------
 
 async function ask(text) {
   conversation.messages.push({ role: "user", content: text });
@@ -88,8 +88,8 @@ async function answerNow() {
 }
 
 function explain(problem) {
-  const words = problem instanceof ServerError ? problem.message : `The answer broke off: ${problem.message}`;
-  chat.problem(words);
+  const known = problem instanceof ServerError;
+  chat.problem(known ? problem.message : `The answer broke off: ${problem.message}`);
   if (problem.status === 401) {
     byId("settings").showModal();
     byId("key").focus();
@@ -102,12 +102,14 @@ function setRunning(now) {
   send.textContent = now ? "Stop" : "Send";
   send.classList.toggle("stops", Boolean(now));
   byId("messages").setAttribute("aria-busy", String(Boolean(now)));
-  for (const id of ["conversation", "new-conversation", "clear-conversation"]) byId(id).disabled = Boolean(now);
+  for (const id of ["conversation", "new-conversation", "clear-conversation"]) {
+    byId(id).disabled = Boolean(now);
+  }
 }
 
 const stop = () => running?.abort.abort();
 
-// -- conversations ---------------------------------------------------------------------------------
+// -- conversations --------------------------------------------------------------------------------
 
 function listConversations() {
   const options = store.conversations.map((each, index) => {
@@ -126,7 +128,9 @@ function turnTo(other) {
   listConversations();
 }
 
-byId("conversation").addEventListener("change", (event) => turnTo(store.conversations[event.target.value]));
+byId("conversation").addEventListener("change", (event) => {
+  turnTo(store.conversations[event.target.value]);
+});
 byId("new-conversation").addEventListener("click", () => {
   turnTo(store.begin());
   byId("message").focus();
@@ -137,7 +141,7 @@ byId("clear-conversation").addEventListener("click", () => {
   turnTo(conversation);
 });
 
-// -- the message box -------------------------------------------------------------------------------
+// -- the message box ------------------------------------------------------------------------------
 
 const message = byId("message");
 const fit = () => {
@@ -167,7 +171,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && running && !byId("settings").open) stop();
 });
 
-// -- views of a narrow screen ----------------------------------------------------------------------
+// -- views of a narrow screen ---------------------------------------------------------------------
 
 const tabs = ["chat", "rounds"];
 function show(view) {
@@ -188,12 +192,13 @@ for (const each of tabs) {
   });
 }
 
-// -- what the server offers ------------------------------------------------------------------------
+// -- what the server offers -----------------------------------------------------------------------
 
 const offer = (select, choices, own) => {
   const first = html("option", { value: "" }, own ?? "server's");
   const others = choices.filter((choice) => choice !== own);
-  select.replaceChildren(first, ...others.map((choice) => html("option", { value: choice }, choice)));
+  const options = others.map((choice) => html("option", { value: choice }, choice));
+  select.replaceChildren(first, ...options);
   select.closest(".choice").title = own ? `The server's own is ${own}` : "";
   select.disabled = others.length === 0;
 };

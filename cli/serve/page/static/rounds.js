@@ -108,6 +108,7 @@ const roundWords = (round, index, count) => {
   const words = [`Round ${index + 1} of ${count}`];
   words.push(drafted ? `${round.path.length} of ${drafted} drafts kept` : "nothing drafted");
   if (beside) words.push(`${beside} nodes beside them only look ahead`);
+  words.push(round.rule === "exact" ? round.drafter : `${round.drafter}, ${round.rule}`);
   return words.join(" · ");
 };
 
@@ -150,7 +151,8 @@ const drawDepths = (element, shares) => {
     );
   });
   const words = shares.map((share, index) => `depth ${index + 1} ${percent(share)}`).join(", ");
-  element.setAttribute("aria-label", words ? `Share of rounds that kept a draft: ${words}` : "No drafts");
+  const label = words ? `Share of rounds that kept a draft: ${words}` : "No drafts";
+  element.setAttribute("aria-label", label);
   element.replaceChildren(...bars);
   if (!bars.length) element.append(html("p", { class: "note" }, "Nothing was drafted."));
 };
@@ -191,6 +193,6 @@ const stack = (name, seconds) => {
     words.push(`${word} ${milliseconds(seconds[part])}`);
   }
   line.setAttribute("aria-label", `${name}: ${words.join(", ")}`);
-  const label = html("div", { class: "label" }, html("span", {}, name), html("span", {}, milliseconds(all)));
-  return [label, line];
+  const told = [html("span", {}, name), html("span", {}, milliseconds(all))];
+  return [html("div", { class: "label" }, ...told), line];
 };

@@ -25,12 +25,14 @@ export class Tape {
 
   // Show these rounds; the array may have grown since.
   draw(rounds, chosen) {
-    const deepest = Math.max(4, ...rounds.slice(this.rounds === rounds ? this.drawn : 0).map(height));
-    if (this.rounds !== rounds || deepest > this.deepest || !this.picture) {
-      this.deepest = this.rounds === rounds ? Math.max(deepest, this.deepest) : deepest;
+    const grown = this.rounds === rounds;
+    const deepest = Math.max(4, ...rounds.slice(grown ? this.drawn : 0).map(height));
+    if (!grown || deepest > this.deepest || !this.picture) {
+      this.deepest = grown ? Math.max(deepest, this.deepest) : deepest;
       this.rounds = rounds;
       this.drawn = 0;
-      this.cursor = svg("rect", { class: "cursor", y: 0, width: CELL.width + 2, height: HEIGHT, rx: 3 });
+      const size = { y: 0, width: CELL.width + 2, height: HEIGHT, rx: 3 };
+      this.cursor = svg("rect", { class: "cursor", ...size });
       this.picture = svg("svg", { height: HEIGHT, "aria-hidden": "true" }, this.cursor);
       this.element.replaceChildren(this.picture);
     }
@@ -52,8 +54,9 @@ export class Tape {
     element.setAttribute("aria-valuenow", chosen + 1);
     if (round) {
       const drafted = round.nodes.filter((node) => node.candidate).length;
-      const kept = `${round.path.length} of ${drafted} drafts kept`;
-      element.setAttribute("aria-valuetext", `Round ${chosen + 1} of ${this.rounds.length}: ${kept}`);
+      const place = `Round ${chosen + 1} of ${this.rounds.length}`;
+      const words = `${place}: ${round.path.length} of ${drafted} drafts kept`;
+      element.setAttribute("aria-valuetext", words);
     }
     const room = element.clientWidth - 16;
     if (left < element.scrollLeft || left + CELL.width > element.scrollLeft + room) {

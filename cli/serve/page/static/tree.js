@@ -176,9 +176,9 @@ export class TreeView {
 }
 
 const edge = (from, to, place, width, across) => {
-  const half = BOX.height / 2;
-  const start = across ? [from.x + width, from.y + half] : [from.x + width / 2, from.y + BOX.height];
-  const end = across ? [to.x, to.y + half] : [to.x + width / 2, to.y];
+  const [half, middle] = [BOX.height / 2, width / 2];
+  const start = across ? [from.x + width, from.y + half] : [from.x + middle, from.y + BOX.height];
+  const end = across ? [to.x, to.y + half] : [to.x + middle, to.y];
   const bend = across ? (end[0] - start[0]) / 2 : (end[1] - start[1]) / 2;
   const [first, second] = across
     ? [[start[0] + bend, start[1]], [end[0] - bend, end[1]]]
@@ -204,9 +204,10 @@ const node = (place, width, text) => {
   const track = width - 16;
   [["p", place.p, 24], ["q", place.q, 29]].forEach(([kind, share, top]) => {
     if (share === null) return;
+    const line = { x: 8, y: top, height: 3, rx: 1 };
     group.append(
-      svg("rect", { class: "slot", x: 8, y: top, width: track, height: 3, rx: 1 }),
-      svg("rect", { class: kind, x: 8, y: top, width: Math.max(1, track * share), height: 3, rx: 1 }),
+      svg("rect", { class: "slot", ...line, width: track }),
+      svg("rect", { class: kind, ...line, width: Math.max(1, track * share) }),
     );
   });
   return group;
