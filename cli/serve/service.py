@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.grammars import bound_text
 from specrun.cli.serve.prompts import PromptReader, Prompts
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.settings import ServeSettings
@@ -135,7 +136,10 @@ class AnswerService:
         prompts = await self.prompts.read(request)
         self._require_room(len(prompts.tokens) * request.n)
         seed = random_if_unset(request.params.seed)
-        params, speculative = request.params.replace(seed=seed), request.speculative
+        asked, vocabulary = request.params.grammar, self.engine.vocabulary
+        grammar = await bound_text(asked, request.plan, vocabulary, prompts.end)
+        params = request.params.replace(seed=seed, grammar=grammar)
+        speculative = request.speculative
         try:
             streams = [
                 self.engine.submit(

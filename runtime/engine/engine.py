@@ -25,6 +25,7 @@ from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import EngineStream
+from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.opening import (
     RuntimeOptions,
     opening,
@@ -186,12 +187,15 @@ class Engine:
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
         drafters of point masses, but for what batches of another size round otherwise. With
-        `trace` the stream has a trace of every round, which changes nothing but takes time.
+        `trace` the stream has a trace of every round, which changes nothing but takes time. Raises
+        `GrammarError` for a grammar that cannot be compiled.
         """
         params = params or SamplingParams()
         choice = self._choices.find(params, drafter, n_max, accept)
         n_top = require_count(top_logprobs)
         tokens = prompt_tokens(self.vocabulary, prompt)
+        if params.grammar is not None:  # here, where nobody else waits for it; it is kept
+            compiled(params.grammar, self.vocabulary)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         stream = EngineStream(seed)
         request = Request(
