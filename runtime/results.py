@@ -171,7 +171,8 @@ class SpecStats:
     evaluation of the target had (`--shape`), None where that was free. Under rules that are not
     exact, `total_variation` is the mean distance of the law that decided a token from the target's,
     and `changed_share` the share of tokens that the target alone would not have drawn from the same
-    noise.
+    noise. Of the drafted tokens `forced` are those that a grammar left no choice, `forced_accepted`
+    of which were kept: the target may spell the same text by other tokens.
     """
 
     drafter: str
@@ -197,6 +198,8 @@ class SpecStats:
     width: int | None = None
     total_variation: float | None = None
     changed_share: float | None = None
+    forced: int = 0
+    forced_accepted: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as a mapping, ready for JSON."""

@@ -131,6 +131,7 @@ server_options = option_group(
         "--offer EXPR",
         "Another drafter that a request may choose (speculative.drafter); repeatable.",
         multiple=True,
+        default=("prompt-lookup",),
     ),
     _SERVER.option(
         "--offer-rule RULE",

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specrun.cli.serve.addresses import host_name, is_loopback
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.openai.errors import error_reply
+from specrun.cli.serve.failures import failure
 from specrun.cli.serve.page.routes import PREFIX
 from specrun.cli.serve.settings import ServeSettings
 
@@ -63,7 +63,7 @@ class Guard:
         if scope["type"] == "http":
             error = self._problem(scope, Headers(scope=scope))
             if error is not None:
-                await error_reply(error)(scope, receive, send)
+                await failure(scope["path"], error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

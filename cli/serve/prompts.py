@@ -50,16 +50,19 @@ class PromptReader:
         return (await anyio.to_thread.run_sync(self._conversation, request)).text
 
     def _conversation(self, request: AnswerRequest) -> ChatPrompt:
-        from specrun.runtime.chat_template import chat_prompt
+        from specrun.runtime.chat_template import ChatPrompt, chat_prompt
 
+        vocabulary, prefill = self._engine.vocabulary, request.prefill
         with self._rendering:
-            return chat_prompt(
+            prompt = chat_prompt(
                 self._engine.chat_template,
-                self._engine.vocabulary,
+                vocabulary,
                 request.messages,
                 tools=request.tools,
                 variables=request.template_kwargs,
             )
+        tokens = vocabulary.tokenize(prefill, add_special=False)
+        return ChatPrompt(prompt.tokens + tokens, prompt.text + prefill) if prefill else prompt
 
     def _texts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         return [self._tokens(prompt) for prompt in prompts]

@@ -20,6 +20,7 @@ from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Owned, close_all
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
@@ -74,7 +75,8 @@ class Engine:
 
     `n_ctx` tokens are shared by all slots: a conversation takes what it needs, at most the length
     that the model was trained for, and what idle ones still hold of their texts goes when others
-    need it; 0 is that length for every slot. A drafter's expression is as for `Runtime`;
+    need it; 0 is that length for every slot, or as much of it as there is memory for
+    (`memory_line`). A drafter's expression is as for `Runtime`;
     every slot drafts with a drafter of its own, all with the same weights. A request may choose
     "none", one of the drafters `others`, in full or by the name of its method where only one has
     it, and another acceptance rule: any exact one where `accept` is exact, any that is not where
@@ -128,8 +130,11 @@ class Engine:
         if options.learn:
             raise OptionError("learn is for one conversation at a time: use Runtime")
         self.options = options
-        clock = SlotClock()
-        with ExitStack() as owned, opening(target, offer.drafter, options, files, clock) as opened:
+        clock, meeting = SlotClock(), DraftMeeting(slots)
+        with (
+            ExitStack() as owned,
+            opening(target, offer.drafter, options, files, clock, meeting) as opened,
+        ):
             choices = Choices(opened, slots, offer.others, offer.rules)
             owned.callback(choices.close)
             n_ctx = options.context.n_ctx or opened.environment.context.n_ctx * slots
@@ -141,11 +146,12 @@ class Engine:
             for drafters, own in zip(choices.slots, shared.slots, strict=True):
                 drafter = drafters.get(choices.own)
                 session = Session(own, drafter, opened.rule, opened.model.vocabulary)
+                session.memory_note = opened.memory_note
                 session.settles = True  # whoever reads them does so while others are evaluated
                 own.hold(session.conversation)
                 seats.append(Seat(session, own, drafters))
-            self._schedule = Schedule(shared, seats)
-            self._choices, self.model = choices, opened.model
+            self._schedule = Schedule(shared, seats, meeting)
+            self._choices, self.model, self.fitted = choices, opened.model, opened.fitted
             self._owned: tuple[Owned, ...] = (choices, context, opened.weights, opened.model)
             owned.pop_all()
         self._template: ChatTemplate | None = None
@@ -272,6 +278,11 @@ class Engine:
     def n_ctx(self) -> int:
         """How many tokens all conversations together may have cached."""
         return self._schedule.shared.context.n_ctx
+
+    @property
+    def memory_line(self) -> str:
+        """What was chosen of layers and context for the memory that is here; "" if nothing was."""
+        return "" if self.fitted is None else self.fitted.line
 
     @property
     def drafter(self) -> str:

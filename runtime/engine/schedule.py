@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specrun.bindings.errors import SpecrunError
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choice, DrafterKey, SlotDrafters
 from specrun.runtime.engine.slots import SharedEvaluation, SlotTarget, longest_prefix
 from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
@@ -88,7 +89,10 @@ class Seat:
 
 @dataclass(slots=True)
 class Load:
-    """What an engine has done: evaluations of trees, the texts in them, and what had to wait."""
+    """What an engine has done: evaluations of trees, the texts in them, and what had to wait.
+
+    `draft_evaluations` served the drafts of `drafting_texts` texts at once, counted over all.
+    """
 
     turns: int = 0
     evaluations: int = 0
@@ -98,6 +102,8 @@ class Load:
     evicted: int = 0
     waited: int = 0
     preempted: int = 0
+    draft_evaluations: int = 0
+    drafting_texts: int = 0
 
     @property
     def texts_per_evaluation(self) -> float | None:
@@ -114,6 +120,7 @@ class Schedule:
 
     shared: SharedEvaluation
     seats: list[Seat]
+    meeting: DraftMeeting
     load: Load = field(default_factory=Load)
     _queue: deque[Request] = field(default_factory=deque)
     _admitted: int = 0
@@ -136,12 +143,15 @@ class Schedule:
         """Let every answer go on by one round at most."""
         self.load.turns += 1
         self._end_cancelled()
-        for seat in self._busy():
+        drafting = self._drafting()
+        self.meeting.n_drafting = len(drafting)
+        for seat in drafting:
             # Those that handed out a round save what is still read of it, and draft again or end.
-            if not seat.reads and not seat.target.n_waiting:
-                self._advance(seat)
+            self._advance(seat)
+        self._draft_together()
         self._admit()
         self._read_prompts()
+        self._draft_together()
         evaluated = self._fitting()
         if evaluated:
             self.shared.evaluate([seat.target for seat in evaluated])
@@ -162,6 +172,20 @@ class Schedule:
 
     def _busy(self) -> list[Seat]:
         return sorted((seat for seat in self.seats if not seat.is_idle), key=_by_age)
+
+    def _drafting(self) -> list[Seat]:
+        """Return those that neither read a prompt nor wait to have a tree evaluated."""
+        return [seat for seat in self._busy() if not seat.reads and not seat.target.n_waiting]
+
+    def _draft_together(self) -> None:
+        """Evaluate what drafters wait for, token by token of their drafts, until none waits."""
+        while waiting := self._drafting():
+            seconds = self.meeting.evaluate()
+            self.load.draft_evaluations += 1
+            self.load.drafting_texts += len(waiting)
+            for seat in waiting:
+                self.shared.clock.add(seat.target, seconds / len(waiting))
+                self._advance(seat)
 
     def _end_cancelled(self) -> None:
         for seat in self._busy():

@@ -1,4 +1,4 @@
-"""How a reply is taken apart: which tools it may call, in which syntax, and what it thinks."""
+"""Plan of a reply: the tools that it may call, their syntax, and the marks of its reasoning."""
 
 from __future__ import annotations
 

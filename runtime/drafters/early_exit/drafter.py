@@ -75,7 +75,8 @@ class EarlyExitDrafter(Drafter):
         def law_after(drafted: list[int]) -> Law:
             # Views die with the next evaluation: each row becomes a law before the next is made.
             row = cells.rows(drafted[-1:])[0] if drafted else self._root(request.tokens)
-            return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
+            window = penalty_window(request.tokens, drafted, params)
+            return transformed_law(row, params, window, request.state)
 
         chain = draft_chain(
             law_after,

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import serving
+from support.scripted_engine import ScriptedEngine
+from support.tool_templates import HERMES
 
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
@@ -32,6 +35,14 @@ def tool_vocabulary(tiny_folder: Path) -> Iterator[Vocabulary]:
     write_random_llama(path, RandomLlama(vocab_size=320, controls=CONTROLS, width=16, layers=1))
     with Model(path) as model:
         yield model.vocabulary
+
+
+@pytest.fixture(scope="module")
+def silent(tool_vocabulary: Vocabulary) -> Iterator[tuple[ScriptedEngine, str]]:
+    """An engine that is to be asked nothing, and where it is served: for what is refused."""
+    engine = ScriptedEngine(tool_vocabulary, HERMES)
+    with serving(engine) as address:
+        yield engine, address
 
 
 @pytest.fixture(scope="session")

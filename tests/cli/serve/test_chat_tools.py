@@ -149,39 +149,35 @@ def test_template_kwargs_reach_the_template_and_open_the_reasoning(tool_vocabula
     assert tool_vocabulary.detokenize(engine.asked[1].prompt).endswith("\n\n</think>\n\n")
 
 
-WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "tools of a model that has none": (TEMPLATE, {"tools": [WEATHER]}, "tools"),
-    "tools": (HERMES, {"tools": "x"}, "tools"),
-    "a tool": (HERMES, {"tools": [1]}, "tools[0]"),
-    "a name": (HERMES, {"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "tools": ({"tools": "x"}, "tools"),
+    "a tool": ({"tools": [1]}, "tools[0]"),
+    "a name": ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
     "parameters": (
-        HERMES,
         {"tools": [{"function": {"name": "f", "parameters": 1}}]},
         "tools[0].function.parameters",
     ),
-    "two of a name": (HERMES, {"tools": [WEATHER, WEATHER]}, "tools[1]"),
-    "a choice": (HERMES, {"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
-    "a choice of nothing": (HERMES, {"tool_choice": "required"}, "tool_choice"),
+    "two of a name": ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
+    "a choice": ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
+    "a choice of nothing": ({"tool_choice": "required"}, "tool_choice"),
     "a choice of another": (
-        HERMES,
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "rm"}}},
         "tool_choice",
     ),
-    "old functions": (HERMES, {"functions": [{}]}, "functions"),
+    "old functions": ({"functions": [{}]}, "functions"),
     "a call in the history": (
-        HERMES,
         {"messages": [*ASK, {"role": "assistant", "tool_calls": [{"id": "x"}]}]},
         "messages[1].tool_calls[0]",
     ),
-    "kwargs": (HERMES, {"extra_body": {"chat_template_kwargs": 1}}, "chat_template_kwargs"),
-    "a format": (HERMES, {"extra_body": {"reasoning_format": "x"}}, "reasoning_format"),
+    "kwargs": ({"extra_body": {"chat_template_kwargs": 1}}, "chat_template_kwargs"),
+    "a format": ({"extra_body": {"reasoning_format": "x"}}, "reasoning_format"),
 }
 
 
-@pytest.mark.parametrize(("template", "options", "field"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_named(tool_vocabulary, template, options, field):
-    engine = ScriptedEngine(tool_vocabulary, template)
-    with serving(engine) as address, pytest.raises(openai.BadRequestError) as caught:
+@pytest.mark.parametrize(("options", "field"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_named(silent, options, field):
+    engine, address = silent
+    with pytest.raises(openai.BadRequestError) as caught:
         given = {"model": "tiny", "messages": ASK, **options}
         client(address).chat.completions.create(**given)
     assert caught.value.param == field
@@ -195,3 +191,10 @@ def test_what_a_template_refuses_is_a_bad_request(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, LLAMA3)
     with serving(engine) as address, pytest.raises(openai.BadRequestError, match="one call"):
         client(address).chat.completions.create(model="tiny", messages=messages, tools=[ADD])
+
+
+def test_a_template_without_tools_is_refused(tool_vocabulary):
+    with serving(ScriptedEngine(tool_vocabulary, TEMPLATE)) as address:
+        with pytest.raises(openai.BadRequestError, match="knows no tools") as caught:
+            client(address).chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER])
+    assert caught.value.param == "tools"
