@@ -20,6 +20,13 @@ _COMMANDS = (
     LazyCommand("specrun.cli.bench.components", "convert", "Conversion: bandwidth and memory."),
     LazyCommand("specrun.cli.bench.components", "overhead", "Python's share of a round, by part."),
     LazyCommand("specrun.cli.bench.soak", "soak", "Answers with faults, for hours: none differs."),
+    LazyCommand("specrun.cli.bench.serve", "serve", "What the server adds to a round."),
+    LazyCommand(
+        "specrun.cli.bench.serve",
+        "serve-soak",
+        "Thousands of requests to a server: nothing fails or grows.",
+        attribute="serve_soak",
+    ),
 )
 
 _EPILOG = """\b

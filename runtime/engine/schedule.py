@@ -226,7 +226,7 @@ class Schedule:
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
             n_max=request.choice.n_max,
-            witness=seat.tracer and seat.tracer.witness,
+            witness=None if seat.tracer is None else seat.tracer.witness,
         )
         self._advance(seat)
 
