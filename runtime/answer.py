@@ -20,7 +20,7 @@ from specrun.runtime.drafter import Drafter
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, decode_rounds
+from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, Witness, decode_rounds
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.online.rejections import RejectionBuffer
 from specrun.runtime.results import (
@@ -130,8 +130,10 @@ class Answer:
         logprobs: bool,
         n_max: int | None = None,
         n_top: int = 0,
+        witness: Witness | None = None,
     ) -> None:
         self._seed = seed
+        self._witness = witness
         self._index = index
         self._logprobs, self._n_top = logprobs or n_top > 0, n_top
         self.session = session
@@ -259,7 +261,8 @@ class Answer:
                 rule, self._params, limits, end_tokens, self._sampler_state()
             )
             return sequential_rounds(session.target, conversation, small, settings)
-        settings = DecodeSettings(rule, self._params, limits, end_tokens, self._sampler_state())
+        state = self._sampler_state()
+        settings = DecodeSettings(rule, self._params, limits, end_tokens, state, self._witness)
         if self._grammar is not None:
             self._guided = GuidedDrafter(session.drafter)
         return decode_rounds(target, conversation, settings, self._guided)

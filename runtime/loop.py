@@ -38,12 +38,17 @@ from specrun.runtime.target import EvaluatedRows, Target
 from specrun.runtime.transform import Logits, penalty_window, starting_mu, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
 
+Witness = Callable[[DraftTree, EvaluatedRows, LawAt, Acceptance], None]
+"""Sees a round when it was decided and before anything is committed: the draft tree, the target's
+rows, its law after any node, and what was accepted (which an end token may cut short)."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
     """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
-    `limits` counts down: it is good for one answer. `state` is what samplers start from.
+    `limits` counts down: it is good for one answer. `state` is what samplers start from. `witness`
+    decides nothing: it is for traces.
     """
 
     rule: Rule
@@ -51,6 +56,7 @@ class DecodeSettings:
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
     state: SamplerState = FRESH
+    witness: Witness | None = None
 
     @property
     def keep(self) -> Keep:
@@ -130,7 +136,10 @@ def decode_rounds(
     while allowance is not None:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
-        tree = drafter.propose(_ask(conversation, settings, allowance, state))
+        request = _ask(conversation, settings, allowance, state)
+        while not drafter.prepare(request):  # others draft with the same model meanwhile
+            yield None
+        tree = drafter.propose(request)
         allowance.check(tree, drafter.name)
         # Evaluate: the last token and the whole tree, in one batch, others' trees maybe beside it.
         while (rows := target.evaluate(conversation, tree)) is None:
@@ -192,9 +201,14 @@ def _accept(
     rule, params, start = settings.rule, settings.params, len(tokens)
     if isinstance(rule, PairRule):
         pairs = law_pairs(tokens, tree, rows, params, state)
-        return rule.accept(tree, pairs, noise, start), state
+        accepted = rule.accept(tree, pairs, noise, start)
+        if settings.witness is not None:
+            settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
+        return accepted, state
     laws = target_laws(tokens, tree, rows, params, state)
     accepted = rule.accept(tree, laws, noise, start)
+    if settings.witness is not None:
+        settings.witness(tree, rows, laws, accepted)
     if isinstance(laws, AdaptiveLaws):
         state = laws.state_after(accepted)
     return accepted, state

@@ -21,6 +21,7 @@ from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.loop import (
+    Witness,
     require_laws,
     require_rule,
 )
@@ -132,6 +133,7 @@ class Session:
         logprobs: bool = True,
         top_logprobs: int = 0,
         n_max: int | None = None,
+        witness: Witness | None = None,
     ) -> GenerationStream:
         """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
@@ -139,7 +141,7 @@ class Session:
         indices. `max_tokens` None goes on until the model ends or the context is full. Without
         `logprobs` events have none, and the device may keep whole rows to itself; with
         `top_logprobs` they also have those of so many most likely tokens. No round drafts more than
-        `n_max` nodes. Raises
+        `n_max` nodes. `witness` sees every round of a rule that verifies. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
         negative limit or index, a rule that needs laws which the drafter does not tell, or one that
         is not exact with mirostat, `BusyError` while another answer is being streamed.
@@ -170,6 +172,7 @@ class Session:
             logprobs=logprobs,
             n_max=n_max,
             n_top=n_top,
+            witness=witness,
         )
         return GenerationStream(self, answer, seed)
 

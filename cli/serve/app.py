@@ -22,6 +22,7 @@ from specrun.cli.serve.guard import Guard, cors
 from specrun.cli.serve.infill import infill
 from specrun.cli.serve.native import health, metrics, properties, tokens
 from specrun.cli.serve.openai import chat, completions, embeddings, models
+from specrun.cli.serve.page import page_routes
 from specrun.cli.serve.responses import responses
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings
@@ -57,6 +58,7 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
 def routes() -> list[BaseRoute]:
     """Return the table of paths."""
     return [
+        *page_routes(),
         *_both("/health", health.health, "GET"),
         Route("/props", properties.props, methods=["GET"]),
         Route("/slots", properties.slots, methods=["GET"]),

@@ -9,6 +9,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError, field_named_in
+from specrun.cli.serve.grammars import asks_for_text, read_grammar
 from specrun.cli.serve.request import SpeculativeChoice
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.runtime.sampling import RANDOM_SEED, SamplingParams, unknown_name
@@ -70,6 +71,8 @@ def read_sampling(
     samplers = fields.get("samplers")
     if samplers is not None:
         changes["samplers"] = samplers
+    if asks_for_text(fields):
+        changes["grammar"] = read_grammar(fields)
     bias = _read_bias(fields, vocabulary, bounds)
     if fields.flag("ignore_eos"):
         bias |= dict.fromkeys(vocabulary.end_of_generation, float("-inf"))

@@ -14,17 +14,15 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Literal
 
-import anyio.to_thread
-
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.grammars import bound_text
 from specrun.cli.serve.prompts import PromptReader, Prompts
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools.plan import PartReader
 from specrun.runtime.engine import Engine, EngineStream
-from specrun.runtime.grammar import Grammar, GrammarError
-from specrun.runtime.grammar.compiled import compiled
+from specrun.runtime.engine.trace import RoundTrace
 from specrun.runtime.replies import CallBegun, Part
 from specrun.runtime.results import FinishReason, GenerationResult, TokenEvent
 from specrun.runtime.sampling import random_if_unset
@@ -38,14 +36,16 @@ _FINISHES: dict[FinishReason, Finish] = {"stop": "stop", "length": "length", "ca
 class Delta:
     """What a choice has said since its last delta: a round's text and tokens, or how it ended.
 
-    `parts` are that text taken apart. `result` comes with the last delta of a choice, whose text is
-    what was held back until then, and `finish` why it ended.
+    `parts` are that text taken apart, `traces` those of its rounds, where they were asked for.
+    `result` comes with the last delta of a choice, whose text is what was held back until then, and
+    `finish` why it ended.
     """
 
     index: int
     text: str
     parts: Sequence[Part] = ()
     events: Sequence[TokenEvent] = ()
+    traces: Sequence[RoundTrace] = ()
     result: GenerationResult | None = None
     finish: Finish | None = None
 
@@ -88,7 +88,7 @@ class Answer:
             called = called or any(isinstance(part, CallBegun) for part in parts)
             if reader.done:
                 stream.cancel()
-            yield Delta(index, text, parts, events)
+            yield Delta(index, text, parts, events, stream.take_traces())
         try:
             result = await stream.wait()
         except SpecrunError as problem:
@@ -134,11 +134,10 @@ class AnswerService:
         prompts = await self.prompts.read(request)
         self._require_room(len(prompts.tokens) * request.n)
         seed = random_if_unset(request.params.seed)
-        grammar = await self._forced(request, prompts)
-        params, speculative = (
-            request.params.replace(seed=seed, grammar=grammar),
-            request.speculative,
-        )
+        asked, vocabulary = request.params.grammar, self.engine.vocabulary
+        grammar = await bound_text(asked, request.plan, vocabulary, prompts.end)
+        params = request.params.replace(seed=seed, grammar=grammar)
+        speculative = request.speculative
         try:
             streams = [
                 self.engine.submit(
@@ -151,6 +150,7 @@ class AnswerService:
                     drafter=speculative.drafter,
                     n_max=speculative.n_max,
                     accept=speculative.accept,
+                    trace=speculative.trace,
                 )
                 for prompt in prompts.tokens
                 for index in range(request.n)
@@ -160,23 +160,6 @@ class AnswerService:
         answer = Answer(self, request, prompts, seed, streams)
         self._answers.add(answer)
         return answer
-
-    async def _forced(self, request: AnswerRequest, prompts: Prompts) -> Grammar | None:
-        """Return the grammar of a request, which may be that of calls that have to come."""
-        vocabulary = self.engine.vocabulary
-        grammar = request.plan.grammar(vocabulary, prompts.end)
-        if grammar is None:
-            return request.params.grammar
-        if request.params.grammar is not None:
-            problem = "tool_choice asks for a call, and the grammar or response_format for text"
-            raise RequestError(f"{problem}: give one of them", "tool_choice")
-        try:
-            await anyio.to_thread.run_sync(compiled, grammar, vocabulary)
-        except GrammarError as error:
-            raise RequestError(
-                f"a call of these tools cannot be forced: {error}", "tools"
-            ) from None
-        return grammar
 
     def _require_room(self, n_more: int) -> None:
         if self.is_closing:

@@ -20,10 +20,12 @@ from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Owned, close_all
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import EngineStream
+from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.opening import (
     RuntimeOptions,
     opening,
@@ -74,7 +76,8 @@ class Engine:
 
     `n_ctx` tokens are shared by all slots: a conversation takes what it needs, at most the length
     that the model was trained for, and what idle ones still hold of their texts goes when others
-    need it; 0 is that length for every slot. A drafter's expression is as for `Runtime`;
+    need it; 0 is that length for every slot, or as much of it as there is memory for
+    (`memory_line`). A drafter's expression is as for `Runtime`;
     every slot drafts with a drafter of its own, all with the same weights. A request may choose
     "none", one of the drafters `others`, in full or by the name of its method where only one has
     it, and another acceptance rule: any exact one where `accept` is exact, any that is not where
@@ -128,8 +131,11 @@ class Engine:
         if options.learn:
             raise OptionError("learn is for one conversation at a time: use Runtime")
         self.options = options
-        clock = SlotClock()
-        with ExitStack() as owned, opening(target, offer.drafter, options, files, clock) as opened:
+        clock, meeting = SlotClock(), DraftMeeting(slots)
+        with (
+            ExitStack() as owned,
+            opening(target, offer.drafter, options, files, clock, meeting) as opened,
+        ):
             choices = Choices(opened, slots, offer.others, offer.rules)
             owned.callback(choices.close)
             n_ctx = options.context.n_ctx or opened.environment.context.n_ctx * slots
@@ -141,11 +147,12 @@ class Engine:
             for drafters, own in zip(choices.slots, shared.slots, strict=True):
                 drafter = drafters.get(choices.own)
                 session = Session(own, drafter, opened.rule, opened.model.vocabulary)
+                session.memory_note = opened.memory_note
                 session.settles = True  # whoever reads them does so while others are evaluated
                 own.hold(session.conversation)
                 seats.append(Seat(session, own, drafters))
-            self._schedule = Schedule(shared, seats)
-            self._choices, self.model = choices, opened.model
+            self._schedule = Schedule(shared, seats, meeting)
+            self._choices, self.model, self.fitted = choices, opened.model, opened.fitted
             self._owned: tuple[Owned, ...] = (choices, context, opened.weights, opened.model)
             owned.pop_all()
         self._template: ChatTemplate | None = None
@@ -170,6 +177,7 @@ class Engine:
         drafter: str | None = None,
         n_max: int | None = None,
         accept: str | None = None,
+        trace: bool = False,
     ) -> EngineStream:
         """Ask for a continuation of `prompt`, a text or token ids; return its stream at once.
 
@@ -179,16 +187,29 @@ class Engine:
         what there is not, and for what does not fit together.
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
-        drafters of point masses, but for what batches of another size round otherwise.
+        drafters of point masses, but for what batches of another size round otherwise. With
+        `trace` the stream has a trace of every round, which changes nothing but takes time. Raises
+        `GrammarError` for a grammar that cannot be compiled.
         """
         params = params or SamplingParams()
         choice = self._choices.find(params, drafter, n_max, accept)
         n_top = require_count(top_logprobs)
         tokens = prompt_tokens(self.vocabulary, prompt)
+        if params.grammar is not None:  # here, where nobody else waits for it; it is kept
+            compiled(params.grammar, self.vocabulary)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         stream = EngineStream(seed)
         request = Request(
-            tokens, params, seed, index, max_tokens, logprobs, stream.listener, choice, n_top
+            tokens,
+            params,
+            seed,
+            index,
+            max_tokens,
+            logprobs,
+            stream.listener,
+            choice,
+            n_top,
+            trace,
         )
         with self._changed:
             self._require_open()
@@ -208,6 +229,7 @@ class Engine:
         drafter: str | None = None,
         n_max: int | None = None,
         accept: str | None = None,
+        trace: bool = False,
     ) -> EngineStream:
         """Ask for an answer to {"role", "content"} messages; the rest as for `submit`."""
         from specrun.runtime.chat_template import chat_tokens
@@ -223,6 +245,7 @@ class Engine:
             drafter=drafter,
             n_max=n_max,
             accept=accept,
+            trace=trace,
         )
 
     def generate_many(
@@ -262,6 +285,11 @@ class Engine:
         return self._schedule.shared.context.n_ctx
 
     @property
+    def memory_line(self) -> str:
+        """What was chosen of layers and context for the memory that is here; "" if nothing was."""
+        return "" if self.fitted is None else self.fitted.line
+
+    @property
     def drafter(self) -> str:
         """The expression of its own drafter: of requests that choose none."""
         return self._choices.own.expression
@@ -270,6 +298,11 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """The expressions of all drafters that a request may choose, its own first."""
         return self._choices.names
+
+    @property
+    def rules(self) -> list[str]:
+        """The acceptance rules that a request may name, its own first."""
+        return [*dict.fromkeys([self.options.accept, *self._choices.rules])]
 
     @property
     def chat_template(self) -> ChatTemplate:

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specrun.bindings.errors import SpecrunError
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choice, DrafterKey, SlotDrafters
 from specrun.runtime.engine.slots import SharedEvaluation, SlotTarget, longest_prefix
+from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
 from specrun.runtime.results import GenerationResult, TokenEvent
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import GenerationStream, Session
@@ -30,6 +32,9 @@ class Listener(Protocol):
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none; nothing comes after it."""
+
+    def trace(self, trace: RoundTrace) -> None:
+        """Take the trace of a round, before its tokens."""
 
     @property
     def cancelled(self) -> bool:
@@ -49,6 +54,7 @@ class Request:
     listener: Listener
     choice: Choice
     top_logprobs: int = 0
+    trace: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +68,7 @@ class Seat:
     request: Request | None = None
     stream: GenerationStream | None = None
     number: int = 0  # in order of admission: the oldest has the least
+    tracer: Tracer | None = None
     reads: bool = False
     reads_again: Iterator[None] | None = None  # what it left to older answers
 
@@ -82,7 +89,10 @@ class Seat:
 
 @dataclass(slots=True)
 class Load:
-    """What an engine has done: evaluations of trees, the texts in them, and what had to wait."""
+    """What an engine has done: evaluations of trees, the texts in them, and what had to wait.
+
+    `draft_evaluations` served the drafts of `drafting_texts` texts at once, counted over all.
+    """
 
     turns: int = 0
     evaluations: int = 0
@@ -92,6 +102,8 @@ class Load:
     evicted: int = 0
     waited: int = 0
     preempted: int = 0
+    draft_evaluations: int = 0
+    drafting_texts: int = 0
 
     @property
     def texts_per_evaluation(self) -> float | None:
@@ -108,6 +120,7 @@ class Schedule:
 
     shared: SharedEvaluation
     seats: list[Seat]
+    meeting: DraftMeeting
     load: Load = field(default_factory=Load)
     _queue: deque[Request] = field(default_factory=deque)
     _admitted: int = 0
@@ -130,12 +143,15 @@ class Schedule:
         """Let every answer go on by one round at most."""
         self.load.turns += 1
         self._end_cancelled()
-        for seat in self._busy():
+        drafting = self._drafting()
+        self.meeting.n_drafting = len(drafting)
+        for seat in drafting:
             # Those that handed out a round save what is still read of it, and draft again or end.
-            if not seat.reads and not seat.target.n_waiting:
-                self._advance(seat)
+            self._advance(seat)
+        self._draft_together()
         self._admit()
         self._read_prompts()
+        self._draft_together()
         evaluated = self._fitting()
         if evaluated:
             self.shared.evaluate([seat.target for seat in evaluated])
@@ -156,6 +172,20 @@ class Schedule:
 
     def _busy(self) -> list[Seat]:
         return sorted((seat for seat in self.seats if not seat.is_idle), key=_by_age)
+
+    def _drafting(self) -> list[Seat]:
+        """Return those that neither read a prompt nor wait to have a tree evaluated."""
+        return [seat for seat in self._busy() if not seat.reads and not seat.target.n_waiting]
+
+    def _draft_together(self) -> None:
+        """Evaluate what drafters wait for, token by token of their drafts, until none waits."""
+        while waiting := self._drafting():
+            seconds = self.meeting.evaluate()
+            self.load.draft_evaluations += 1
+            self.load.drafting_texts += len(waiting)
+            for seat in waiting:
+                self.shared.clock.add(seat.target, seconds / len(waiting))
+                self._advance(seat)
 
     def _end_cancelled(self) -> None:
         for seat in self._busy():
@@ -181,6 +211,8 @@ class Schedule:
         """Turn a slot to a request's prompt, of which nothing is read yet."""
         seat.session.rule = request.choice.rule
         seat.session.draft_with(seat.drafters.get(request.choice.drafter))
+        vocabulary, greedy = seat.session.vocabulary, request.params.is_greedy
+        seat.tracer = Tracer(vocabulary, greedy=greedy) if request.trace else None
         seat.stream = seat.session.stream(
             request.prompt,
             request.params,
@@ -190,6 +222,7 @@ class Schedule:
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
             n_max=request.choice.n_max,
+            witness=seat.tracer and seat.tracer.witness,
         )
         self._advance(seat)
 
@@ -234,15 +267,31 @@ class Schedule:
         request, stream = seat.request, seat.stream
         if request is None or stream is None:
             return
+        if seat.tracer is not None:
+            self._tell_trace(seat, seat.tracer, stream, request.listener)
         events = list(iter(stream.next_of_round, None))
         if events:
             request.listener.say(events)
+
+    def _tell_trace(
+        self, seat: Seat, tracer: Tracer, stream: GenerationStream, listener: Listener
+    ) -> None:
+        n_tokens = len(seat.target.text.tokens)
+        trace = tracer.trace(
+            n_tokens, stream.result.stats, self.shared.last_cost, lambda: self._clocks(seat)
+        )
+        if trace is not None:
+            listener.trace(trace)
+
+    def _clocks(self, seat: Seat) -> Clocks:
+        """Return the seconds that a slot has taken so far."""
+        return Clocks(*seat.session.native_seconds(), self.shared.clock.spent(seat.target))
 
     def _end(self, seat: Seat, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""
         request, stream = seat.request, seat.stream
         assert request is not None
-        seat.request = seat.stream = seat.reads_again = None
+        seat.request = seat.stream = seat.tracer = seat.reads_again = None
         seat.reads = False
         seat.target.withdraw()
         seat.last_used = self.load.turns
@@ -281,6 +330,8 @@ class Schedule:
         if seat.is_idle or seat.n_unread:  # it failed, or there is more
             return
         if seat.reads_again is None:
+            if seat.tracer is not None:
+                seat.tracer.begin(len(seat.target.text.tokens), self._clocks(seat))
             self._advance(seat)
         seat.reads_again = None
 

@@ -22,6 +22,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.engine.cells import Run, SlotCells, count_cells
+from specrun.runtime.engine.trace import EvaluationCost
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (
     CachedText,
@@ -53,6 +54,10 @@ class SlotClock:
     def __call__(self) -> float:
         """Return the time of the slot whose work is being done."""
         return self._spent.get(self._now, 0.0) + time.perf_counter() - self._since
+
+    def spent(self, slot: object) -> float:
+        """Return the time that was counted for a slot, while nothing is being done for it."""
+        return self._spent.get(slot, 0.0)
 
     @contextmanager
     def working_for(self, slot: object) -> Iterator[None]:
@@ -201,6 +206,7 @@ class SharedEvaluation:
         n_ids = context.options.n_sequences // n_slots
         self.slots: list[SlotTarget] = []
         self._rows = Batch(context.n_batch, context.options.n_sequences)
+        self._last = (0, 0)  # the last evaluation's tokens and texts
         for index in range(n_slots):
             self.slots.append(SlotTarget(self, range(index * n_ids, (index + 1) * n_ids)))
 
@@ -230,6 +236,7 @@ class SharedEvaluation:
             for slot, _ in asked:
                 slot.answer(problem)
             return
+        self._last = sum(len(each.tokens) for _, each in asked), len(asked)
         parts = self._parts([len(each.tokens) for _, each in asked])
         seconds, place = self.context.native_seconds - before, 0
         for (slot, each), part in zip(asked, parts, strict=True):
@@ -237,6 +244,12 @@ class SharedEvaluation:
             slot.answer(PlacedRows(rows, range(place, place + n)), seconds * part)
             self.clock.add(slot, seconds * part)
             place += n
+
+    def last_cost(self, n_tokens: int) -> EvaluationCost:
+        """Return what the last evaluation was, in which a slot had so many tokens."""
+        together, texts = self._last
+        curve = self._curve
+        return EvaluationCost(n_tokens, together, texts, curve.seconds(together), curve.seconds(1))
 
     def _parts(self, counts: Sequence[int]) -> list[float]:
         """Return which part of an evaluation each slot's tokens count for."""

@@ -65,7 +65,7 @@ class ChatForm:
         if index not in self._begun:
             self._begun.add(index)
             events += self._chunk(index, {"role": "assistant", "content": ""})
-        if delta.parts or (delta.events and self._answer.request.logprobs):
+        if delta.parts or delta.traces or (delta.events and self._answer.request.logprobs):
             said = said_of(delta.parts, self._answer.request.plan)
             events += self._chunk(index, said or {"content": ""}, delta=delta)
         if delta.finish is not None:
@@ -83,7 +83,8 @@ class ChatForm:
         choice: dict[str, Any] = {"index": index, "delta": content, "finish_reason": finish}
         if delta is not None and self._answer.request.logprobs:
             choice["logprobs"] = chat_logprobs(delta.events, self._answer.service.engine.vocabulary)
-        return event_bytes({**self._common, "choices": [choice]})
+        traced = {"specrun": {"rounds": delta.traces}} if delta is not None and delta.traces else {}
+        return event_bytes({**self._common, "choices": [choice], **traced})
 
     def end(self) -> bytes:
         """Return the last chunk, about the whole answer, if it was asked for."""
