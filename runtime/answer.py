@@ -262,10 +262,10 @@ class Answer:
             )
             return sequential_rounds(session.target, conversation, small, settings)
         state = self._sampler_state()
-        settings = DecodeSettings(rule, self._params, limits, end_tokens, state, self._witness)
+        verifying = DecodeSettings(rule, self._params, limits, end_tokens, state, self._witness)
         if self._grammar is not None:
             self._guided = GuidedDrafter(session.drafter)
-        return decode_rounds(target, conversation, settings, self._guided)
+        return decode_rounds(target, conversation, verifying, self._guided)
 
     def _sampler_state(self) -> SamplerState:
         """Return what samplers know before the first token."""

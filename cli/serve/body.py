@@ -22,7 +22,7 @@ async def read_body(request: Request, bounds: Bounds) -> Fields:
     data = await _read_bytes(request, bounds)
     try:
         body = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is no JSON: {error}") from None
     except RecursionError:
         raise _too_deep(bounds) from None
