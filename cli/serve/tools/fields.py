@@ -140,7 +140,7 @@ def plan_turn(
     if choice.mode == "required" and not tools:
         raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
     used = tools if choice.mode != "none" else ()
-    template = _template(engine)
+    template = _template(engine, used)
     if template is None:  # what needs one says so
         if used:
             raise RequestError("tools need a chat template, and this model has none", "tools")
@@ -165,9 +165,9 @@ def plan_turn(
     return ChatTurn(for_template(messages, id_length), used, template_kwargs or {}, plan)
 
 
-def _template(engine: Engine) -> ChatTemplate | None:
+def _template(engine: Engine, tools: Sequence[Tool]) -> ChatTemplate | None:
     try:
-        return engine.chat_template
+        return engine.tool_template if tools else engine.chat_template
     except TemplateError:
         return None
 
