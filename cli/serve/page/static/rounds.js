@@ -128,7 +128,7 @@ const drawFigures = (list, answer) => {
     figure("drafts kept", drafted ? percent(kept / drafted) : "–"),
     figure("tokens a second", decoding > 0 ? String(Math.round(tokens / decoding)) : "–"),
     figure(
-      `cost of ${cost.together} tokens at once`,
+      `cost of ${cost.together} tokens`,
       (cost.expected_s / cost.single_s).toFixed(2),
       " × one",
     ),

@@ -75,7 +75,7 @@ const description = (place) => {
   return parts.join(", ");
 };
 
-const BOX = { height: 36, least: 58, most: 112, gap: 22, row: 46, margin: 14 };
+const BOX = { height: 36, least: 58, most: 112, gap: 22, row: 43, margin: 14 };
 
 export class TreeView {
   // `onShow` is told the place that is pointed at or focused, null when none is.
@@ -92,17 +92,18 @@ export class TreeView {
     this.keys = across
       ? { child: "ArrowRight", parent: "ArrowLeft", next: "ArrowDown", last: "ArrowUp" }
       : { child: "ArrowDown", parent: "ArrowUp", next: "ArrowRight", last: "ArrowLeft" };
+    const pitch = across ? BOX.row : BOX.row + 10; // edges need room where they go down
     const columns = across ? layout.depth + 1 : layout.lines;
     const fair = (room - 2 * BOX.margin + BOX.gap) / columns - BOX.gap;
     const width = Math.max(BOX.least, Math.min(BOX.most, fair));
     const at = (place) => {
       const [column, row] = across ? [place.depth, place.line] : [place.line, place.depth];
-      return { x: BOX.margin + column * (width + BOX.gap), y: BOX.margin + row * BOX.row };
+      return { x: BOX.margin + column * (width + BOX.gap), y: BOX.margin + row * pitch };
     };
     const rows = across ? layout.lines : layout.depth + 1;
     const size = {
       width: 2 * BOX.margin + columns * (width + BOX.gap) - BOX.gap,
-      height: 2 * BOX.margin + rows * BOX.row - (BOX.row - BOX.height),
+      height: 2 * BOX.margin + rows * pitch - (pitch - BOX.height),
     };
     const picture = svg("svg", {
       ...size,
