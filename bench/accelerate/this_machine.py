@@ -1,4 +1,4 @@
-"""What a search measures on this machine: the cost curve, plans, cuts and sweeps of answers."""
+"""Measurements of a search on this machine: the cost curve, plans, cuts and sweeps of answers."""
 
 from __future__ import annotations
 

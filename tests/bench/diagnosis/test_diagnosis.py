@@ -23,7 +23,7 @@ def found(
         return Work(**{**values, "python_s": work.python_s + more, "seconds": work.seconds + more})
 
     plain, drafted = Simulated().work(curve), slowed(drafter.work(curve))
-    return diagnose("d", 0.0, plain, drafted, curve, mixture=mixture)
+    return diagnose("prompt-lookup", 0.0, plain, drafted, curve, mixture=mixture)
 
 
 @pytest.mark.parametrize("curve", [FLAT, STEEP], ids=["flat", "steep"])
@@ -69,6 +69,13 @@ def test_the_first_reason_is_what_stands_in_the_way(
     assert diagnosis.reasons[0].kind == kind
     assert diagnosis.reasons[0].without > diagnosis.expected
     assert diagnosis.reasons[0].help
+
+
+def test_only_what_quotes_is_said_to_have_nothing_to_say() -> None:
+    plain, drafted = (known.work(FLAT) for known in (Simulated(), Simulated(0.9, 6, coverage=0.05)))
+    for name, is_said in (("prompt-lookup", True), ("eagle(head.gguf)", False)):
+        reasons = diagnose(name, 0.0, plain, drafted, FLAT).reasons
+        assert ("silent" in [reason.kind for reason in reasons]) == is_said
 
 
 def test_experts_take_the_curves_place() -> None:
