@@ -175,7 +175,7 @@ class Search:
     def _cut(self) -> None:
         if _CUT in self._record.done:
             return
-        what = "searching for layers that a self-draft could skip"
+        what = "searching for layers to skip"
         self._say(what, 0.35, self._ahead(_CUT_S))
         try:
             cut = self._machine.cut()

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from specrun.bench.diagnosis.diagnosis import diagnose
+from specrun.bench.diagnosis.work import work_of
 from specrun.bench.drafters.answers import Answers, Arm
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.devices import devices
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import SequentialCascade, build_rule
+from specrun.runtime.costs import CostCurve, load_curve
+from specrun.runtime.costs.memory_traffic import mixture
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.runtime import Runtime
@@ -97,7 +101,8 @@ class DrafterResult:
     `prompt_tokens` is the mean length of a prompt. `exact` is whether the rule keeps the target's
     distribution. `acceptance_given_prefix[n]` is the acceptance at depth n + 1 of the
     `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha. Under rules that
-    are not exact `total_variation` and `changed_share` are those of `SpecStats`.
+    are not exact `total_variation` and `changed_share` are those of `SpecStats`. `reason` says what
+    costs most where drafting does not pay, if the target's cost curve was measured before.
     """
 
     target: TargetFacts
@@ -125,6 +130,7 @@ class DrafterResult:
     tested_by_position: tuple[int, ...] = ()
     total_variation: float | None = None
     changed_share: float | None = None
+    reason: str | None = None
 
     @property
     def label(self) -> str:
@@ -138,10 +144,13 @@ class DrafterResult:
         """What to do if drafting did not pay; None if it did."""
         if self.speed_up is None or self.speed_up.value >= 1.0:
             return None
-        return (
+        slower = (
             f"{self.label} at temperature {self.temperature:g} is slower than plain decoding "
-            f"({self.speed_up.value:.2f}x): draft fewer tokens (a lower n), or drop the drafter"
+            f"({self.speed_up.value:.2f}x)"
         )
+        if self.reason is not None:
+            return f"{slower}: {self.reason} (specrun why says more)"
+        return f"{slower}: draft fewer tokens (a lower n), or drop the drafter"
 
 
 Progress = Callable[[int, int, str], None]
@@ -163,6 +172,7 @@ def measure_drafters(
             stack.enter_context(runtime)
             arms.append(Arm(runtime, bench.prompts, bench.as_chat))
         facts = _facts(arms[0].runtime)
+        curve = _stored_curve(arms[0].runtime)
         total = len(arms) * bench.repetitions * len(bench.params) * len(bench.prompts)
         done = itertools.count()
 
@@ -176,7 +186,7 @@ def measure_drafters(
         for params in bench.params:
             measured = _measure(arms, params, bench, step)
             results += [
-                _result(bench, facts, arm, params, own, measured[0])
+                _result(bench, facts, arm, params, own, measured[0], curve)
                 for arm, own in zip(arms, measured, strict=True)
             ]
     return results
@@ -216,6 +226,7 @@ def _result(
     params: SamplingParams,
     own: Sequence[Answers],
     plain: Sequence[Answers],
+    curve: CostCurve | None,
 ) -> DrafterResult:
     speeds, plain_speeds = ([run.tokens_per_second for run in runs] for runs in (own, plain))
     together = Answers.together(own)
@@ -248,7 +259,28 @@ def _result(
         tested_by_position=tested,
         total_variation=distance,
         changed_share=changed,
+        reason=None if own is plain or curve is None else _reason(arm, params, own, plain, curve),
     )
+
+
+def _stored_curve(runtime: Runtime) -> CostCurve | None:
+    """Return the target's curve, where it was measured with these settings."""
+    model = runtime.model
+    return load_curve(model.path, runtime.options.context, model.n_gpu_layers)
+
+
+def _reason(
+    arm: Arm,
+    params: SamplingParams,
+    own: Sequence[Answers],
+    plain: Sequence[Answers],
+    curve: CostCurve,
+) -> str | None:
+    """Return what stands in the way of a drafter that does not pay."""
+    works = (work_of(result for run in runs for result in run.results) for runs in (plain, own))
+    experts = mixture(arm.runtime.model.header)
+    found = diagnose(arm.label, params.temperature, *works, curve, mixture=experts)
+    return found.reasons[0].text if found.reasons and not found.pays else None
 
 
 def _compare(own: Answers, plain: Answers) -> TextComparison:
