@@ -277,9 +277,9 @@ def _reason(
     curve: CostCurve,
 ) -> str | None:
     """Return what stands in the way of a drafter that does not pay."""
-    works = (work_of(result for run in runs for result in run.results) for runs in (plain, own))
+    works = [work_of(result for run in runs for result in run.results) for runs in (plain, own)]
     experts = mixture(arm.runtime.model.header)
-    found = diagnose(arm.label, params.temperature, *works, curve, mixture=experts)
+    found = diagnose(arm.label, params.temperature, works[0], works[1], curve, mixture=experts)
     return found.reasons[0].text if found.reasons and not found.pays else None
 
 
