@@ -189,6 +189,7 @@ class ThisMachine:
             evaluations=self._affordable_cuts(),
             n_tokens=_FITTED_TOKENS,
             seconds=_CUT_SECONDS,
+            most_seconds=_CUT_BUDGET,
             context=self._context,
             n_gpu_layers=self._options.n_gpu_layers,
             n_gpu_layers_draft=self._options.n_gpu_layers_draft,

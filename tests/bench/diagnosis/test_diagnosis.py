@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated
 
 from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
 from specrun.bench.diagnosis.work import Work
-from specrun.runtime.costs import CostCurve
+from specrun.bench.drafters.comparison import DrafterBench, measure_drafters
+from specrun.bench.timing import Ratio
+from specrun.bindings.context_options import ContextOptions
+from specrun.runtime.costs import CostCurve, save_curve
+from specrun.runtime.sampling import SamplingParams
 
 
 def found(
@@ -114,3 +120,37 @@ def test_a_drafter_that_never_drafts_has_no_acceptance() -> None:
     # It plans by the curve, which is why it says nothing.
     assert diagnosis.reasons[0].kind == "curve"
     json.dumps(diagnosis.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_comparison_says_why_where_the_curve_is_known(
+    tiny_model: Path,
+    tiny_drafter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_known: bool,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    context = ContextOptions(n_ctx=256, n_threads=1)
+    if is_known:
+        # So much for a second token that any drafter is in vain, whatever this machine takes.
+        save_curve(CostCurve.flat([1e-6, 1e-1]), tiny_model, context, 0)
+    drafter = f'draft("{tiny_drafter}", n=4)'
+    bench = DrafterBench(
+        tiny_model,
+        (drafter,),
+        ("abc",),
+        (SamplingParams(temperature=0.0),),
+        max_tokens=12,
+        repetitions=1,
+        options={"context": context, "trust": True},
+    )
+    plain, drafted = measure_drafters(bench)
+    assert plain.reason is None
+    if is_known:
+        assert drafted.reason is not None
+        slow = dataclasses.replace(drafted, speed_up=Ratio(0.5, 0.5, 0.5))
+        assert "steep" in drafted.reason or "too weak" in drafted.reason
+        assert drafted.reason in str(slow.advice)
+    else:
+        assert drafted.reason is None
