@@ -97,7 +97,12 @@ class Diagnosis:
     @property
     def pays(self) -> bool:
         """Whether drafting is measurably faster, and by its drafts."""
-        return self.speed_up >= PAYS and self.tokens_per_round >= PAYS
+        return self.speed_up >= PAYS and self.has_kept_drafts
+
+    @property
+    def has_kept_drafts(self) -> bool:
+        """Whether drafts were kept often enough to make a difference."""
+        return self.tokens_per_round >= PAYS
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a mapping, ready for JSON."""

@@ -62,6 +62,9 @@ def verdict_lines(diagnosis: Diagnosis) -> list[str]:
     """Return the verdict, the reasons, and what would help: a line each."""
     if diagnosis.pays:
         verdict = f"Drafting pays: {diagnosis.speed_up:.2f} times plain decoding."
+    elif diagnosis.speed_up > 1.0 and not diagnosis.has_kept_drafts:
+        noise = "no drafts were kept, so that more than 1 is the machine's noise"
+        verdict = f"Drafting does not pay here ({noise})" + (":" if diagnosis.reasons else ".")
     elif diagnosis.reasons:
         verdict = "Drafting does not pay here:"
     else:

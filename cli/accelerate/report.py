@@ -34,10 +34,11 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
         terminal.note(f"not compared: {_short(left.what)}: {one_line(left.why, _LONGEST_REASON)}")
     for diagnosis in _telling(result.diagnoses):
         print_diagnosis(diagnosis, terminal)
-    workloads = {row.workload for row in result.rows}
-    for choice in result.choices:
-        # Of a single kind of texts there is nothing else to say about all kinds.
-        if len(workloads) > 1 or choice.workload == ANY:
+    for temperature in temperatures:
+        own = [choice for choice in result.choices if choice.temperature == temperature]
+        # Where all kinds of texts have the same drafter, a line says so.
+        told = own[-1:] if len({choice.drafter for choice in own}) == 1 else own
+        for choice in told:
             terminal.answer(f"{_choice_line(choice)}\n")
     _say_what_follows(result, terminal)
 
