@@ -3,6 +3,7 @@
 #   CUDA_ARCH=86  the GPU's architecture, where no driver can be asked
 #   VULKAN=1    builds llama.cpp for GPUs with Vulkan (needs glslc and Vulkan's headers); Metal comes by itself on Apple silicon
 #   WHEEL=FILE  uses a prebuilt llama-cpp-python wheel instead of building one
+#   MODEL=smollm2  chats with a published model instead (93 MB, fetched once)
 #   PYTHON=...  the Python (3.11 or newer) to make the environment with
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ INPUTS := pyproject.toml constraints.txt $(wildcard runtime/compiled/*.[ch]) too
 .DELETE_ON_ERROR:
 
 chat: env
-	@$(VENV)/bin/specrun chat --demo
+	@$(VENV)/bin/specrun $(if $(MODEL),demo $(MODEL),chat --demo)
 
 test: dev
 	@$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile

@@ -23,12 +23,15 @@ _EPILOG = """\b
 Examples:
   specrun train medusa --target Llama-3.2-1B --data chats.jsonl -o heads --gguf heads.gguf
   specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --epochs 4
+  specrun train eagle --target model-Q4_K_M.gguf -o head --gguf head.gguf
   specrun train eagle --target Llama-2-7b --teacher llama-2-7b-q4_k_m.gguf --data chats.jsonl -o head
   specrun train medusa --target Llama-3.2-1B --data chats.jsonl -o heads --resume
 
 \b
 Data are a text, or JSON Lines: {"text"}, {"prompt", "answer"} or {"messages": [{"role", "content"}]}. Of
-prompts and chats only the answers are learnt. Ctrl-C keeps a checkpoint, and --resume goes on from it.
+prompts and chats only the answers are learnt. Without --data a target of eagle, eagle3, medusa or hydra
+answers built-in prompts, or those of --prompts, and its answers are learnt. Ctrl-C keeps a checkpoint, and
+--resume goes on from it.
 """  # noqa: E501 - as it is shown
 
 

@@ -134,7 +134,7 @@ _distillation_options = option_group(
 )
 
 
-@train_command(_EPILOG, _distillation_options, needs_data=False)
+@train_command(_EPILOG, _distillation_options, needs_target=False, needs_data=False)
 def drafter(job: TrainJob, distillation: Distillation) -> None:
     """Train a small model to draft for a target."""
     if distillation.online is not None:

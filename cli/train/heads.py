@@ -77,6 +77,8 @@ the two close.
         default=0.1,
     ),
     states_options,
+    target="MODEL",
+    needs_data=False,
 )
 def medusa(
     job: TrainJob,
@@ -143,6 +145,8 @@ head, a layer over the states in front, and the target's own law as what is lear
         default=0.0,
     ),
     states_options,
+    target="MODEL",
+    needs_data=False,
 )
 def hydra(
     job: TrainJob,
@@ -166,6 +170,8 @@ _EAGLE_EPILOG = """\b
 Examples:
   specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --gguf head.gguf
   specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --unroll 3
+  specrun train eagle --target model-Q4_K_M.gguf -o head --gguf head.gguf
+  specrun train eagle --target model.gguf --prompts mine.txt -o head --gguf head.gguf
 
 \b
 The head learns the target's next hidden state (smooth L1), and with --token-weight the law that follows from
@@ -196,25 +202,38 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
         default=1,
     ),
     _HEAD.option(
+        "--law-tokens N",
+        "Compare laws among N tokens: those said most often, and a quarter drawn anew each step; "
+        "faster where the target is narrow.",
+        click.IntRange(0),
+        default=0,
+        show_default="all",
+    ),
+    _HEAD.option(
         "--inputs",
         "What the head reads, as in the paper's ablation; both: states and the tokens after them.",
         click.Choice(["both", "features", "tokens"]),
         default="both",
     ),
     states_options,
+    target="MODEL",
+    needs_data=False,
 )
 def eagle(
     job: TrainJob,
     token_weight: float,
     noise: float,
     unroll: int,
+    law_tokens: int,
     inputs: EagleInputs,
     states: TrainFeatures,
 ) -> None:
     """Train an EAGLE head for a target."""
     from specrun.train.heads.eagle import EagleRecipe
 
-    recipe = EagleRecipe(token_weight=token_weight, noise=noise, steps=unroll, inputs=inputs)
+    recipe = EagleRecipe(
+        token_weight=token_weight, noise=noise, steps=unroll, inputs=inputs, law_tokens=law_tokens
+    )
     _train_recipe(recipe, job, states)
 
 
@@ -248,6 +267,8 @@ data; other tokens are never drafted, which costs speed and never changes what t
         show_default="2, n/2, n-3",
     ),
     states_options,
+    target="MODEL",
+    needs_data=False,
 )
 def eagle3(
     job: TrainJob,
@@ -284,7 +305,9 @@ def train_and_report(
     run = HeadRun(
         **job.settings,
         teacher=states.teacher,
-        own_answers=_own_answers(states, job.settings["seed"]),
+        own_answers=_own_answers(states, job),
+        prompts=states.prompts,
+        n_prompts=states.n_prompts,
         cache=states.cache,
         features=states.features,
     )
@@ -311,9 +334,17 @@ def train_and_report(
     )
 
 
-def _own_answers(states: TrainFeatures, seed: int) -> AnswerSettings | None:
-    if states.answers == "given":
+def _own_answers(states: TrainFeatures, job: TrainJob) -> AnswerSettings | None:
+    """Return how the target answers, None where the data's answers are learnt."""
+    given = bool(job.settings["data"])
+    if given and states.prompts is not None:
+        raise click.UsageError("--data and --prompts are both given: leave one of them out")
+    if not given and states.answers == "given":
+        raise click.UsageError("--answers given needs --data with answers to learn")
+    if given and states.answers != "target":
         return None
     from specrun.train.data.own_answers import AnswerSettings
 
-    return AnswerSettings(temperature=states.answer_temp, longest=states.answer_length, seed=seed)
+    return AnswerSettings(
+        temperature=states.answer_temp, longest=states.answer_length, seed=job.settings["seed"]
+    )

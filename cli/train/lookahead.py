@@ -45,7 +45,7 @@ behind a token in the place of the tokens to come; the target drafts at them whi
 """  # noqa: E501 - as it is shown
 
 
-@train_command(_PASS_EPILOG, *_POSITION_OPTIONS, states_options)
+@train_command(_PASS_EPILOG, *_POSITION_OPTIONS, states_options, needs_data=False)
 def pass_(
     job: TrainJob,
     positions: int,
@@ -91,6 +91,7 @@ folder has both: convert it twice, with --kind model and, as --gguf does, with -
         "--mask-rate X", "Times the learning rate: the mask token's own.", _POSITIVE, default=20.0
     ),
     states_options,
+    needs_data=False,
 )
 def space(
     job: TrainJob,

@@ -36,6 +36,13 @@ _FIELDS = {"batch_tokens": "tokens_per_batch", "save_every": "save_seconds", "th
 """Fields of `train.trainer.run.TrainingRun` by the option that gives them, where names differ."""
 
 
+_TARGETS = {
+    "DIR": "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json).",
+    "MODEL": "The target: a GGUF file, or a Hugging Face folder.",
+}
+"""What --target says of itself, by its metavar."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainResult:
     """What becomes of what was trained."""
@@ -59,12 +66,17 @@ class TrainJob:
 
 @dataclass(frozen=True, slots=True)
 class TrainFeatures:
-    """Where the target's hidden states come from and are kept, and whose answers they belong to."""
+    """Where the target's hidden states come from and are kept, and whose answers they belong to.
+
+    `answers` None leaves it to what is given: the data's, and the target's where there are none.
+    """
 
     teacher: Path | None
     cache: Literal["auto", "yes", "no"]
     features: Path | None
-    answers: str
+    answers: str | None
+    prompts: Path | None
+    n_prompts: int
     answer_temp: float
     answer_length: int
 
@@ -77,16 +89,16 @@ def _run(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes the
     return {_FIELDS.get(name, name): value for name, value in values.items()}
 
 
-def _source_options(*, required: bool) -> Decorator:
+def _source_options(target: str, *, needs_target: bool, needs_data: bool) -> Decorator:
     """Return the options about what is learnt; some commands know when they can do without."""
     return option_group(
         "source",
         _source,
         DATA.option(
-            "--target DIR",
-            "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json).",
+            f"--target {target}",
+            _TARGETS[target],
             PATH,
-            required=required,
+            required=needs_target,
         ),
         DATA.option(
             "--data",
@@ -94,7 +106,7 @@ def _source_options(*, required: bool) -> Decorator:
             "repeatable.",
             FILE,
             multiple=True,
-            required=required,
+            required=needs_data,
         ),
         DATA.option(
             "--max-length N",
@@ -183,13 +195,14 @@ states_options = option_group(
     TrainFeatures,
     _STATES.option(
         "--teacher",
-        "The target as GGUF: llama.cpp computes its states, so that a large one may be quantized.",
+        "A folder's target as GGUF: llama.cpp computes its states, so that it may be quantized.",
         FILE,
     ),
     trust_option,
     _STATES.option(
         "--cache",
-        "Keep states on disk; auto: where they are read more than once and there is room.",
+        "Keep states on disk, in float16; auto: where they are read more than once and there is "
+        "room.",
         click.Choice(["auto", "yes", "no"]),
         default="auto",
     ),
@@ -202,8 +215,15 @@ states_options = option_group(
         "--answers",
         "Whose answers are learnt: the data's, or those the target gives to the same prompts.",
         WHOSE_ANSWERS,
-        default="given",
+        show_default="given; without --data target",
     ),
+    _ANSWERS.option(
+        "--prompts FILE",
+        "Prompts for the target to answer, one a line or JSON Lines, instead of --data; with "
+        "neither, built-in ones.",
+        FILE,
+    ),
+    _ANSWERS.option("--n-prompts N", "How many of the built-in ones.", _COUNT, default=1000),
     _ANSWERS.option(
         "--answer-temp T",
         "The temperature at which the target answers.",
@@ -217,13 +237,17 @@ states_options = option_group(
 
 
 def train_command(
-    epilog: str, *own: Decorator, needs_data: bool = True
+    epilog: str,
+    *own: Decorator,
+    target: str = "DIR",
+    needs_target: bool = True,
+    needs_data: bool = True,
 ) -> Callable[[CommandFunction], click.Command]:
     """Return a decorator for a function that takes a `job` and the values of its `own` options.
 
-    Without `needs_data` it checks itself whether --target and --data are given.
+    `target` is what --target takes, DIR or MODEL. What is not needed here it checks itself.
     """
-    source = _source_options(required=needs_data)
+    source = _source_options(target, needs_target=needs_target, needs_data=needs_data)
     options = declare(source, *own, _run_options, _result_options, terminal_options)
 
     def decorate(function: CommandFunction) -> click.Command:

@@ -137,7 +137,7 @@ def _collected(
     place.mkdir(parents=True, exist_ok=True)
     what = "the target answers" if name == "trajectories" else "the new target answers"
     return collect_trajectories(
-        runnable_target(folder, None, place, started.listener.note),
+        runnable_target(folder, place, started.listener.note),
         prompts,
         place / f"{name}.jsonl",
         identity=source_identity(folder),

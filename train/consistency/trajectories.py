@@ -81,7 +81,7 @@ def prompts_of(
     prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
     if not prompts:
         raise ModelError(
-            f"the data ask nothing that {tokenizer.folder.name} could answer: give prompts or chats"
+            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
         )
     return prompts
 

@@ -8,29 +8,37 @@ an interrupted run asks only what is left.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.errors import MalformedFileError, ModelError
+from specrun.bindings.errors import MalformedFileError, ModelError, UnsupportedModelError
 from specrun.convert import convert_checkpoint
-from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime import Engine, SamplingParams
+from specrun.runtime.engine.streams import EngineStream
+from specrun.runtime.results import GenerationResult
 from specrun.train.data.data_file import Document
-from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
+from specrun.train.data.target_tokens import TargetTokens, TokenSequence
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How the target answers: temperature, most tokens, and a drafter for speed."""
+    """How the target answers: temperature, most tokens, and for speed a drafter and its `slots`.
+
+    So many prompts are answered at once, in one evaluation.
+    """
 
     temperature: float = 0.0
     longest: int = 512
     drafter: str = "prompt-lookup"
     seed: int = 0
+    slots: int = 4
 
     @property
     def params(self) -> SamplingParams:
@@ -42,7 +50,7 @@ class AnswerSettings:
 
 def answer_prompts(
     target: AbstractContextManager[Path],
-    tokenizer: TargetTokenizer,
+    tokenizer: TargetTokens,
     documents: Sequence[Document],
     store: Path,
     settings: AnswerSettings,
@@ -63,28 +71,26 @@ def answer_prompts(
     prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
     if not prompts:
         raise ModelError(
-            f"the data ask nothing that {tokenizer.folder.name} could answer: give prompts or chats"
+            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
         )
     known = _read(store)
     rooms = [min(settings.longest, max_length - len(prompt)) for prompt in prompts]
     # The number, for a prompt that is asked twice is answered twice, with noise of its own.
-    asked = (identity, settings.temperature, settings.seed)
+    how = (identity, settings.temperature, settings.seed)
     keys = [
-        json.dumps([*asked, number, room, prompt], sort_keys=True)
+        json.dumps([*how, number, room, prompt], sort_keys=True)
         for number, (room, prompt) in enumerate(zip(rooms, prompts, strict=True))
     ]
     missing = [number for number, key in enumerate(keys) if key not in known]
     if missing:
-        options = {"n_ctx": max_length, "n_threads": n_threads, "n_threads_batch": n_threads}
         with (
             target as path,
-            Runtime(path, drafter=settings.drafter, **options) as runtime,
+            _engine(path, settings, max_length, n_threads) as engine,
             store.open("a", encoding="utf-8") as file,
         ):
-            for done, number in enumerate(missing, len(keys) - len(missing) + 1):
-                result = runtime.generate(
-                    prompts[number], settings.params, max_tokens=rooms[number], index=number
-                )
+            asked = ((number, prompts[number], rooms[number]) for number in missing)
+            answers = _answers(engine, asked, settings)
+            for done, (number, result) in enumerate(answers, len(keys) - len(missing) + 1):
                 known[keys[number]] = result.token_ids
                 record = {"key": keys[number], "answer": result.token_ids, "text": result.text}
                 file.write(json.dumps(record) + "\n")
@@ -95,14 +101,39 @@ def answer_prompts(
     return [TokenSequence.of([*prompt, *known[key]], len(prompt)) for prompt, key in pairs]
 
 
+def _engine(path: Path, settings: AnswerSettings, max_length: int, n_threads: int) -> Engine:
+    """Return an engine whose conversations have `max_length` tokens each."""
+
+    def opened(slots: int) -> Engine:
+        n_ctx = max_length * slots
+        threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
+        return Engine(path, settings.drafter, slots=slots, n_ctx=n_ctx, **threads)
+
+    try:
+        return opened(settings.slots)
+    except UnsupportedModelError:  # recurrent models answer one conversation at a time
+        return opened(1)
+
+
+def _answers(
+    engine: Engine, asked: Iterator[tuple[int, list[int], int]], settings: AnswerSettings
+) -> Iterator[tuple[int, GenerationResult]]:
+    """Yield the answers to numbered prompts of so many tokens at most, in their order."""
+    waiting: deque[tuple[int, EngineStream]] = deque()
+    while True:
+        # More than are answered at once, so that no slot waits for whoever reads this.
+        for number, prompt, room in islice(asked, 2 * settings.slots - len(waiting)):
+            stream = engine.submit(prompt, settings.params, max_tokens=room, index=number)
+            waiting.append((number, stream))
+        if not waiting:
+            return
+        number, stream = waiting.popleft()
+        yield number, stream.result
+
+
 @contextmanager
-def runnable_target(
-    folder: Path, teacher: Path | None, place: Path, note: Callable[[str], None]
-) -> Iterator[Path]:
-    """Yield the target as GGUF: the teacher, or for a while the folder in float16 in `place`."""
-    if teacher is not None:
-        yield teacher
-        return
+def runnable_target(folder: Path, place: Path, note: Callable[[str], None]) -> Iterator[Path]:
+    """Yield a folder's model as GGUF: for a while in float16 in `place`."""
     path = place / "target.gguf"
     note(f"{folder.name} is converted to float16, to answer the prompts of the data")
     try:

@@ -1,8 +1,12 @@
-"""The tokenizer of a Hugging Face folder: documents to token ids and marks of what is learnt."""
+"""A target's tokens: documents to token ids and marks of what is learnt; of a folder's tokenizer.
+
+Those of a GGUF file are in `file_tokens`.
+"""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,17 +56,36 @@ def first_line(error: BaseException) -> str:
     return next(lines, type(error).__name__)[:200]
 
 
-class TargetTokenizer:
-    """A Hugging Face folder's tokenizer and chat template; nothing is downloaded or executed."""
+class TargetTokens(ABC):
+    """How a target reads documents. `path` is the folder or file that says so.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = require_folder(folder)
-        self._tokenizer = _load_tokenizer(folder)
-        source = _template_text(folder, self._tokenizer)
-        self._bos: int | None = self._tokenizer.bos_token_id if self._adds_bos() else None
-        self.eos: int | None = self._tokenizer.eos_token_id
-        names = {"bos": self._tokenizer.bos_token or "", "eos": self._tokenizer.eos_token or ""}
-        self.template = ChatTemplate(source, **names) if source else None
+    `template` is its chat template, `eos` the token that ends a text, and `_bos` the one that it
+    puts before every text, each None where there is none.
+    """
+
+    path: Path
+    template: ChatTemplate | None
+    eos: int | None
+    _bos: int | None
+
+    @abstractmethod
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+
+    @abstractmethod
+    def _plain(self, text: str) -> list[int]:
+        """Return the tokens of a text, without bos."""
+
+    @abstractmethod
+    def _asked(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens after which the model would answer a conversation."""
+
+    @abstractmethod
+    def _placed(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of a whole conversation, whose `text` the template has rendered.
+
+        The second list says at which character of the text each begins; -1 stands before it.
+        """
 
     @property
     def has_template(self) -> bool:
@@ -113,40 +136,59 @@ class TargetTokenizer:
             return None
         if not messages:
             return None
-        return self._with_bos(self._plain(self._template().render(messages)))
+        return self._asked(messages)
 
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, with bos where the model adds one."""
         pieces = [text[start : start + _TEXT_PIECE] for start in range(0, len(text), _TEXT_PIECE)]
         return self._with_bos([token for piece in pieces for token in self._plain(piece)])
 
-    def text(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens."""
-        return str(self._tokenizer.decode(list(ids)))
-
     def _chat(self, messages: Sequence[Message]) -> TokenSequence:
         template = self._template()
         text = template.render(messages, add_generation_prompt=False)
         spans = _answer_spans(template, messages, text)
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids: list[int] = list(found["input_ids"])
-        learnt = [any(low <= at < high for low, high in spans) for at, _ in found["offset_mapping"]]
-        more = len(self._with_bos(ids)) - len(ids)
-        marks = np.asarray([False] * more + learnt, np.bool_)
-        return TokenSequence(np.asarray(self._with_bos(ids), np.int32), marks)
+        ids, starts = self._placed(messages, text)
+        learnt = [any(low <= at < high for low, high in spans) for at in starts]
+        return TokenSequence(np.asarray(ids, np.int32), np.asarray(learnt, np.bool_))
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
             raise TemplateError(
-                f"{self.folder} has no chat template, and the data are chats: give texts or prompts"
+                f"{self.path} has no chat template, and the data are chats: give texts or prompts"
             )
         return self.template
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        return ids if self._bos is None or ids[:1] == [self._bos] else [self._bos, *ids]
+
+
+class TargetTokenizer(TargetTokens):
+    """A Hugging Face folder's tokenizer and chat template; nothing is downloaded or executed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = require_folder(folder)
+        self._tokenizer = _load_tokenizer(folder)
+        source = _template_text(folder, self._tokenizer)
+        self._bos = self._tokenizer.bos_token_id if self._adds_bos() else None
+        self.eos = self._tokenizer.eos_token_id
+        names = {"bos": self._tokenizer.bos_token or "", "eos": self._tokenizer.eos_token or ""}
+        self.template = ChatTemplate(source, **names) if source else None
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return str(self._tokenizer.decode(list(ids)))
 
     def _plain(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _with_bos(self, ids: list[int]) -> list[int]:
-        return ids if self._bos is None or ids[:1] == [self._bos] else [self._bos, *ids]
+    def _asked(self, messages: Sequence[Message]) -> list[int]:
+        return self._with_bos(self._plain(self._template().render(messages)))
+
+    def _placed(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = self._with_bos(list(found["input_ids"]))
+        starts = [start for start, _ in found["offset_mapping"]]
+        return ids, [-1] * (len(ids) - len(starts)) + starts
 
     def _adds_bos(self) -> bool:
         bos = self._tokenizer.bos_token_id

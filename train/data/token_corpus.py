@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.data_file import Document, PlainText
-from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
+from specrun.train.data.target_tokens import TargetTokens, TokenSequence
 
 _SHORTEST = 4  # tokens: below that there is nothing to draft
 MOST_MEASURED = 256
@@ -137,7 +137,7 @@ def plan_batches(
 
 def encode_corpus(
     documents: Sequence[Document],
-    tokenizer: TargetTokenizer,
+    tokenizer: TargetTokens,
     *,
     max_length: int,
     held_out: float = 0.05,

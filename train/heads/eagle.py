@@ -18,7 +18,7 @@ is then 0 and stays so: the file is one of any EAGLE head.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
+from specrun.train.heads.eagle3 import draft_vocabulary
 from specrun.train.heads.learner import best_tokens
 from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
@@ -37,6 +38,7 @@ from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart
 
 EagleInputs = Literal["both", "features", "tokens"]
+_FEWEST_OF_LAW = 4
 
 
 class _Layer(nn.Module):
@@ -94,12 +96,16 @@ class EagleHead(nn.Module):
 class EagleRecipe(ChainRecipe):
     """`token_weight` is w, `noise` the largest noise on a state; 1 of `steps` is EAGLE's own.
 
-    `inputs` says what the head reads: "both" are features and shifted tokens, EAGLE's own.
+    `inputs` says what the head reads: "both" are features and shifted tokens, EAGLE's own. Laws are
+    compared among `law_tokens` tokens, 0 for all: three quarters of them those that are said most
+    often, the others drawn anew at each step. Laws of all tokens are most of a step's work where
+    targets are narrow.
     """
 
     token_weight: float = 0.1
     noise: float = 0.1
     inputs: EagleInputs = "both"
+    law_tokens: int = 0
 
     kind = "eagle"
     paper_rate = 3e-5
@@ -108,6 +114,9 @@ class EagleRecipe(ChainRecipe):
         ChainRecipe.__post_init__(self)  # super() does not know a class with slots
         if self.token_weight < 0 or self.noise < 0:
             raise OptionError("a weight or noise below 0: give 0 or more")
+        if self.law_tokens and self.law_tokens < _FEWEST_OF_LAW:
+            few = f"laws of {self.law_tokens} tokens"
+            raise OptionError(f"{few}: give at least {_FEWEST_OF_LAW}, or 0 for all")
         if self.inputs not in get_args(EagleInputs):
             known = ", ".join(get_args(EagleInputs))
             raise OptionError(f"the inputs are {self.inputs!r}: use one of {known}")
@@ -116,7 +125,7 @@ class EagleRecipe(ChainRecipe):
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
         """Return what chains keep, their attention to the text included, and the target's laws."""
-        vocab = shape.vocab_size
+        vocab = self.tokens_of_law(shape.vocab_size)
         chains = self.chain_numbers(shape, vocab, longest, recompute=recompute)
         return 4 * tokens * (chains + vocab)
 
@@ -124,7 +133,16 @@ class EagleRecipe(ChainRecipe):
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
         """Return a random head."""
-        return EagleLearner(self, shape, target, source)
+        vocab = target.output.shape[0]
+        count = self.tokens_of_law(vocab)
+        often = None
+        if count < vocab:
+            often = draft_vocabulary(corpus, vocab, count - count // 4)
+        return EagleLearner(self, shape, target, source, often)
+
+    def tokens_of_law(self, vocab_size: int) -> int:
+        """Return among how many tokens laws are compared."""
+        return min(self.law_tokens or vocab_size, vocab_size)
 
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return upstream's layout: the config of a Llama of one layer, and its tensors."""
@@ -135,15 +153,29 @@ class EagleRecipe(ChainRecipe):
 
 
 class EagleLearner(ChainLearner):
-    """Trains an EAGLE head on given final states."""
+    """Trains an EAGLE head on given final states.
+
+    `often` are the tokens whose laws are always compared; None compares those of all tokens.
+    """
 
     recipe: EagleRecipe
 
     def __init__(
-        self, recipe: EagleRecipe, shape: ModelShape, target: TargetMatrices, source: FeatureSource
+        self,
+        recipe: EagleRecipe,
+        shape: ModelShape,
+        target: TargetMatrices,
+        source: FeatureSource,
+        often: Tensor | None = None,
     ) -> None:
         self.recipe, self.head = recipe, EagleHead(shape, recipe.inputs)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
+        self._often = self._others = None
+        if often is not None:
+            rest = torch.ones(target.output.shape[0], dtype=torch.bool)
+            rest[often] = False
+            self._often = often.to(self.device)
+            self._others = rest.nonzero()[:, 0].to(self.device)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of states and tokens, and where chains are trained, of all their steps."""
@@ -153,18 +185,31 @@ class EagleLearner(ChainLearner):
         shaken = states + self.recipe.noise * uniform
         # Only states that choose a token to be learnt are compared; chains know them by number.
         wanted = states[choosing(batch.learnt)]
-        laws = self._target.law(wanted) if self.recipe.token_weight else None
+        compared = self._compared(noise)
+        laws = compared.law(wanted) if self.recipe.token_weight else None
 
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
             """SmoothL1 + w CE over rows [n, h]."""
             distance = F.smooth_l1_loss(predicted.float(), wanted[numbers])
             if laws is None:
                 return distance
-            tokens = law_cross_entropy(self._target.logits(predicted), laws[numbers])
+            tokens = law_cross_entropy(compared.logits(predicted), laws[numbers])
             return distance + self.recipe.token_weight * tokens
 
         # The last state has no next token beside it.
         yield from self.chain_losses(batch, shaken[:, :-1], loss)
+
+    def _compared(self, noise: torch.Generator) -> TargetMatrices:
+        """Return the target with the rows of its output matrix that this step compares.
+
+        Some are drawn, for a token that no step looks at would be drafted where it should not be.
+        """
+        if self._often is None or self._others is None:
+            return self._target
+        more = self.recipe.law_tokens - len(self._often)
+        order = torch.randperm(len(self._others), generator=noise, device=self.device)
+        rows = torch.cat((self._often, self._others[order[:more]]))
+        return replace(self._target, output=self._target.output[rows])
 
     def first_states(self, found: Features) -> Tensor:
         """Return the target's final states."""

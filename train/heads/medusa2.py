@@ -164,8 +164,7 @@ def train_medusa2(
 
     Raises as `train_head`, and OptionError for a teacher: the model itself is trained, in torch.
     """
-    if run.teacher is not None:
-        raise OptionError("Medusa-2 trains the target itself: leave out --teacher")
+    run.require_folder("Medusa-2 trains the target itself")
     started = StartedHeadRun(run, WEIGHTS, listener)
     shape, device = started.shape, started.device
 
@@ -176,7 +175,7 @@ def train_medusa2(
     settings = started.settings(recipe.defaults(), corpus)
     identity = head_identity("medusa-2", recipe, run, corpus)
     started.check_same(settings, identity)
-    place = states_place(run, corpus, (), torch.float32)  # as the untrained model computes
+    place = states_place(started, corpus, (), torch.float32)  # as the untrained model computes
     if recipe.heads.from_law:
         kept = room_for_states(place, shape)
         started.listener.note(f"the model's states are kept on disk as they were: {kept}")

@@ -17,11 +17,12 @@ import numpy as np
 from specrun.bindings.errors import OptionError
 from specrun.runtime.methods import method_of_head
 from specrun.train.data.data_file import Document, PlainText, read_documents
-from specrun.train.data.own_answers import AnswerSettings, answer_prompts, runnable_target
-from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
+from specrun.train.data.own_answers import AnswerSettings, answer_prompts
+from specrun.train.data.prompts import read_prompts, usual_prompts
+from specrun.train.data.target_tokens import TargetTokens, TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus, corpus_of, encode_corpus
-from specrun.train.target.target_shape import source_digest, source_identity, target_shape
-from specrun.train.target.teacher import check_teacher
+from specrun.train.target.head_target import is_file_target, open_head_target
+from specrun.train.target.target_shape import source_digest, source_identity
 from specrun.train.trainer.listener import RunListener
 from specrun.train.trainer.memory import MemoryNeed
 from specrun.train.trainer.model_folder import model_card, table_lines, training_lines
@@ -33,24 +34,27 @@ CachePolicy = Literal["auto", "yes", "no"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadRun(TrainingRun):
-    """A run that trains heads.
+    """A run that trains heads for a `target`, a Hugging Face folder or a GGUF file.
 
-    With `teacher`, a GGUF file of the target, states and laws are llama.cpp's. `cache` says whether
+    With `teacher`, a folder's GGUF file, states and laws are llama.cpp's. `cache` says whether
     the target's states are kept on disk, in `features` or, where that is None, in the run's own
-    folder until it ends. `own_answers` lets the target answer the data's prompts itself.
+    folder until it ends. `own_answers` lets the target answer prompts itself: those of the data,
+    of a file of `prompts`, or where there is neither, `n_prompts` of the built-in ones.
     """
 
     teacher: Path | None = None
     own_answers: AnswerSettings | None = None
+    prompts: Path | None = None
+    n_prompts: int = 1000
     cache: CachePolicy = "auto"
     features: Path | None = None
 
     def __post_init__(self) -> None:
         TrainingRun.__post_init__(self)  # super() does not know a class with slots
-        if self.teacher is not None and self.cache == "no":
-            raise OptionError(
-                "--teacher computes states once, before training: it needs the cache (--cache auto)"
-            )
+        if self.prompts is not None and self.data:
+            raise OptionError("both data and a file of prompts are given: leave one of them out")
+        if self.own_answers is None and not self.data:
+            raise OptionError("no data are given, and the target is not to answer any prompts")
         if self.features is not None and self.cache == "no":
             both = "--features names a place for states, and --cache no keeps none"
             raise OptionError(f"{both}: leave one of them out")
@@ -60,20 +64,30 @@ class HeadRun(TrainingRun):
         """The weights that states and laws come from: the teacher's or the target's."""
         return self.teacher or self.target
 
+    def require_folder(self, why: str) -> None:
+        """Raise OptionError, beginning with `why`, unless torch computes the target."""
+        if self.teacher is not None:
+            raise OptionError(f"{why}: leave out --teacher")
+        if is_file_target(self.target):
+            raise OptionError(
+                f"{why}: give the Hugging Face folder of {self.target.name} as --target"
+            )
+
 
 class StartedHeadRun(StartedRun):
-    """A started run of heads: its target is read, and a teacher fits the target."""
+    """A started run of heads: its target is known, and a teacher fits the target."""
 
     def __init__(self, run: HeadRun, weights_name: str, listener: RunListener | None) -> None:
         super().__init__(run, weights_name, listener, (run.target,))
         self.run = run
-        self.shape, self.tokenizer = target_shape(run.target), TargetTokenizer(run.target)
-        if run.teacher is not None:
-            check_teacher(run.teacher, self.tokenizer, self.shape)
+        self.target = open_head_target(run.target, run.teacher, n_threads=run.n_threads)
+        self.shape, self.tokenizer = self.target.shape, self.target.tokens
+        if self.target.caution:
+            self.listener.note(self.target.caution)
 
 
 # What most runs leave alone is left out, as in the checkpoints of versions that did not know it.
-_UNSAID = {"eagle inputs": "both", "hydra noise": 0.0}
+_UNSAID = {"eagle inputs": "both", "eagle law_tokens": 0, "hydra noise": 0.0}
 
 
 def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:  # noqa: ANN401
@@ -92,7 +106,7 @@ def read_corpus(started: StartedHeadRun, need: Callable[[TokenCorpus], MemoryNee
     theirs may become `need`.
     """
     run = started.run
-    documents = read_documents(run.data, need_answers=not run.own_answers)
+    documents = _documents(run, started.tokenizer)
     if run.own_answers is None:
         corpus = encode_corpus(
             documents,
@@ -108,6 +122,15 @@ def read_corpus(started: StartedHeadRun, need: Callable[[TokenCorpus], MemoryNee
         corpus = _answered_corpus(started, run.own_answers, documents)
     started.note_texts(corpus)
     return corpus
+
+
+def _documents(run: HeadRun, tokens: TargetTokens) -> list[Document]:
+    """Return the data, or the prompts that the target is to answer."""
+    if run.data:
+        return read_documents(run.data, need_answers=not run.own_answers)
+    if run.prompts is not None:
+        return read_prompts(run.prompts)
+    return usual_prompts(run.n_prompts, tokens)
 
 
 def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
@@ -126,7 +149,7 @@ def _answered_corpus(
     folder = run.state_path.parent
     folder.mkdir(exist_ok=True)
     answered = answer_prompts(
-        runnable_target(run.target, run.teacher, folder, listener.note),
+        started.target.runnable(folder, listener.note),
         started.tokenizer,
         documents,
         folder / "answers.jsonl",
@@ -138,6 +161,15 @@ def _answered_corpus(
         progress=lambda done, total: listener.stage("the target answers", done, total),
     )
     return corpus_of(answered, held_out=run.held_out, seed=run.seed)
+
+
+def _data_text(run: HeadRun) -> str:
+    """Return what a card says of where the texts come from."""
+    if run.data:
+        given = ", ".join(path.name for path in run.data)
+    else:
+        given = run.prompts.name if run.prompts else f"{run.n_prompts:,} of specrun's own prompts"
+    return given if run.own_answers is None else f"{given}, answered by the target"
 
 
 def head_card(
@@ -160,9 +192,9 @@ def head_card(
     }
     losses = f"the loss fell from {curves.losses[0]:.4f} to {curves.losses[-1]:.4f}."
     training = training_lines(report, losses, shown)
-    if run.teacher is not None:
-        teacher = run.teacher.name
-        training.insert(1, f"Hidden states and laws are those of {teacher}, computed by llama.cpp.")
+    if run.source.is_file():
+        name = run.source.name
+        training.insert(1, f"Hidden states and laws are those of {name}, computed by llama.cpp.")
     texts = "held-out texts"
     if corpus.measured_on_training:
         texts = "the training texts, too few to hold any out"
@@ -185,7 +217,7 @@ def head_card(
         "whatever it drafts.",
         sections={
             "Data": [
-                f"{', '.join(path.name for path in run.data)}: {report.n_sequences:,} sequences, "
+                f"{_data_text(run)}: {report.n_sequences:,} sequences, "
                 f"{corpus.n_tokens:,} tokens, {learnt:,} of them learnt; {report.n_held_out:,} "
                 "sequences held out. The licences of the data and of the target apply."
             ],

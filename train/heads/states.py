@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.model import Model
-from specrun.runtime.offload import resolve_gpu_layers
 from specrun.train.data.token_corpus import TokenCorpus
 from specrun.train.heads.run import HeadRun, StartedHeadRun
 from specrun.train.target.feature_cache import (
@@ -21,11 +19,9 @@ from specrun.train.target.feature_cache import (
     fill_cache,
     remove_caches,
 )
-from specrun.train.target.features import FeatureSource, ModelFeatures
-from specrun.train.target.hf_model import TargetMatrices, load_hf_model
+from specrun.train.target.features import FeatureSource
+from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape, source_identity
-from specrun.train.target.teacher import TeacherFeatures, teacher_matrices
-from specrun.train.trainer.precision import dtype_name
 from specrun.train.trainer.settings import TrainerSettings
 
 CACHED = "cached states"
@@ -33,11 +29,12 @@ CACHED = "cached states"
 
 
 def states_place(
-    run: HeadRun, corpus: TokenCorpus, taps: tuple[int, ...], precision: torch.dtype
+    started: StartedHeadRun, corpus: TokenCorpus, taps: tuple[int, ...], precision: torch.dtype
 ) -> CachePlace:
     """Return where a run keeps states: a torch target computes them in `precision`."""
+    run = started.run
     root = run.features or _private_folder(run)
-    computed_in = "llama.cpp" if run.teacher is not None else dtype_name(precision)
+    computed_in = started.target.computed_in(precision)
     identity = source_identity(run.source)
     return CachePlace.of(root, corpus, taps, precision=computed_in, identity=identity)
 
@@ -68,11 +65,13 @@ def room_for_states(place: CachePlace, shape: ModelShape) -> str:
 def may_cache(run: HeadRun, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
     """Return whether states are kept where there is room: must be, or are read more than once."""
     read = settings.steps * settings.tokens_per_batch / max(1, corpus.n_tokens)
-    return _must_cache(run) or (run.cache != "no" and read > 1.5)
+    # llama.cpp would have to be asked again by every measure, and stay in memory beside torch.
+    pays = read > 1.5 or run.source.is_file()
+    return _must_cache(run) or (run.cache != "no" and pays)
 
 
 def _must_cache(run: HeadRun) -> bool:
-    return run.teacher is not None or run.cache == "yes" or run.features is not None
+    return run.cache == "yes" or run.features is not None
 
 
 def wants_cache(started: StartedHeadRun, settings: TrainerSettings, place: CachePlace) -> bool:
@@ -115,24 +114,14 @@ def filled_cache(
 def opened_states(
     started: StartedHeadRun, place: CachePlace, cached: bool
 ) -> Iterator[tuple[TargetMatrices, FeatureSource]]:
-    """Yield the target's matrices and the source of its states; a teacher is closed before."""
-    run, device, precision = started.run, started.device, started.precision
-    corpus, taps = place.corpus, place.taps
-    if run.teacher is not None:
-        # States first, matrices after: the teacher's memory is free again when training begins.
-        layers = resolve_gpu_layers("auto", run.teacher)
-        with (
-            Model(run.teacher, n_gpu_layers=layers) as model,
-            closing(
-                TeacherFeatures(model, corpus.longest, taps, n_threads=run.n_threads)
-            ) as teacher,
-        ):
-            source: FeatureSource = filled_cache(started, place, teacher, torch.device("cpu"))
-        yield teacher_matrices(run.teacher, device, precision), source
-        return
-    target = load_hf_model(run.target, device, precision)
-    matrices, source = target.matrices, ModelFeatures(target, taps)
-    if cached:
-        source = filled_cache(started, place, source, device)
-        del target  # only its matrices are still needed
-    yield matrices, source
+    """Yield the target's matrices and the source of its states, computed before where `cached`."""
+    target, device, precision = started.target, started.device, started.precision
+    kept = None
+    with target.states(place.taps, place.corpus.longest, device, precision) as source:
+        if cached:
+            kept = filled_cache(started, place, source, device)
+        else:
+            yield target.matrices(device, precision), source
+        del source
+    if kept is not None:  # what computed the states is out of memory now
+        yield target.matrices(device, precision), kept

@@ -7,13 +7,11 @@ checkpoint, the curves, and, while it runs, the cache of the target's states.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.data.token_corpus import TokenCorpus
 from specrun.train.heads.recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.run import HeadRun, StartedHeadRun, head_card, head_identity, read_corpus
@@ -25,6 +23,7 @@ from specrun.train.heads.states import (
     states_place,
     wants_cache,
 )
+from specrun.train.target.head_target import weight_bytes
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.listener import RunListener
@@ -45,6 +44,7 @@ def train_head(
     """
     started = StartedHeadRun(run, recipe.files_name, listener)
     shape, device = started.shape, started.device
+    started.target.check_taps(recipe.taps(shape))
 
     def settings_for(texts: TokenCorpus) -> TrainerSettings:
         return started.settings(recipe.defaults(shape), texts)
@@ -64,7 +64,7 @@ def train_head(
 
     corpus = read_corpus(started, need_of_answers)
     settings = settings_for(corpus)
-    place = states_place(run, corpus, recipe.taps(shape), started.precision)
+    place = states_place(started, corpus, recipe.taps(shape), started.precision)
     # Before memory is estimated: with cached states only the target's matrices are in it.
     cached = wants_cache(started, settings, place)
     identity = {**head_identity(recipe.kind, recipe, run, corpus), CACHED: cached}
@@ -119,12 +119,14 @@ def _need(
         matrices, states = TargetMatrices(matrix, matrix, None), _NoFeatures(recipe.taps(shape))
         head = recipe.learner(shape, matrices, states, corpus)
     size = 2 if settings.precision == torch.bfloat16 else 4
-    target = 0
-    if run.teacher is None:
-        tensors = open_checkpoint(run.target).tensors.values()
-        target = size * sum(math.prod(tensor.shape) for tensor in tensors)
+    target = weight_bytes(run.source, size)
     tokens = min(max(settings.tokens_per_batch, corpus.longest), corpus.n_tokens)
-    frozen = {"target's matrices": size * 2 * matrix.numel()} if cached else {"target": target}
+    read = {"target's matrices": size * 2 * matrix.numel()}
+    frozen = {"target": target}
+    if cached:
+        frozen = read
+    elif run.source.is_file():  # llama.cpp has its own, and torch the two matrices
+        frozen = {**frozen, **read}
     step = recipe.activation_bytes(shape, tokens, corpus.longest, recompute=recompute)
     remedies = {
         "target": "use a --teacher (a quantized GGUF file of the target) or a smaller target",

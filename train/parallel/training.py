@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specrun.bindings.errors import OptionError
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.data.token_corpus import TokenCorpus
 from specrun.train.heads.medusa2 import WEIGHTS, stored_tensors
@@ -86,7 +85,7 @@ def train_space(
     settings = started.settings(recipe.defaults(), corpus)
     identity = head_identity(recipe.kind, recipe, run, corpus)
     started.check_same(settings, identity)
-    place = states_place(run, corpus, (), torch.float32)  # as the untrained model computes
+    place = states_place(started, corpus, (), torch.float32)  # as the untrained model computes
     if recipe.from_law:
         kept = room_for_states(place, shape)
         started.listener.note(f"the model's states are kept on disk as they were: {kept}")
@@ -114,10 +113,7 @@ def train_space(
 def _started(
     recipe: ParallelRecipe, run: HeadRun, weights: str, listener: RunListener | None
 ) -> StartedHeadRun:
-    if run.teacher is not None:
-        raise OptionError(
-            f"{recipe.kind} is learnt through the target's layers, in torch: leave out --teacher"
-        )
+    run.require_folder(f"{recipe.kind} is learnt through the target's layers, in torch")
     return StartedHeadRun(run, weights, listener)
 
 

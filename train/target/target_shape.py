@@ -80,11 +80,7 @@ def target_shape(folder: Path) -> ModelShape:
 
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     kv_heads = size("num_key_value_heads", heads)
-    # Where heads have a width of their own, take the nearest number that divides.
-    while hidden % heads or (hidden // heads) % 2:
-        heads -= 1
-    while heads % kv_heads:
-        kv_heads -= 1
+    heads, kv_heads = dividing_heads(hidden, heads, kv_heads)
     return ModelShape(
         hidden=hidden,
         n_layers=size("num_hidden_layers"),
@@ -96,6 +92,19 @@ def target_shape(folder: Path) -> ModelShape:
         max_positions=size("max_position_embeddings", 2048),
         vocab_size=int(config.get("vocab_size", 0)),
     )
+
+
+def dividing_heads(hidden: int, n_heads: int, n_kv_heads: int) -> tuple[int, int]:
+    """Return the nearest numbers of heads below that divide: heads may have a width of their own.
+
+    The width of a head is even, for rotary positions.
+    """
+    while hidden % n_heads or (hidden // n_heads) % 2:
+        n_heads -= 1
+    n_kv_heads = min(n_kv_heads, n_heads)
+    while n_heads % n_kv_heads:
+        n_kv_heads -= 1
+    return n_heads, n_kv_heads
 
 
 def _rope_theta(config: dict[str, Any]) -> float:

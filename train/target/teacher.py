@@ -6,6 +6,7 @@ own bindings, and the head learns what it will see when it drafts for that very 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
 
 _OUTPUT, _OUTPUT_BIAS, _EMBEDDING = "output.weight", "output.bias", "token_embd.weight"
+_PROBE_TOKENS = 8
+_ROUNDING = 0.1  # of the length of all logits
 _PROBE = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x):  # Zwölf Boxkämpfer, 東京"
 
 
@@ -38,7 +41,7 @@ def teacher_matrices(
 ) -> TargetMatrices:
     """Return a file's matrices, dequantized, tied ones as one; raises as `check_teacher`."""
     source = GGUFSource(path)
-    _check_logits(path, source.header)
+    check_logits(path, source.header)
     cap = source.header.metadata.get(f"{source.header.architecture}.final_logit_softcapping")
     softcap = float(cap) if isinstance(cap, int | float) and cap > 0 else None
     embedding = _matrix(source, _EMBEDDING).to(device, dtype)
@@ -80,8 +83,8 @@ def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> 
     its states.
     """
     header = read_header(path)
-    _check_logits(path, header)
-    pair = f"{path} is not {tokenizer.folder} in GGUF"
+    check_logits(path, header)
+    pair = f"{path} is not {tokenizer.path} in GGUF"
     width, layers = (_size(header, path, key) for key in ("embedding_length", "block_count"))
     nextn = header.metadata.get(f"{header.architecture}.nextn_predict_layers")
     if isinstance(nextn, int):  # blocks behind the layers, left out of a folder's num_hidden_layers
@@ -94,7 +97,8 @@ def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> 
         check_same_vocabulary(model, tokenizer, shape.vocab_size)
 
 
-def _check_logits(path: Path, header: GGUFHeader) -> None:
+def check_logits(path: Path, header: GGUFHeader) -> None:
+    """Raise UnsupportedModelError where a header says that logits are more than their matrix."""
     scale = header.metadata.get(f"{header.architecture}.logit_scale", 1.0)
     changed = f"multiplies or divides its logits by {scale}" if scale != 1.0 else None
     if any(tensor.name == _OUTPUT_BIAS for tensor in header.tensors):
@@ -115,7 +119,7 @@ def _size(header: GGUFHeader, path: Path, key: str) -> int:
 
 def check_same_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: int) -> None:
     """Raise PairError unless the GGUF file and the folder have the same vocabulary."""
-    pair = f"{model.path} is not {tokenizer.folder} in GGUF"
+    pair = f"{model.path} is not {tokenizer.path} in GGUF"
     if model.vocabulary.size != vocab_size:
         n_tokens = model.vocabulary.size
         raise PairError(f"{pair}: it has {n_tokens} tokens, and the folder {vocab_size}")
@@ -125,6 +129,31 @@ def check_same_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: 
             both for both in zip_longest(theirs, ours, fillvalue="none") if both[0] != both[1]
         )
         raise PairError(f"{pair}: the same text is token {here} here and {there} there")
+
+
+@dataclass(frozen=True, slots=True)
+class LogitProbe:
+    """Final states [n, h] and logits [n, vocab] of a few tokens, as llama.cpp computes them."""
+
+    states: Tensor
+    logits: Tensor
+
+    def check(self, matrices: TargetMatrices, path: Path) -> None:
+        """Raise UnsupportedModelError unless the matrices make these logits of these states.
+
+        Everything that heads learn rests on that. llama.cpp rounds what it multiplies with
+        quantized weights, by about one in a hundred.
+        """
+        ours = matrices.logits(self.states.to(matrices.output.device)).cpu()
+        if ours.shape == self.logits.shape:
+            known = self.logits.isfinite() & ours.isfinite()
+            distance = float((ours - self.logits)[known].norm())
+            if distance <= _ROUNDING * float(self.logits[known].norm()):
+                return
+        raise UnsupportedModelError(
+            f"{path} changes its logits after its output matrix (by a factor or a bias), which "
+            "training does not know how to do: use a target of another family"
+        )
 
 
 class TeacherFeatures:
@@ -178,6 +207,17 @@ class TeacherFeatures:
                     columns = slice(place * width, (place + 1) * width)
                     found[start + row, columns] = rows.layer_input(row, tap)
         return found
+
+    def probe(self) -> LogitProbe:
+        """Return states and logits of a few tokens, spread over the vocabulary."""
+        context, count = self._context, min(_PROBE_TOKENS, self._batch.capacity)
+        tokens = np.linspace(0, self._model.vocabulary.size - 1, count).astype(int).tolist()
+        context.memory.clear()
+        self._batch.fill_chain(tokens, 0, [0], count)
+        rows = context.decode(self._batch)
+        states = np.stack([rows.hidden_state(row) for row in range(count)])
+        logits = np.stack([rows.logits(row) for row in range(count)])
+        return LogitProbe(torch.from_numpy(states), torch.from_numpy(logits))
 
     def close(self) -> None:
         """Free the context."""

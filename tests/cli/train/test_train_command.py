@@ -122,6 +122,31 @@ def test_every_kind_of_head(
     assert (tmp_path / "p.svg").is_file()
 
 
+def test_a_head_is_trained_from_a_file_alone(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Without a folder and without data: the file answers built-in prompts."""
+    from specrun.convert import convert_checkpoint
+
+    target = tmp_path / "target.gguf"
+    convert_checkpoint(folder / "target", target, outtype="f32", verify=False)
+    few = ["--n-prompts", "5", "--answer-length", "8", "--steps", "2", "--cache", "no"]
+    arguments = ["train", "eagle", "--target", target, *COMMON, *few]
+    gguf = tmp_path / "head.gguf"
+    result = run(*arguments, "-o", tmp_path / "head", "--gguf", gguf)
+    assert result.exit_code == 0, result.output
+    assert read_header(gguf).architecture == "eagle"
+    assert "kept on disk" not in result.stderr
+    for more, code, problem in (
+        (["--answers", "given"], 2, "needs --data"),
+        (["--prompts", folder / "chats.jsonl", "--data", folder / "chats.jsonl"], 2, "leave one"),
+        (["--n-prompts", "100000"], 2, "built-in prompts are asked for"),
+        (["--teacher", target], 2, "leave out --teacher"),
+    ):
+        refused = run(*arguments, *more, "-o", tmp_path / "other")
+        assert refused.exit_code == code, refused.output
+        assert problem in refused.stderr
+    assert not (tmp_path / "other").exists()
+
+
 def test_wrong_inputs_are_one_sentence(run: Run, folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"text": ""}\n')
@@ -145,7 +170,7 @@ def test_wrong_inputs_are_one_sentence(run: Run, folder: Path, tmp_path: Path) -
             2,
             "--features",
         ),
-        (["--target", target], 2, "Missing option '--data'"),
+        (["--target", target, "--answers", "given"], 2, "needs --data"),
         (["--data", data], 2, "Missing option '--target'"),
         (["--target", target, "--data", data, "--held-out", "1"], 2, "--held-out"),
     ]

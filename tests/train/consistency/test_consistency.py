@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,6 @@ from specrun.train.consistency.trajectories import (
     tokens_per_iteration,
 )
 from specrun.train.data.data_file import read_documents
-from specrun.train.data.own_answers import runnable_target
 from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus
 from specrun.train.target.hf_model import load_hf_model
@@ -72,7 +72,7 @@ def found(taught, tmp_path_factory: pytest.TempPathFactory) -> list[Trajectory]:
 
 def collect(taught, prompts, store: Path, progress=None, block: int = BLOCK) -> list[Trajectory]:
     return collect_trajectories(
-        runnable_target(taught.folder, taught.gguf, store.parent, print),
+        nullcontext(taught.gguf),
         prompts,
         store,
         identity={"name": "taught"},

@@ -15,7 +15,7 @@ from support.tiny_targets import ANSWERS
 
 from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.convert.heads.head_conversion import convert_head
-from specrun.runtime import Runtime
+from specrun.runtime import Engine
 from specrun.train.data import own_answers
 from specrun.train.data.data_file import Answered, Document, PlainText, read_documents
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
@@ -41,6 +41,7 @@ def asked(
     *,
     weights="first",
     target=None,
+    progress=None,
     **settings,
 ):
     return answer_prompts(
@@ -52,6 +53,7 @@ def asked(
         identity={"weights": weights},
         max_length=256,
         n_threads=1,
+        progress=progress,
     )
 
 
@@ -59,13 +61,13 @@ def asked(
 def calls(monkeypatch) -> list[Sequence[int]]:
     """The prompts that the target is asked."""
     found: list[Sequence[int]] = []
-    generate = Runtime.generate
+    submit = Engine.submit
 
-    def counted(runtime, prompt, *rest, **options):
+    def counted(engine, prompt, *rest, **options):
         found.append(prompt)
-        return generate(runtime, prompt, *rest, **options)
+        return submit(engine, prompt, *rest, **options)
 
-    monkeypatch.setattr(own_answers.Runtime, "generate", counted)
+    monkeypatch.setattr(own_answers.Engine, "submit", counted)
     return found
 
 
@@ -98,6 +100,26 @@ def test_an_interrupted_run_asks_only_what_is_left(
     )
     asked(taught, tokenizer, store, temperature=0.5)
     assert len(calls) == 2 + len(PROMPTS)
+
+
+def test_ctrl_c_keeps_the_answers_that_are_there(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path, calls
+) -> None:
+    """Those under way are stopped: what was told is stored, and only the others are asked again."""
+    store = tmp_path / "a.jsonl"
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asked(taught, tokenizer, store, progress=stop)
+    assert len(store.read_text().splitlines()) == 2
+    calls.clear()
+    found = asked(taught, tokenizer, store)
+    assert len(calls) == len(PROMPTS) - 2
+    whole = asked(taught, tokenizer, tmp_path / "b.jsonl", slots=1)
+    assert [item.ids.tolist() for item in found] == [item.ids.tolist() for item in whole]
 
 
 def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(

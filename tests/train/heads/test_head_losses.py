@@ -14,7 +14,13 @@ import torch.nn.functional as F
 
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
+from specrun.train.data.token_corpus import (
+    TokenBatch,
+    TokenCorpus,
+    choosing,
+    corpus_of,
+    draft_marks,
+)
 from specrun.train.heads.attention import Attention
 from specrun.train.heads.eagle import EagleLearner, EagleRecipe
 from specrun.train.heads.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary, tap_scale
@@ -224,6 +230,42 @@ def test_noise_and_tokens_can_be_left_out(target: TargetMatrices) -> None:
     (part,) = learner.losses(batch, noise(), 0)
     expected = F.smooth_l1_loss(predicted[:, :5][marks], states.final[:, 1:6][marks])
     assert part.value.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_laws_are_compared_among_the_tokens_said_most_and_others_that_change(
+    target: TargetMatrices,
+) -> None:
+    """Of 8 of 13 tokens 6 stay, and 2 are drawn at each step: by hand, with the same draws."""
+    states, batch = FixedStates(2, 7), batch_of(7)
+    said = [TokenSequence.of([1, 1, 2, 2, 5, 5, 7, 7, 8, 8, 11, 11, 0], 0)]
+    corpus = corpus_of(said, held_out=0.0)
+    recipe = EagleRecipe(noise=0.0, law_tokens=8)
+    learner = recipe.learner(SHAPE, target, states, corpus)
+    assert isinstance(learner, EagleLearner)
+    randomized(learner)
+    often, others = [1, 2, 5, 7, 8, 11], torch.tensor([0, 3, 4, 6, 9, 10, 12])
+    predicted, _ = learner.head(target.embedding[batch.ids[:, 1:]], states.final[:, :-1])
+    marks = draft_marks(batch.learnt, 0)
+    shown, wanted = predicted[:, :5][marks], states.final[:, 1:6][marks]
+    drawn: set[int] = set()
+    for seed in range(12):
+        source = torch.Generator().manual_seed(seed)
+        torch.rand(states.final.shape, generator=source)
+        more = others[torch.randperm(7, generator=source)[:2]].tolist()
+        drawn.update(more)
+        rows = target.output[[*often, *more]]
+        law = (wanted @ rows.T).softmax(-1)
+        tokens = -(law * (shown @ rows.T).log_softmax(-1)).sum(-1).mean()
+        (part,) = learner.losses(batch, torch.Generator().manual_seed(seed), 0)
+        expected = F.smooth_l1_loss(shown, wanted) + 0.1 * tokens
+        assert part.value.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert drawn == set(others.tolist())
+    whole = EagleRecipe(noise=0.0, law_tokens=13).learner(SHAPE, target, states, corpus)
+    whole.module.load_state_dict(learner.module.state_dict())
+    plain = EagleRecipe(noise=0.0).learner(SHAPE, target, states, corpus)
+    plain.module.load_state_dict(learner.module.state_dict())
+    losses = [next(iter(each.losses(batch, noise(), 0))).value.item() for each in (whole, plain)]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize(("inputs", "first"), [("features", 0), ("tokens", HIDDEN)])
@@ -691,6 +733,7 @@ def test_attention_shares_keys_among_heads() -> None:
         (lambda: MedusaRecipe(decay=0.0), "a decay of 0"),
         (lambda: EagleRecipe(steps=0), "0 steps"),
         (lambda: EagleRecipe(noise=-1.0), "a weight or noise below 0"),
+        (lambda: EagleRecipe(law_tokens=3), "laws of 3 tokens: give at least 4"),
         (lambda: EagleRecipe(step_decay=1.5), r"a step decay of 1\.5"),
         (lambda: Eagle3Recipe(steps=17), "17 steps"),
         (lambda: Eagle3Recipe(draft_tokens=0), "0 draft tokens"),

