@@ -70,8 +70,8 @@ class Machine(Protocol):
     def cut(self) -> CutFound:
         """Search for the best cut of the target's layers."""
 
-    def train(self, hours: float) -> Contender:
-        """Train a head for the target."""
+    def train(self, hours: float) -> Sequence[str]:
+        """Train a head for the target; return drafter expressions with it."""
 
     def sweep(
         self, temperature: float, workload: str, drafters: Sequence[str], seed: int
@@ -195,7 +195,13 @@ class Search:
         if hours is None or (step := f"trained for {hours:g} hours") in self._record.done:
             return
         self._say(f"training a head for {hours:g} hours", 0.5, self._ahead(0.0))
-        self._record.add([self._machine.train(hours)])
+        try:
+            drafters = self._machine.train(hours)
+        except SpecrunError as error:
+            self._record.leave_out("a trained head", str(error))
+            self._keep(self._record)
+            return  # not done: what is missing may be installed, or room made
+        self._record.add(Contender(drafter, step) for drafter in drafters)
         self._finish(step)
 
     # -- the comparison ----------------------------------------------------------------------------

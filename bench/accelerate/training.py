@@ -72,7 +72,6 @@ class TrainingOrder:
     hours: float
     prompts: tuple[str, ...] = ()
     n_threads: int = 0
-    on_device: bool = False
 
     @property
     def folder(self) -> Path:
@@ -217,7 +216,7 @@ def _write_prompts(order: TrainingOrder, count: int) -> Path:
 # -- time ------------------------------------------------------------------------------------------
 
 
-class _EnoughAnswers(Exception):  # noqa: N818 - no error: how far the time led
+class _EnoughAnswers(Exception):
     """So many prompts are answered, and the time for answers is over."""
 
     def __init__(self, count: int) -> None:
@@ -225,7 +224,7 @@ class _EnoughAnswers(Exception):  # noqa: N818 - no error: how far the time led
         self.count = count
 
 
-class _StepsKnown(Exception):  # noqa: N818 - no error, too
+class _StepsKnown(Exception):
     """So many steps fit into the time that is left."""
 
     def __init__(self, count: int) -> None:
