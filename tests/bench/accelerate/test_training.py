@@ -34,7 +34,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def target(tiny_model: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(tiny_model, tmp_path / "target.gguf"))
+    return Path(shutil.copy2(tiny_model, tmp_path / "target.gguf"))
 
 
 class Clock:
@@ -128,7 +128,7 @@ def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts(
 
 
 def test_without_a_template_beginnings_are_needed(tiny_small_vocab: Path, tmp_path: Path) -> None:
-    target = Path(shutil.copy(tiny_small_vocab, tmp_path / "plain.gguf"))
+    target = Path(shutil.copy2(tiny_small_vocab, tmp_path / "plain.gguf"))
     with pytest.raises(TemplateError, match="has no chat template"):
         train_head(order(target, prompts=("a", "b")))
 
