@@ -226,7 +226,7 @@ class _Finder:
             n_tokens=options.n_tokens,
             seconds=options.seconds,
             memory=options.memory,
-            prompts_file=options.prompts,
+            has_own_prompts=options.prompts is not None,
             progress=progress,
         )
 

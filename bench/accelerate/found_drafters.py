@@ -1,4 +1,4 @@
-"""What could draft for a model: NextN blocks in its file, heads and models beside it and in caches.
+"""Drafters that are there already: NextN blocks of a file, heads and models beside it, in caches.
 
 Models of the same vocabulary (by its hash) and at most half the size could draft, as `specrun
 models` tells them; heads could that were made for this vocabulary and this width.

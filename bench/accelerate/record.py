@@ -1,4 +1,4 @@
-"""What a search for the fastest drafter has found so far: a second call goes on from it."""
+"""The record of a search for the fastest drafter: a second call goes on from it."""
 
 from __future__ import annotations
 

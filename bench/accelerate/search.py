@@ -28,7 +28,8 @@ _NEEDS_NOTHING = "needs no file"
 _LEAST_SWEEPS = 2
 _LEAST_TOKENS = 24
 _GAIN_OF_CUT = 1.05  # predicted, from which a cut is worth comparing
-_CURVE, _LOOK, _CUT = "cost curve", "drafters found", "cut"
+_LOOK, _CUT = "drafters found", "cut"
+_CURVE_S, _PLAN_S, _CUT_S = 12.0, 20.0, 25.0  # seconds, about: of a curve, a model's plan, cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class Machine(Protocol):
     def cut(self) -> CutFound:
         """Search for the best cut of the target's layers."""
 
-    def train(self, hours: float) -> Contender:
-        """Train a head for the target."""
+    def train(self, hours: float) -> Sequence[str]:
+        """Train a head for the target; return drafter expressions with it."""
 
     def sweep(
         self, temperature: float, workload: str, drafters: Sequence[str], seed: int
@@ -132,14 +133,16 @@ class Search:
 
     def run(self) -> CostCurve:
         """Do every step that the record lacks; return the cost curve."""
-        self._say("measuring what evaluations cost", 0.0)
+        self._say("measuring what evaluations cost", 0.0, self._ahead(_CURVE_S + _CUT_S))
         curve = self._machine.curve()
         self._record.add(Contender(name, _NEEDS_NOTHING) for name in WITHOUT_FILE)
         self._keep(self._record)
-        self._say("looking for drafters", 0.1)
+        self._say("looking for drafters", 0.1, self._ahead(_CUT_S))
         found = self._machine.look()
+        models = sum(drafter.method == "draft" for drafter in found)
         for number, drafter in enumerate(found):
-            self._plan(drafter, 0.1 + 0.25 * number / len(found))
+            self._plan(drafter, 0.1 + 0.25 * number / len(found), models)
+            models -= drafter.method == "draft"
         self._cut()
         self._train()
         self._compare()
@@ -148,11 +151,17 @@ class Search:
 
     # -- what is compared --------------------------------------------------------------------------
 
-    def _plan(self, found: FoundDrafter, share: float) -> None:
+    def _ahead(self, seconds: float) -> float:
+        """Return about how long everything takes that comes after the next so many seconds."""
+        trained = f"trained for {self._options.hours:g} hours" if self._options.hours else ""
+        hours = 0.0 if trained in self._record.done else self._options.hours or 0.0
+        return seconds + 3600.0 * hours + self._options.seconds
+
+    def _plan(self, found: FoundDrafter, share: float, models: int) -> None:
         step = f"{_LOOK}: {found.path or found.method}"
         if step in self._record.done:
             return
-        self._say(f"planning drafts of {found.name}", share)
+        self._say(f"planning drafts of {found.name}", share, self._ahead(_CUT_S + _PLAN_S * models))
         try:
             plans = self._machine.plans(found)
         except SpecrunError as error:
@@ -166,7 +175,8 @@ class Search:
     def _cut(self) -> None:
         if _CUT in self._record.done:
             return
-        self._say("searching for layers that a self-draft could skip", 0.35)
+        what = "searching for layers to skip"
+        self._say(what, 0.35, self._ahead(_CUT_S))
         try:
             cut = self._machine.cut()
         except SpecrunError as error:
@@ -184,8 +194,14 @@ class Search:
         hours = self._options.hours
         if hours is None or (step := f"trained for {hours:g} hours") in self._record.done:
             return
-        self._say(f"training a head for {hours:g} hours", 0.5)
-        self._record.add([self._machine.train(hours)])
+        self._say(f"training a head for {hours:g} hours", 0.5, self._ahead(0.0))
+        try:
+            drafters = self._machine.train(hours)
+        except SpecrunError as error:
+            self._record.leave_out("a trained head", str(error))
+            self._keep(self._record)
+            return  # not done: what is missing may be installed, or room made
+        self._record.add(Contender(drafter, step) for drafter in drafters)
         self._finish(step)
 
     # -- the comparison ----------------------------------------------------------------------------
@@ -204,7 +220,8 @@ class Search:
             for number, (temperature, workload) in enumerate(left):
                 # Two sweeps of each are made in any case: as long as that is known, it is told.
                 sure = (_LEAST_SWEEPS - repetition) * n_first - number
-                seconds = per_sweep * max(sure, len(left) - number) if done else None
+                ahead = per_sweep * max(sure, len(left) - number)
+                seconds = ahead if done else options.seconds
                 self._sweep(temperature, workload, repetition, seconds)
                 done += 1
                 per_sweep = (self._machine.now() - started) / done

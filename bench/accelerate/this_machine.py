@@ -1,4 +1,4 @@
-"""What a search measures on this machine: the cost curve, plans, cuts and sweeps of answers."""
+"""Measurements of a search on this machine: the cost curve, plans, cuts and sweeps of answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 
 from specrun.bench.accelerate.found_drafters import found_drafters
 from specrun.bench.accelerate.prompts import SearchPrompts
-from specrun.bench.accelerate.record import PLAIN, Contender
+from specrun.bench.accelerate.record import PLAIN
 from specrun.bench.accelerate.search import CutFound, FoundDrafter
-from specrun.bench.accelerate.training import train_head
+from specrun.bench.accelerate.training import TrainingOrder, train_head
 from specrun.bench.diagnosis.work import Work, work_of
 from specrun.bench.drafters.answers import Arm
 from specrun.bindings.atomic import cache_folder
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
+from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
 from specrun.bindings.placement import placing
 from specrun.runtime.chat_template import prompt_tokens
@@ -40,6 +41,7 @@ from specrun.runtime.memory import (
     parts_of,
     size_text,
 )
+from specrun.runtime.methods import method_of_head
 from specrun.runtime.opening import RuntimeOptions
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.runtime import Runtime
@@ -75,12 +77,12 @@ class ThisMachine:
         n_tokens: int,
         seconds: float,
         memory: int | None = None,
-        prompts_file: Path | None = None,
+        has_own_prompts: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._target, self._prompts, self._params = target, prompts, params
-        self._options, self._memory, self._prompts_file = options, memory, prompts_file
+        self._options, self._memory, self._has_own_prompts = options, memory, has_own_prompts
         self._n_tokens, self._seconds = n_tokens, seconds
         self._clock, self._progress = clock, progress
         self._context = options.context
@@ -189,6 +191,7 @@ class ThisMachine:
             evaluations=self._affordable_cuts(),
             n_tokens=_FITTED_TOKENS,
             seconds=_CUT_SECONDS,
+            most_seconds=_CUT_BUDGET,
             context=self._context,
             n_gpu_layers=self._options.n_gpu_layers,
             n_gpu_layers_draft=self._options.n_gpu_layers_draft,
@@ -216,11 +219,13 @@ class ThisMachine:
             raise OptionError(f"{problem}: specrun tune --layer-skip takes that time")
         return min(_MOST_CUTS, count)
 
-    def train(self, hours: float) -> Contender:
-        """Train a head from the file alone."""
-        path = train_head(self._target, hours, self._prompts_file, self._memory)
-        method = "eagle3" if "eagle3" in path.name else "eagle"
-        return Contender(f"{method}({quoted(str(path))})", f"trained for {hours:g} hours")
+    def train(self, hours: float) -> list[str]:
+        """Train a head from the file alone, on prompts of which none is held out."""
+        own = self._prompts.fitting if self._has_own_prompts else ()
+        threads = self._context.n_threads
+        order = TrainingOrder(self._target, hours, own, threads)
+        head = train_head(order, self._tuning)
+        return self.plans(FoundDrafter(head, method_of_file(head), "trained"))
 
     # -- sweeps ------------------------------------------------------------------------------------
 
@@ -298,6 +303,14 @@ def needed_bytes(target: Path, drafter: str, context: ContextOptions) -> int:
         settings = PlanSettings(context.n_ctx, 0, 0)
         plan = count_plan(PlanRequest(parts, (), (), ()), settings, counts)
     return sum(sum(row.by_place.values()) for row in plan.rows)
+
+
+def method_of_file(head: Path) -> str:
+    """Return the drafting method of a head's file."""
+    method = method_of_head(read_header(head).architecture)
+    if method is None:
+        raise OptionError(f"{head} holds no heads")
+    return method.name
 
 
 def cut_file(target: Path) -> Path:

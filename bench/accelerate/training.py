@@ -1,16 +1,312 @@
-"""A head for a GGUF file, trained from the file alone on answers that the model itself gives."""
+"""A head for a GGUF file, trained from the file alone on answers that the model itself gives.
+
+The hours are shared: answers take a third at most, the states of the target what they take, and the
+training the rest, with as many steps as fit, which is known once the first of them were timed. What
+an interrupted training has done (answers, states, a checkpoint) lies in the user's cache, and
+another call goes on with it.
+"""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.atomic import atomic_path, cache_folder
+from specrun.bindings.errors import (
+    MissingPackageError,
+    OptionError,
+    TemplateError,
+    UnsupportedModelError,
+)
+from specrun.bindings.gguf import read_header
+from specrun.runtime.costs.tuned import read_json, write_json
+from specrun.runtime.tuning.profile import profile_file
+
+if TYPE_CHECKING:
+    from specrun.train.heads.recipe import HeadRecipe
+    from specrun.train.heads.run import HeadRun
+    from specrun.train.trainer.listener import TrainingStatus
+
+_ANSWERS = "the target answers"  # as the training names it
+_ANSWERING = 0.33  # of the time, at most
+_LONGEST_ANSWER = 256
+_TOKENS_PER_BATCH = 1024  # small batches learn more in the same time
+_FIRST_STEPS = 1_000_000  # until it is known how many fit
+_TIMED_STEPS = 12
+_FEWEST_STEPS = 20
+_TRAINING = 0.9  # of the time that is left: measures and writing take the rest
+_FEWEST_PROMPTS = 16
+_NARROW, _LAW_TOKENS = 2048, 8192
+_WORTH_EAGLE3 = 12.0  # hours on a CPU, as its steps take seven times as long
+
+Stage = Callable[[str, float], None]
+"""Told what is done and which share of the hours is over."""
 
 
-def train_head(target: Path, hours: float, prompts: Path | None, memory: int | None) -> Path:
-    """Return the GGUF file of an EAGLE head for a target; raises as the training does."""
-    raise OptionError(
-        f"--hours {hours:g} would train a head from {target.name} alone, which this version of "
-        "specrun cannot do yet: leave it out, or train one from the Hugging Face folder with "
-        "specrun train eagle and put it beside the file"
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What a training was begun with: another call with the same hours goes on with it.
+
+    `steps` 0: not known yet. `spent` are the seconds of earlier calls.
+    """
+
+    kind: str
+    hours: float
+    n_prompts: int
+    steps: int = 0
+    spent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOrder:
+    """What to train a head for: a `target`, in so many `hours`, on prompts of the user's and ours.
+
+    `prompts` are those that may be learnt from, none of which is held out.
+    """
+
+    target: Path
+    hours: float
+    prompts: tuple[str, ...] = ()
+    n_threads: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where the training keeps everything."""
+        return cache_folder() / "heads" / profile_file(self.target).stem
+
+    @property
+    def head(self) -> Path:
+        """The finished head's file; its name says what it is."""
+        return self.folder / f"{self.folder.name}-head.gguf"
+
+
+def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -> Path:
+    """Return the GGUF file of an EAGLE head; what was trained before is not trained again.
+
+    Ctrl-C keeps what is done. Raises MissingPackageError without torch, TemplateError for a target
+    that is not asked and no prompts, UnsupportedModelError for one that no head can be trained for,
+    and what `specrun.train.heads.training.train_head` raises.
+    """
+    plan = _begun(order)
+    if plan is None:
+        plan = TrainingPlan(_kind(order), order.hours, _n_prompts(order))
+    elif order.head.is_file():
+        return order.head
+    order.folder.mkdir(parents=True, exist_ok=True)
+    listener = _Hours(order.hours * 3600.0, plan, tell)
+    try:
+        while True:
+            _keep(order, plan, listener)
+            try:
+                _train(order, plan, listener)
+                break
+            except _EnoughAnswers as enough:
+                plan = replace(plan, n_prompts=enough.count)
+            except _StepsKnown as known:
+                plan = replace(plan, steps=known.count)
+            listener.plan = plan
+    finally:
+        _keep(order, plan, listener)
+    return _converted(order, plan)
+
+
+def _train(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> None:
+    """Answer, compute states and train, or go on where that was interrupted."""
+    from specrun.train.heads.training import train_head as train
+
+    run = _run(order, plan)
+    train(_recipe(order, plan.kind), run, listener)
+
+
+def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
+    from specrun.train.data.own_answers import AnswerSettings
+    from specrun.train.heads.run import HeadRun
+
+    output = order.folder / "training"
+    prompts = _write_prompts(order, plan.n_prompts)
+    resume = bool(plan.steps) and (output / "training" / "state.pt").is_file()
+    return HeadRun(
+        target=order.target,
+        data=(),
+        output=output,
+        steps=plan.steps or _FIRST_STEPS,
+        tokens_per_batch=_TOKENS_PER_BATCH,
+        max_length=2 * _LONGEST_ANSWER,
+        n_threads=order.n_threads,
+        resume=resume,
+        force=not resume,
+        own_answers=AnswerSettings(longest=_LONGEST_ANSWER),
+        prompts=prompts,
     )
+
+
+def _recipe(order: TrainingOrder, kind: str) -> HeadRecipe:
+    from specrun.train.heads.eagle import EagleRecipe
+    from specrun.train.heads.eagle3 import Eagle3Recipe
+
+    if kind == "eagle3":
+        return Eagle3Recipe()
+    header = read_header(order.target)
+    width = header.metadata.get(f"{header.architecture}.embedding_length", 0)
+    # Laws of all tokens are most of the work where the target is narrow.
+    narrow = isinstance(width, int) and width < _NARROW
+    return EagleRecipe(law_tokens=_LAW_TOKENS if narrow else 0)
+
+
+def _kind(order: TrainingOrder) -> str:
+    """Return what is trained: EAGLE-3 where the target's layers can be tapped and there is time."""
+    _require_training()
+    from specrun.train.target.head_target import open_head_target
+    from specrun.train.trainer.precision import usable_device
+
+    target = open_head_target(order.target, None, n_threads=order.n_threads)
+    if usable_device("auto").type == "cpu" and order.hours < _WORTH_EAGLE3:
+        return "eagle"
+    try:
+        target.check_taps(_recipe(order, "eagle3").taps(target.shape))
+    except (UnsupportedModelError, OptionError):
+        return "eagle"
+    return "eagle3"
+
+
+def _require_training() -> None:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("training a head", "torch", "train") from error
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+def _n_prompts(order: TrainingOrder) -> int:
+    """Return how many prompts there are; the time may end answering sooner."""
+    from specrun.train.data.built_in_prompts import most_prompts
+
+    if read_header(order.target).metadata.get("tokenizer.chat_template") is not None:
+        return len(order.prompts) + most_prompts()
+    if len(order.prompts) < _FEWEST_PROMPTS:
+        raise TemplateError(
+            f"{order.target.name} has no chat template, so it would not answer the built-in "
+            f"prompts: give {2 * _FEWEST_PROMPTS} beginnings or more that it is to go on with "
+            "(--prompts FILE)"
+        )
+    return len(order.prompts)
+
+
+def _write_prompts(order: TrainingOrder, count: int) -> Path:
+    """Write the first so many prompts: the user's, then built-in ones, always in this order."""
+    from specrun.train.data.built_in_prompts import built_in_prompts
+    from specrun.train.data.data_file import Answered
+
+    own = order.prompts[:count]
+    ours = built_in_prompts(count - len(own)) if count > len(own) else []
+    prompts = [*own, *(document.prompt for document in ours if isinstance(document, Answered))]
+    path = order.folder / "prompts.jsonl"
+    with atomic_path(path, force=True) as aside:
+        lines = (json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+        aside.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+class _EnoughAnswers(Exception):
+    """So many prompts are answered, and the time for answers is over."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} prompts are answered")
+        self.count = count
+
+
+class _StepsKnown(Exception):
+    """So many steps fit into the time that is left."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} steps fit")
+        self.count = count
+
+
+class _Hours:
+    """Hears how a training goes, and says when answers are enough and how many steps fit.
+
+    A `RunListener`. `clock` returns seconds.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        plan: TrainingPlan,
+        tell: Stage,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan = plan
+        self._seconds, self._tell, self._clock = seconds, tell, clock
+        self._started = clock() - plan.spent
+        self._timed: list[float] = []
+
+    @property
+    def spent(self) -> float:
+        """Seconds of all calls."""
+        return self._clock() - self._started
+
+    def note(self, text: str) -> None:
+        """Hear a fact, of which nothing is shown."""
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Hear of work before the training; raises _EnoughAnswers when its time is over."""
+        self._say(f"{what}, {done:,} done")
+        late = self.spent > _ANSWERING * self._seconds
+        if what == _ANSWERS and late and _FEWEST_PROMPTS <= done < total:
+            raise _EnoughAnswers(done)
+
+    def status(self, status: TrainingStatus) -> None:
+        """Hear of the training; raises _StepsKnown once the first steps were timed."""
+        self._say(f"step {status.step:,}, loss {status.loss:.3f}")
+        if self.plan.steps:
+            return
+        self._timed.append(self._clock())
+        if len(self._timed) == _TIMED_STEPS:
+            # The first ones are slower: memory is allocated.
+            half = _TIMED_STEPS // 2
+            each = (self._timed[-1] - self._timed[-1 - half]) / half
+            left = _TRAINING * (self._seconds - self.spent)
+            self._timed.clear()
+            raise _StepsKnown(max(_FEWEST_STEPS, int(left / max(each, 1e-6))))
+
+    def _say(self, what: str) -> None:
+        self._tell(what, min(1.0, self.spent / self._seconds))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _begun(order: TrainingOrder) -> TrainingPlan | None:
+    """Return how an earlier training with these hours was begun; None where there was none."""
+    try:
+        content = read_json(order.folder / "plan.json") or {}
+        plan = TrainingPlan(**content["plan"])
+    except (OSError, KeyError, TypeError):
+        return None
+    same = content.get("prompts") == list(order.prompts) and plan.hours == order.hours
+    return plan if same else None
+
+
+def _keep(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> None:
+    content = {"plan": asdict(replace(plan, spent=listener.spent)), "prompts": list(order.prompts)}
+    write_json(order.folder / "plan.json", content)
+
+
+def _converted(order: TrainingOrder, plan: TrainingPlan) -> Path:
+    """Convert the head."""
+    from specrun.convert.heads.head_conversion import convert_head
+
+    convert_head(
+        order.folder / "training", order.head, target=order.target, kind=plan.kind, force=True
+    )
+    return order.head

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from specrun.bench.diagnosis.work import Work
 from specrun.runtime.costs import CostCurve, expected_tokens
+from specrun.runtime.language import parse_expression
 
 PAYS = 1.02
 """The speed-up from which drafting pays: less is within what the same drafter varies by."""
@@ -22,6 +23,8 @@ _GOOD = 0.8  # the acceptance of a good drafter
 _WORTH = 1.1  # by how much something must raise the speed to be worth saying
 _STEEP, _STEEP_AT = 1.5, 4  # times one token, for so many
 _SELDOM = 0.4  # of the rounds
+_QUOTING = ("prompt-lookup", "lookahead", "rest", "ngram", "auto")  # they need what repeats
+_MOST_REASONS = 3
 
 ReasonKind = Literal["curve", "drafter", "silent", "drafting", "python", "experts"]
 
@@ -94,7 +97,12 @@ class Diagnosis:
     @property
     def pays(self) -> bool:
         """Whether drafting is measurably faster, and by its drafts."""
-        return self.speed_up >= PAYS and self.tokens_per_round >= PAYS
+        return self.speed_up >= PAYS and self.has_kept_drafts
+
+    @property
+    def has_kept_drafts(self) -> bool:
+        """Whether drafts were kept often enough to make a difference."""
+        return self.tokens_per_round >= PAYS
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a mapping, ready for JSON."""
@@ -155,6 +163,7 @@ def diagnose(
     measured = drafted.tokens_per_second / plain.tokens_per_second
     speed = measured if speed_up is None else speed_up
     best = _achievable(as_measured, drafted.acceptance)
+    quotes = parse_expression(drafter).atom in _QUOTING
     singles = tuple(
         (n, curve.seconds(n) / curve.seconds(1)) for n in (2, 4, 8) if n <= curve.sizes[-1]
     )
@@ -178,7 +187,7 @@ def diagnose(
         expected_plain_ms=1e3 * (curve.seconds(1) + as_measured.plain_python_s),
         curve=singles,
         best=best,
-        reasons=_reasons(as_measured, drafted.acceptance, best, mixture),
+        reasons=_reasons(as_measured, drafted.acceptance, best, mixture, quotes=quotes),
     )
 
 
@@ -234,19 +243,24 @@ def _needed(found: _Round) -> float | None:
 
 
 def _reasons(
-    found: _Round, acceptance: float | None, best: Achievable, mixture: tuple[int, int]
+    found: _Round,
+    acceptance: float | None,
+    best: Achievable,
+    mixture: tuple[int, int],
+    *,
+    quotes: bool,
 ) -> tuple[Reason, ...]:
     """Return what costs most, the first first; each would raise the speed by a tenth or more."""
     candidates = (
         _steep(found, best, mixture),
         _weak(found, acceptance, best),
-        _silent(found, acceptance),
+        _silent(found, acceptance) if quotes else None,
         _dear(found),
         _python(found),
     )
     worth = _WORTH * found.speed_up
     kept = [reason for reason in candidates if reason is not None and reason.without >= worth]
-    return tuple(sorted(kept, key=lambda reason: -reason.without))
+    return tuple(sorted(kept, key=lambda reason: -reason.without)[:_MOST_REASONS])
 
 
 def _steep(found: _Round, best: Achievable, mixture: tuple[int, int]) -> Reason | None:

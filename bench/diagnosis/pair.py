@@ -93,7 +93,8 @@ def diagnose_pair(
     return diagnose(
         label,
         options.params.temperature,
-        *map(work_of, results),
+        work_of(results[0]),
+        work_of(results[1]),
         curve,
         speed_up=ratio_of(speeds[1], speeds[0]).value,
         mixture=mixture(read_header(options.target)),

@@ -1,4 +1,4 @@
-"""What answers took: tokens, rounds and drafts, and the seconds of target, drafter and Python.
+"""Work of answers: tokens, rounds and drafts, and the seconds of target, drafter and Python.
 
 Only what comes after the prompt counts: all drafters have to evaluate the prompt alike.
 """

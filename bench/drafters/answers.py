@@ -89,6 +89,11 @@ class Answers:
         return [result.token_ids for result in self._results]
 
     @property
+    def results(self) -> tuple[GenerationResult, ...]:
+        """The answers themselves."""
+        return tuple(self._results)
+
+    @property
     def tokens_per_second(self) -> float:
         """Tokens over the time from the prompt's end to the answers' ends."""
         return self.tokens / self.decoding_s

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from specrun.bench.diagnosis.diagnosis import diagnose
+from specrun.bench.diagnosis.work import work_of
 from specrun.bench.drafters.answers import Answers, Arm
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
@@ -20,6 +22,8 @@ from specrun.bindings.devices import devices
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.runtime.acceptance import SequentialCascade, build_rule
+from specrun.runtime.costs import CostCurve, load_curve
+from specrun.runtime.costs.memory_traffic import mixture
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.runtime import Runtime
@@ -102,7 +106,8 @@ class DrafterResult:
     distribution. `acceptance_given_prefix[n]` is the acceptance at depth n + 1 of the
     `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha. Under rules that
     are not exact `total_variation` and `changed_share` are those of `SpecStats`. `alpha` is the
-    mean of sum min(p, q), None where it was not asked for or a drafter has no law.
+    mean of sum min(p, q), None where it was not asked for or a drafter has no law. `reason` says
+    what costs most where drafting does not pay, if the target's cost curve was measured before.
     """
 
     target: TargetFacts
@@ -131,6 +136,7 @@ class DrafterResult:
     total_variation: float | None = None
     changed_share: float | None = None
     alpha: float | None = None
+    reason: str | None = None
 
     @property
     def label(self) -> str:
@@ -144,10 +150,13 @@ class DrafterResult:
         """What to do if drafting did not pay; None if it did."""
         if self.speed_up is None or self.speed_up.value >= 1.0:
             return None
-        return (
+        slower = (
             f"{self.label} at temperature {self.temperature:g} is slower than plain decoding "
-            f"({self.speed_up.value:.2f}x): draft fewer tokens (a lower n), or drop the drafter"
+            f"({self.speed_up.value:.2f}x)"
         )
+        if self.reason is not None:
+            return f"{slower}: {self.reason} (specrun why says more)"
+        return f"{slower}: draft fewer tokens (a lower n), or drop the drafter"
 
 
 Progress = Callable[[int, int, str], None]
@@ -169,6 +178,7 @@ def measure_drafters(
             stack.enter_context(runtime)
             arms.append(Arm(runtime, bench.prompts, bench.as_chat))
         facts = target_facts(arms[0].runtime.model)
+        curve = _stored_curve(arms[0].runtime)
         total = len(arms) * bench.repetitions * len(bench.params) * len(bench.prompts)
         done = itertools.count()
 
@@ -182,7 +192,7 @@ def measure_drafters(
         for params in bench.params:
             measured = _measure(arms, params, bench, step)
             for arm, own in zip(arms, measured, strict=True):
-                result = _result(bench, facts, arm, params, own, measured[0])
+                result = _result(bench, facts, arm, params, own, measured[0], curve)
                 if bench.alpha:
                     progress(0, total, f"alpha of {arm.label}")
                     result = replace(result, alpha=_alpha(arm, params, bench.max_tokens))
@@ -237,6 +247,7 @@ def _result(
     params: SamplingParams,
     own: Sequence[Answers],
     plain: Sequence[Answers],
+    curve: CostCurve | None,
 ) -> DrafterResult:
     speeds, plain_speeds = ([run.tokens_per_second for run in runs] for runs in (own, plain))
     together = Answers.together(own)
@@ -269,7 +280,28 @@ def _result(
         tested_by_position=tested,
         total_variation=distance,
         changed_share=changed,
+        reason=None if own is plain or curve is None else _reason(arm, params, own, plain, curve),
     )
+
+
+def _stored_curve(runtime: Runtime) -> CostCurve | None:
+    """Return the target's curve, where it was measured with these settings."""
+    model = runtime.model
+    return load_curve(model.path, runtime.options.context, model.n_gpu_layers)
+
+
+def _reason(
+    arm: Arm,
+    params: SamplingParams,
+    own: Sequence[Answers],
+    plain: Sequence[Answers],
+    curve: CostCurve,
+) -> str | None:
+    """Return what stands in the way of a drafter that does not pay."""
+    works = [work_of(result for run in runs for result in run.results) for runs in (plain, own)]
+    experts = mixture(arm.runtime.model.header)
+    found = diagnose(arm.label, params.temperature, works[0], works[1], curve, mixture=experts)
+    return found.reasons[0].text if found.reasons and not found.pays else None
 
 
 def _compare(own: Answers, plain: Answers) -> TextComparison:

@@ -37,7 +37,7 @@ class LayerSearchOptions:
     """At most `evaluations` sets of layers are judged, on `n_tokens` that the target writes.
 
     `seconds` are spent on cost curves, `max_draft` is the longest draft considered; `seed` fixes
-    the proposals.
+    the proposals. After `most_seconds` in all no further set is judged.
     """
 
     target: Path
@@ -45,6 +45,7 @@ class LayerSearchOptions:
     evaluations: int = 32
     n_tokens: int = 128
     seconds: float = 6.0
+    most_seconds: float = float("inf")
     max_draft: int = 12
     seed: int = 0
     context: ContextOptions = field(default_factory=ContextOptions)
@@ -111,6 +112,8 @@ def search_layers(
                 share = 0.3 + 0.7 * len(trials) / options.evaluations
                 done = f"{len(trials)} of {options.evaluations} sets of layers"
                 progress(f"{done}, best {best:.2f} times plain", share)
+                if time.perf_counter() - started > options.most_seconds:
+                    break
         except KeyboardInterrupt:
             if not trials:
                 raise

@@ -163,20 +163,28 @@ def _progress(
     terminal: Terminal,
 ) -> Iterator[tuple[Callable[[Status], None], Callable[[float], None]]]:
     """Yield what shows a step, what is left and the best so far; and its share that is done."""
-    said = ["opening the model", 0.0]
-    with progress_bar(terminal, str(said[0])) as show:
+    first = "opening the model"
+    with progress_bar(terminal, first) as show:
+        step = _Step(first, 0.0)
 
         def tell(status: Status) -> None:
+            nonlocal step
             left = status.seconds_left
             text = status.what + ("" if left is None else f", about {duration_text(left)} left")
-            if status.best:
-                text += f"\nbest so far: {one_line(status.best, _LONGEST_BEST)}"
-            said[:] = [text, status.share]
-            show(text, status.share)
+            best = f"\nbest so far: {one_line(status.best, _LONGEST_BEST)}" if status.best else ""
+            step = _Step(text, status.share, best)
+            show(text + best, status.share)
 
         def progress(share: float) -> None:
-            what, *rest = str(said[0]).split("\n")
-            done = f"{what} ({100 * share:.0f} %)"
-            show("\n".join([done, *rest]), float(said[1]))
+            show(f"{step.text} ({100 * share:.0f} %){step.best}", step.share)
 
         yield tell, progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step as it is shown, and the share of all steps that is done before it."""
+
+    text: str
+    share: float
+    best: str = ""

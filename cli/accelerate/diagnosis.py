@@ -1,7 +1,9 @@
-"""How a diagnosis is shown: expected against measured, where the time goes, and what would help."""
+"""A diagnosis on the terminal: expected against measured, where the time goes, what would help."""
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 from specrun.cli.terminal.table import print_facts
@@ -18,7 +20,17 @@ def print_diagnosis(diagnosis: Diagnosis, terminal: Terminal) -> None:
     title = f"Why: {name} at temperature {diagnosis.temperature:g}"
     print_facts(terminal, title, diagnosis_facts(diagnosis))
     for line in verdict_lines(diagnosis):
-        terminal.answer(f"{line}\n")
+        for piece in _wrapped(line, terminal):
+            terminal.answer(f"{piece}\n")
+
+
+def _wrapped(line: str, terminal: Terminal) -> list[str]:
+    """Return a line in pieces that fit the screen; whole where it goes elsewhere."""
+    if not terminal.answers_on_screen:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip(" -")))
+    width = shutil.get_terminal_size().columns
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def diagnosis_facts(diagnosis: Diagnosis) -> dict[str, str]:
@@ -50,6 +62,9 @@ def verdict_lines(diagnosis: Diagnosis) -> list[str]:
     """Return the verdict, the reasons, and what would help: a line each."""
     if diagnosis.pays:
         verdict = f"Drafting pays: {diagnosis.speed_up:.2f} times plain decoding."
+    elif diagnosis.speed_up > 1.0 and not diagnosis.has_kept_drafts:
+        noise = "no drafts were kept, so that more than 1 is the machine's noise"
+        verdict = f"Drafting does not pay here ({noise})" + (":" if diagnosis.reasons else ".")
     elif diagnosis.reasons:
         verdict = "Drafting does not pay here:"
     else:

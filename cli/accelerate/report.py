@@ -1,7 +1,8 @@
-"""What `specrun accelerate` found: a table for each temperature, the choices, and why."""
+"""The report of `specrun accelerate`: a table for each temperature, the choices, and why."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specrun.cli.accelerate.diagnosis import print_diagnosis
@@ -13,6 +14,7 @@ from specrun.runtime.tuning.profile import ANY
 if TYPE_CHECKING:
     from specrun.bench.accelerate import AccelerateResult
     from specrun.bench.accelerate.choice import Measured
+    from specrun.bench.diagnosis.diagnosis import Diagnosis
     from specrun.runtime.tuning.profile import Choice
 
 _LONGEST_REASON = 160
@@ -30,11 +32,23 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
         )
     for left in result.left_out:
         terminal.note(f"not compared: {_short(left.what)}: {one_line(left.why, _LONGEST_REASON)}")
-    for diagnosis in result.diagnoses:
+    for diagnosis in _telling(result.diagnoses):
         print_diagnosis(diagnosis, terminal)
-    for choice in result.choices:
-        terminal.answer(f"{_choice_line(choice)}\n")
+    for temperature in temperatures:
+        own = [choice for choice in result.choices if choice.temperature == temperature]
+        # Where all kinds of texts have the same drafter, a line says so.
+        told = own[-1:] if len({choice.drafter for choice in own}) == 1 else own
+        for choice in told:
+            terminal.answer(f"{_choice_line(choice)}\n")
     _say_what_follows(result, terminal)
+
+
+def _telling(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Return the diagnoses that say something new: of another drafter, or with another end."""
+    told: dict[tuple[str, bool], Diagnosis] = {}
+    for diagnosis in diagnoses:
+        told.setdefault((diagnosis.drafter, diagnosis.pays), diagnosis)
+    return list(told.values())
 
 
 def _print_rows(

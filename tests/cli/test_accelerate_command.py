@@ -51,7 +51,7 @@ def test_the_choice_is_printed_kept_and_used(run: Run, models: Models, machine: 
     result = run("accelerate", models.target, "--temp", 0)
     assert result.exit_code == 0, result.stderr
     assert "Times the speed of plain decoding, temperature 0" in result.stdout
-    assert "questions, temperature 0: prompt-lookup, 3." in result.stdout
+    assert "texts of all kinds, temperature 0: prompt-lookup, 3." in result.stdout
     assert "Drafting pays" in result.stdout
     assert "kept in" in result.stderr
     assert "chat and generate draft so for target.gguf from now on" in result.stderr
@@ -92,7 +92,7 @@ def test_ctrl_c_keeps_what_is_known(run: Run, models: Models, machine: Any) -> N
     result = run("accelerate", models.target, "--temp", 0)
     assert result.exit_code == 130
     assert "what is known is kept, and another call goes on" in result.stderr
-    assert "questions, temperature 0: prompt-lookup" in result.stdout
+    assert "texts of all kinds, temperature 0: prompt-lookup" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specrun.bench.accelerate.record import PLAIN, Contender
+from specrun.bench.accelerate.record import PLAIN
 from specrun.bench.accelerate.search import CutFound, FoundDrafter
 from specrun.bench.diagnosis.work import Work
 from specrun.bindings.errors import OptionError, SpecrunError
@@ -66,7 +66,7 @@ class SimulatedMachine:
     drafters: Mapping[str, Mapping[str, Simulated]]
     found: Mapping[FoundDrafter, Sequence[str] | SpecrunError] = field(default_factory=dict)
     cut_found: CutFound | None = None
-    trained: Contender | None = None
+    trained: Sequence[str] = ()
     interrupt_at: int | None = None
     called: list[str] = field(default_factory=list)
     clock: float = 0.0
@@ -95,9 +95,9 @@ class SimulatedMachine:
             raise OptionError("it has one layer: there is none to skip")
         return self.cut_found
 
-    def train(self, hours: float) -> Contender:
+    def train(self, hours: float) -> Sequence[str]:
         self.called.append(f"train {hours:g}")
-        if self.trained is None:
+        if not self.trained:
             raise OptionError("it cannot be trained")
         return self.trained
 

@@ -41,7 +41,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def target(tiny_model: Path, tmp_path: Path) -> Path:
     (tmp_path / "models").mkdir()
-    return Path(shutil.copy(tiny_model, tmp_path / "models" / "target.gguf"))
+    return Path(shutil.copy2(tiny_model, tmp_path / "models" / "target.gguf"))
 
 
 def options(target: Path, **changes: Any) -> AccelerateOptions:
@@ -77,7 +77,7 @@ def test_a_file_is_measured_and_its_profile_is_used(
 ) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("abc\nabcabc\nhello\nabab\n")
-    shutil.copy(tiny_flat_twin, target.with_name("twin.gguf"))
+    shutil.copy2(tiny_flat_twin, target.with_name("twin.gguf"))
     told: list[str] = []
     result = accelerate(
         options(target, prompts=prompts), lambda status: told.append(status.what), warn=told.append
@@ -103,7 +103,7 @@ def test_a_smaller_model_beside_it_is_planned_and_compared(
 ) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("abc\nhello\n")
-    small = Path(shutil.copy(tiny_drafter, target.with_name("small.gguf")))
+    small = Path(shutil.copy2(tiny_drafter, target.with_name("small.gguf")))
     result = accelerate(options(target, prompts=prompts))
     drafted = [name for name in result.sources if str(small) in name]
     assert f"draft({small})" in [name.replace('"', "") for name in drafted]
@@ -112,9 +112,9 @@ def test_a_smaller_model_beside_it_is_planned_and_compared(
 
 
 def test_what_is_found(target: Path, tiny_drafter: Path, tiny_small_vocab: Path) -> None:
-    small = Path(shutil.copy(tiny_drafter, target.with_name("small.gguf")))
-    shutil.copy(tiny_small_vocab, target.with_name("stranger.gguf"))
-    shutil.copy(target, target.with_name("same-size.gguf"))
+    small = Path(shutil.copy2(tiny_drafter, target.with_name("small.gguf")))
+    shutil.copy2(tiny_small_vocab, target.with_name("stranger.gguf"))
+    shutil.copy2(target, target.with_name("same-size.gguf"))
     target.with_name("broken.gguf").write_bytes(b"GGUF")
     assert found_drafters(target) == [FoundDrafter(small, "draft", "beside it")]
 
@@ -208,7 +208,7 @@ def test_little_memory_leaves_out_what_needs_more(
 ) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("abc\n")
-    small = Path(shutil.copy(tiny_drafter, target.with_name("small.gguf")))
+    small = Path(shutil.copy2(tiny_drafter, target.with_name("small.gguf")))
     context = dataclasses.replace(CONTEXT, n_ctx=256)  # as much as these prompts need
     plain, pair = (
         needed_bytes(target, drafter, context) for drafter in ("none", f'draft("{small}")')
@@ -223,7 +223,7 @@ def test_little_memory_leaves_out_what_needs_more(
 def test_a_model_without_template_continues_texts(
     tiny_small_vocab: Path, tmp_path: Path, cheap: None
 ) -> None:
-    target = Path(shutil.copy(tiny_small_vocab, tmp_path / "plain.gguf"))
+    target = Path(shutil.copy2(tiny_small_vocab, tmp_path / "plain.gguf"))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("abc\n")
     result = accelerate(options(target, prompts=prompts))
@@ -258,7 +258,7 @@ def test_files_of_an_expression(target: Path) -> None:
 def test_a_cut_that_was_not_chosen_is_removed(target: Path) -> None:
     path = cut_file(target)
     path.parent.mkdir(parents=True)
-    shutil.copy(target, path)
+    shutil.copy2(target, path)
     cut = f'draft("{path}", n=3)'
     from specrun.bench.accelerate.search import CutFound
 
@@ -267,7 +267,7 @@ def test_a_cut_that_was_not_chosen_is_removed(target: Path) -> None:
     result: AccelerateResult = accelerate(options(target), machine=machine)
     assert not path.exists()
     assert cut in {left.what for left in result.left_out}
-    shutil.copy(target, path)
+    shutil.copy2(target, path)
     machine = SimulatedMachine(FLAT, {"questions": {cut: GOOD}, "edited": {cut: GOOD}})
     machine.cut_found = CutFound(cut, 1.4, "2-3")
     kept = accelerate(options(target, again=True), machine=machine)

@@ -9,7 +9,7 @@ import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
 from specrun.bench.accelerate.choice import choices, measured
-from specrun.bench.accelerate.record import Contender, Record
+from specrun.bench.accelerate.record import Record
 from specrun.bench.accelerate.search import CutFound, FoundDrafter, Search, SearchOptions, Status
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import CostCurve
@@ -192,14 +192,22 @@ def test_a_drafter_that_appears_later_is_compared_in_full() -> None:
 
 
 def test_hours_train_a_head_once() -> None:
-    simulated = machine(
-        FLAT, {HEAD: Simulated(0.8, 5, seconds=0.001)}, trained=Contender(HEAD, "trained")
-    )
+    simulated = machine(FLAT, {HEAD: Simulated(0.8, 5, seconds=0.001)}, trained=[HEAD])
     options = dataclasses.replace(OPTIONS, hours=2.0)
     record = search(simulated, options)
     assert chosen(record)[QUESTIONS].drafter == HEAD
     search(simulated, options, record)
     assert simulated.called.count("train 2") == 1
+
+
+def test_a_head_that_cannot_be_trained_is_left_out_and_the_rest_is_compared() -> None:
+    simulated = machine(FLAT, {SMALL: Simulated(0.8, 4)}, found={SMALL_FILE: [SMALL]})
+    options = dataclasses.replace(OPTIONS, hours=2.0)
+    record = search(simulated, options)
+    assert "it cannot be trained" in {left.why for left in record.left_out}
+    assert chosen(record)[QUESTIONS].drafter == SMALL
+    search(simulated, options, record)
+    assert simulated.called.count("train 2") == 2
 
 
 @pytest.mark.parametrize("hours", [0.0, -1.0, float("nan"), float("inf")])

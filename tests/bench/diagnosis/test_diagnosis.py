@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated
 
 from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
 from specrun.bench.diagnosis.work import Work
-from specrun.runtime.costs import CostCurve
+from specrun.bench.drafters.comparison import DrafterBench, measure_drafters
+from specrun.bench.timing import Ratio
+from specrun.bindings.context_options import ContextOptions
+from specrun.runtime.costs import CostCurve, save_curve
+from specrun.runtime.sampling import SamplingParams
 
 
 def found(
@@ -23,7 +29,7 @@ def found(
         return Work(**{**values, "python_s": work.python_s + more, "seconds": work.seconds + more})
 
     plain, drafted = Simulated().work(curve), slowed(drafter.work(curve))
-    return diagnose("d", 0.0, plain, drafted, curve, mixture=mixture)
+    return diagnose("prompt-lookup", 0.0, plain, drafted, curve, mixture=mixture)
 
 
 @pytest.mark.parametrize("curve", [FLAT, STEEP], ids=["flat", "steep"])
@@ -71,6 +77,13 @@ def test_the_first_reason_is_what_stands_in_the_way(
     assert diagnosis.reasons[0].help
 
 
+def test_only_what_quotes_is_said_to_have_nothing_to_say() -> None:
+    plain, drafted = (known.work(FLAT) for known in (Simulated(), Simulated(0.9, 6, coverage=0.05)))
+    for name, is_said in (("prompt-lookup", True), ("eagle(head.gguf)", False)):
+        reasons = diagnose(name, 0.0, plain, drafted, FLAT).reasons
+        assert ("silent" in [reason.kind for reason in reasons]) == is_said
+
+
 def test_experts_take_the_curves_place() -> None:
     diagnosis = found(STEEP, Simulated(0.85, 4), mixture=(64, 6))
     assert diagnosis.reasons[0].kind == "experts"
@@ -107,3 +120,37 @@ def test_a_drafter_that_never_drafts_has_no_acceptance() -> None:
     # It plans by the curve, which is why it says nothing.
     assert diagnosis.reasons[0].kind == "curve"
     json.dumps(diagnosis.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_comparison_says_why_where_the_curve_is_known(
+    tiny_model: Path,
+    tiny_drafter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_known: bool,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    context = ContextOptions(n_ctx=256, n_threads=1)
+    if is_known:
+        # So much for a second token that any drafter is in vain, whatever this machine takes.
+        save_curve(CostCurve.flat([1e-6, 1e-1]), tiny_model, context, 0)
+    drafter = f'draft("{tiny_drafter}", n=4)'
+    bench = DrafterBench(
+        tiny_model,
+        (drafter,),
+        ("abc",),
+        (SamplingParams(temperature=0.0),),
+        max_tokens=12,
+        repetitions=1,
+        options={"context": context, "trust": True},
+    )
+    plain, drafted = measure_drafters(bench)
+    assert plain.reason is None
+    if is_known:
+        assert drafted.reason is not None
+        slow = dataclasses.replace(drafted, speed_up=Ratio(0.5, 0.5, 0.5))
+        assert "steep" in drafted.reason or "too weak" in drafted.reason
+        assert drafted.reason in str(slow.advice)
+    else:
+        assert drafted.reason is None

@@ -178,3 +178,9 @@ def test_the_command_refuses_what_makes_no_sense(sparse: Path, tmp_path: Path) -
     result = run("tune --cut x.gguf -m", sparse, "-md", sparse)
     assert result.exit_code == 2
     assert "--layer-skip" in result.stderr
+
+
+def test_a_search_ends_after_its_time(sparse: Path, steady: None) -> None:
+    result = search_layers(options(sparse, most_seconds=1e-9), prompts)
+    assert len(result.trials) == 1
+    assert not result.interrupted

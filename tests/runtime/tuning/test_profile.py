@@ -41,7 +41,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def target(tiny_model: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(tiny_model, tmp_path / "target.gguf"))
+    return Path(shutil.copy2(tiny_model, tmp_path / "target.gguf"))
 
 
 def keep(target: Path, **changes: Any) -> Path:
@@ -189,7 +189,7 @@ def test_a_profile_that_cannot_be_read_is_no_error(
 def test_a_drafter_that_changed_is_no_longer_used(
     target: Path, tiny_drafter: Path, tmp_path: Path
 ) -> None:
-    small = Path(shutil.copy(tiny_drafter, tmp_path / "small.gguf"))
+    small = Path(shutil.copy2(tiny_drafter, tmp_path / "small.gguf"))
     keep(target, files={str(small): describe_file(small)})
     shutil.copy(target, small)
     warned: list[str] = []

@@ -1,0 +1,143 @@
+"""A head within so many hours: when answers are enough, how many steps fit, and going on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from specrun.bench.accelerate import training
+from specrun.bench.accelerate.this_machine import method_of_file
+from specrun.bench.accelerate.training import (
+    TrainingOrder,
+    TrainingPlan,
+    _EnoughAnswers,
+    _Hours,
+    _StepsKnown,
+    train_head,
+)
+from specrun.bindings.errors import OptionError, SpecrunError, TemplateError
+from specrun.runtime import Runtime, SamplingParams
+from specrun.train.trainer.listener import TrainingStatus
+
+PLAN = TrainingPlan("eagle", 1.0, 2000)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def target(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy2(tiny_model, tmp_path / "target.gguf"))
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def status(step: int) -> TrainingStatus:
+    return TrainingStatus(step, 10, 1.0, {}, 1.0, 1.0)
+
+
+def test_answers_end_after_a_third_of_the_time() -> None:
+    clock = Clock()
+    hours = _Hours(3600.0, PLAN, lambda _what, _share: None, clock)
+    hours.stage("the target answers", 100, 2000)
+    hours.stage("states", 1, 2)
+    clock.now = 1190.0
+    hours.stage("states", 2, 2)
+    hours.stage("the target answers", 8, 2000)  # too few to learn from
+    with pytest.raises(_EnoughAnswers) as enough:
+        hours.stage("the target answers", 700, 2000)
+    assert enough.value.count == 700
+    hours.stage("the target answers", 2000, 2000)  # all of them
+
+
+def test_the_steps_are_those_that_fit_into_what_is_left() -> None:
+    clock, shares = Clock(), []
+    hours = _Hours(3600.0, PLAN, lambda _what, share: shares.append(share), clock)
+    clock.now = 1590.0
+    with pytest.raises(_StepsKnown) as known:
+        for step in range(1, 20):
+            clock.now += 5.0 if step < 3 else 0.5  # the first ones take longer
+            hours.status(status(step))
+    # 2,000 seconds are left, all but a tenth of them for steps of half a second.
+    assert known.value.count == pytest.approx(0.9 * 2000 / 0.5, rel=0.01)
+    assert shares == sorted(shares)
+
+
+def test_an_earlier_calls_time_counts() -> None:
+    clock = Clock()
+    plan = TrainingPlan("eagle", 1.0, 2000, steps=500, spent=1800.0)
+    hours = _Hours(3600.0, plan, lambda _what, _share: None, clock)
+    clock.now = 100.0
+    assert hours.spent == 1900.0
+    for step in range(30):
+        hours.status(status(step))  # the steps are known
+
+
+def order(target: Path, hours: float = 0.0005, **changes: object) -> TrainingOrder:
+    return TrainingOrder(target, hours, n_threads=1, **changes)  # type: ignore[arg-type]
+
+
+def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("LONGEST_ANSWER", 24), ("TOKENS_PER_BATCH", 64), ("FEWEST_STEPS", 4)):
+        monkeypatch.setattr(training, f"_{name}", value)
+
+    def interrupt(what: str, _share: float) -> None:
+        if what == "the target answers, 16 done":
+            raise KeyboardInterrupt
+
+    wanted = order(target, prompts=("abc", "hello"))
+    with pytest.raises(KeyboardInterrupt):
+        train_head(wanted, interrupt)
+    answers = wanted.folder / "training" / "training" / "answers.jsonl"
+    kept = answers.read_text().splitlines()
+    assert len(kept) == 16
+    said: list[str] = []
+    head = train_head(wanted, lambda what, _share: said.append(what))
+    assert answers.read_text().splitlines()[:16] == kept
+    assert "the target answers, 16 done" not in said
+    assert method_of_file(head) == "eagle"
+    lines = (head.parent / "prompts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["prompt"] for line in lines][:2] == ["abc", "hello"]
+    plan = json.loads((head.parent / "plan.json").read_text())["plan"]
+    assert 4 <= plan["steps"] < 1_000_000
+    with Runtime(target, f'eagle("{head}", n=2)', n_threads=1, trust=True) as runtime:
+        drafted = runtime.generate("abc", SamplingParams(temperature=0.0), max_tokens=16)
+    with Runtime(target, n_threads=1, trust=True) as runtime:
+        plain = runtime.generate("abc", SamplingParams(temperature=0.0), max_tokens=16)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.drafted > 0
+    said.clear()
+    assert train_head(wanted, lambda what, _share: said.append(what)) == head
+    assert said == []
+
+
+def test_without_a_template_beginnings_are_needed(tiny_small_vocab: Path, tmp_path: Path) -> None:
+    target = Path(shutil.copy2(tiny_small_vocab, tmp_path / "plain.gguf"))
+    with pytest.raises(TemplateError, match="has no chat template"):
+        train_head(order(target, prompts=("a", "b")))
+
+
+def test_what_no_head_can_be_trained_for_is_said(tmp_path: Path) -> None:
+    from support.tiny_mamba import write_tiny_mamba
+
+    target = write_tiny_mamba(tmp_path / "mamba.gguf")
+    with pytest.raises(SpecrunError):
+        train_head(order(target))
+    with pytest.raises(OptionError, match="holds no heads"):
+        method_of_file(target)
