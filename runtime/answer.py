@@ -145,7 +145,8 @@ class Answer:
         self._params = params.effective()
         self._max_tokens, self._n_max = max_tokens, n_max
         # Compiled before anything is evaluated: what the compiler has against it is said at once.
-        self._grammar = params.grammar and compiled(params.grammar, session.vocabulary)
+        grammar = params.grammar
+        self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
         self._guided: GuidedDrafter | None = None
         self._counter = RoundCounter()
         self._departures = Departures()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from typing import ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -70,7 +71,7 @@ class _PlainCode(CodeBlock):
 class _Drawn(Markdown):
     """A text that was parsed by other rules than Rich's own."""
 
-    elements: dict[str, type[MarkdownElement]] = {  # noqa: RUF012 - Rich's own
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
         "heading_open": _PlainHeading,
         "fence": _PlainCode,

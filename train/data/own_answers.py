@@ -102,9 +102,14 @@ def _engine(path: Path, settings: AnswerSettings, max_length: int, n_threads: in
     """Return an engine whose conversations have `max_length` tokens each."""
 
     def opened(slots: int) -> Engine:
-        n_ctx = max_length * slots
-        threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
-        return Engine(path, settings.drafter, slots=slots, n_ctx=n_ctx, **threads)
+        return Engine(
+            path,
+            settings.drafter,
+            slots=slots,
+            n_ctx=max_length * slots,
+            n_threads=n_threads,
+            n_threads_batch=n_threads,
+        )
 
     try:
         return opened(settings.parallel)

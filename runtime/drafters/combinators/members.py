@@ -162,9 +162,8 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
         rows.append(places.get(node, above))
     path: list[int] = []
     for merged in accepted:
-        node = back.get(merged)
-        if node is None:
-            node = len(tokens)
+        node = back.get(merged, len(tokens))
+        if node == len(tokens):
             tokens.append(outcome.tree.tokens[merged])
             parents.append(path[-1] if path else ROOT)
             depths.append(len(path) + 1)
