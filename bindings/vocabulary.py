@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import compress, repeat
 from typing import Any
 
@@ -30,8 +31,23 @@ _ATTRIBUTE_UNKNOWN = 1 << 0
 _ATTRIBUTE_CONTROL = 1 << 3
 _ATTRIBUTE_BYTE = 1 << 5
 
+_GUARD = "\n"  # a tokenizer may add a space before a text: it goes to this
 _PIECE_SIZE = 64  # longer ones are rare
 _Piece = ctypes.c_char * _PIECE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class FillTokens:
+    """Control tokens around the texts before and behind a gap that a model fills.
+
+    `repository` and `file` begin other files of the same repository, None where there are none.
+    """
+
+    before: int
+    behind: int
+    gap: int
+    repository: int | None
+    file: int | None
 
 
 def stored_fingerprint(header: GGUFHeader) -> bytes | None:
@@ -92,6 +108,15 @@ class Vocabulary:
     def eos(self) -> int | None:
         """The end-of-sequence token, or None."""
         return self._special("eos")
+
+    @functools.cached_property
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens for filling in the middle, or None."""
+        names = ("fim_pre", "fim_suf", "fim_mid")
+        before, behind, gap = (self._special(name) for name in names)
+        if before is None or behind is None or gap is None:
+            return None
+        return FillTokens(before, behind, gap, self._special("fim_rep"), self._special("fim_sep"))
 
     @property
     def missing_token(self) -> str:
@@ -160,6 +185,22 @@ class Vocabulary:
             capacity = -count
         raise OptionError(f"a text of {len(data)} bytes is too long to tokenize: split it")
 
+    def tokenize_within(self, text: bytes) -> list[int]:
+        """Return the tokens of a text in the middle of another: nothing is added before it."""
+        if not text:
+            return []
+        decoded = text.decode("utf-8", "replace")
+        ids = self.tokenize(_GUARD + decoded, add_special=False)
+        skipped = 0
+        for index, piece in enumerate(self.pieces(ids)):
+            skipped += len(piece.lstrip(b" "))
+            if skipped == len(_GUARD):
+                return ids[index + 1 :]
+            if skipped > len(_GUARD):
+                break
+        # The guard is a part of the first token: then the text alone.
+        return self.tokenize(decoded, add_special=False)
+
     def piece(self, token: int) -> bytes:
         """Return the bytes the token stands for; control tokens stand for nothing.
 
@@ -182,9 +223,19 @@ class Vocabulary:
         self._check(token)
         return bool(self._native.llama_vocab_get_attr(self._handle, token) & _ATTRIBUTE_BYTE)
 
+    def is_control(self, token: int) -> bool:
+        """Whether the token is no text of its own: a control token, or that of unknown text."""
+        self._check(token)
+        wanted = _ATTRIBUTE_CONTROL | _ATTRIBUTE_UNKNOWN
+        return bool(self._native.llama_vocab_get_attr(self._handle, token) & wanted)
+
+    def named(self, token: int) -> bytes:
+        """Return the bytes the token stands for, of control tokens those of their names."""
+        return self._render(token, special=True)
+
     def label(self, token: int) -> str:
         """Return the token's text for messages: control tokens are shown by name."""
-        return self._render(token, special=True).decode("utf-8", "replace")
+        return self.named(token).decode("utf-8", "replace")
 
     def spelled(self, token: int) -> bytes:
         """Return the text of a token that stands alone, as llama.cpp's DRY reads it.

@@ -23,6 +23,7 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.rope_scaling import RopeScaling
 from specrun.runtime.engine import Engine, EngineStream
+from specrun.runtime.grammar import Grammar, GrammarError
 from specrun.runtime.opening import RuntimeOptions
 from specrun.runtime.results import GenerationResult, SpecStats, TokenEvent, Usage
 from specrun.runtime.runtime import Runtime
@@ -39,6 +40,8 @@ __all__ = [
     "FileMissingError",
     "GenerationResult",
     "GenerationStream",
+    "Grammar",
+    "GrammarError",
     "MalformedFileError",
     "ModelError",
     "ModelLoadError",

@@ -17,8 +17,10 @@ from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter
+from specrun.runtime.drafters.combinators.guided import GuidedDrafter
+from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, decode_rounds
+from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, Witness, decode_rounds
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.online.rejections import RejectionNotes
 from specrun.runtime.results import (
@@ -55,6 +57,7 @@ class Answering(Protocol):
     vocabulary: Vocabulary
     conversation: Conversation
     backend_sampling: bool
+    settles: bool
     memory_note: Callable[[], str]
     rejections: RejectionNotes | None
 
@@ -126,14 +129,20 @@ class Answer:
         *,
         logprobs: bool,
         n_max: int | None = None,
+        n_top: int = 0,
+        witness: Witness | None = None,
     ) -> None:
         self._seed = seed
+        self._witness = witness
         self._index = index
-        self._logprobs = logprobs
+        self._logprobs, self._n_top = logprobs or n_top > 0, n_top
         self.session = session
         self._prompt = prompt
         self._params = params.effective()
         self._max_tokens, self._n_max = max_tokens, n_max
+        # Compiled before anything is evaluated: what the compiler has against it is said at once.
+        self._grammar = params.grammar and compiled(params.grammar, session.vocabulary)
+        self._guided: GuidedDrafter | None = None
         self._counter = RoundCounter()
         self._departures = Departures()
         self._assembler = TextAssembler(params.stop)
@@ -227,7 +236,9 @@ class Answer:
             tokens = this_round.tokens
             pieces = session.vocabulary.pieces(tokens)
             if tokens[-1] in end_tokens:
-                pieces[-1], finish = b"", "stop"
+                pieces[-1] = b""
+            if this_round.is_whole:
+                finish = "stop"
             self._count(this_round)
             if session.rejections is not None and this_round.rejected:
                 note_rejected(session.rejections, conversation, this_round)
@@ -251,16 +262,18 @@ class Answer:
             )
             return sequential_rounds(session.target, conversation, small, settings)
         state = self._sampler_state()
-        return decode_rounds(
-            target, conversation, DecodeSettings(rule, self._params, limits, end_tokens, state)
-        )
+        verifying = DecodeSettings(rule, self._params, limits, end_tokens, state, self._witness)
+        if self._grammar is not None:
+            self._guided = GuidedDrafter(session.drafter)
+        return decode_rounds(target, conversation, verifying, self._guided)
 
     def _sampler_state(self) -> SamplerState:
         """Return what samplers know before the first token."""
-        if "dry" not in self._params.chain:
+        if "dry" not in self._params.chain and self._grammar is None:
             return FRESH
-        texts = self._params.dry_sequence_breakers
-        return SamplerState(sequence_breakers(self.session.vocabulary, texts))
+        texts = self._params.dry_sequence_breakers if "dry" in self._params.chain else ()
+        place = None if self._grammar is None else self._grammar.start(len(self._prompt))
+        return SamplerState(sequence_breakers(self.session.vocabulary, texts), grammar=place)
 
     def _count(self, this_round: Round) -> None:
         if this_round.rows is NOT_EVALUATED:
@@ -300,8 +313,11 @@ class Answer:
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
             logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
-            event = TokenEvent(text, token, origin, number, logits)
-            self._keeper.add(event)
+            event = TokenEvent(text, token, origin, number, logits, self._n_top)
+            if self.session.settles:
+                event.settle()
+            else:
+                self._keeper.add(event)
         else:
             event = TokenEvent(text, token, origin, number, None)
         said.append(((token,), text))
@@ -362,6 +378,8 @@ class Answer:
             width=session.target.width,
             total_variation=self._departures.total_variation,
             changed_share=self._departures.changed_share,
+            forced=0 if self._guided is None else self._guided.forced,
+            forced_accepted=0 if self._guided is None else self._guided.forced_accepted,
         )
 
 

@@ -7,12 +7,15 @@ bounded output, operands and time. What users wrote is never read as control tok
 from __future__ import annotations
 
 import datetime
+import functools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import jinja2.meta
 from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import OptionError, TemplateError
@@ -21,12 +24,16 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.template_sandbox import TemplateSandbox
 
 Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
 _MAX_SOURCE = 256 * 1024  # many times the longest that any model is known to have
 _MAX_OUTPUT = 16 * 1024 * 1024
 _MAX_SECONDS = 5.0
 _MAX_MESSAGE = 1000  # characters of an error message, which may show whatever the template made
 # Private-use characters: one that occurs nowhere marks the places where texts are taken apart.
 _MARKERS = [chr(code) for code in range(0xE000, 0xE100)]
+_OUR_NAMES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"}
+)
 
 
 class ChatTemplate:
@@ -45,14 +52,35 @@ class ChatTemplate:
         except Exception as error:  # Jinja's own, or what Python's compiler says of deep nesting
             raise TemplateError(f"bad chat template: {error}. Use --chat-template-file") from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The variables that the template asks for, such as "tools" or "enable_thinking"."""
+        try:
+            tree = self._environment.parse(self.source)
+            return frozenset(jinja2.meta.find_undeclared_variables(tree))
+        except Exception as error:  # as of any other text of a stranger's
+            raise TemplateError(f"bad chat template: {error}. Use --chat-template-file") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the conversation as text.
 
-        Raises `TemplateError` if the template refuses the messages, tries to leave the sandbox, or
-        takes more than its share of time or text.
+        `tools` are functions in OpenAI's form; `variables` are further ones that the template may
+        ask for (llama.cpp's `chat_template_kwargs`), of what JSON has. Raises `TemplateError` if
+        the template refuses the messages, tries to leave the sandbox, or takes more than its share
+        of time or text, and `OptionError` for a variable that is not the caller's to set.
         """
-        values: dict[str, Any] = {**self._tokens, "add_generation_prompt": add_generation_prompt}
+        values: dict[str, Any] = _allowed(variables or {}, self._environment.globals)
+        values |= {**self._tokens, "add_generation_prompt": add_generation_prompt}
         values["messages"] = [dict(message) for message in messages]
+        if tools:  # templates ask whether it is there
+            values["tools"] = [dict(tool) for tool in tools]
         try:
             return _within_time(lambda: self._collect(values))
         except TemplateError:
@@ -79,6 +107,14 @@ class ChatTemplate:
         return "".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as a prompt: its tokens, and the text that the template wrote."""
+
+    tokens: list[int]
+    text: str
+
+
 def chat_tokens(
     template: ChatTemplate,
     vocabulary: Vocabulary,
@@ -86,14 +122,33 @@ def chat_tokens(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the prompt tokens of a conversation.
+    """Return the prompt tokens of a conversation: see `chat_prompt`."""
+    prompt = chat_prompt(
+        template, vocabulary, messages, add_generation_prompt=add_generation_prompt
+    )
+    return prompt.tokens
 
-    The template's own texts may name control tokens; the same texts inside a message are taken
-    apart, so that `<|end|>` typed by a user stays seven characters. No second bos is added.
+
+def chat_prompt(
+    template: ChatTemplate,
+    vocabulary: Vocabulary,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Tool] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> ChatPrompt:
+    """Return the prompt of a conversation, with its tools and further variables.
+
+    The template's own texts may name control tokens; the same texts inside a message, a tool or a
+    variable are taken apart, so that `<|end|>` typed by a user stays seven characters. No second
+    bos is added. Raises what `ChatTemplate.render` raises, and `OptionError` for messages that are
+    none.
     """
     _check(messages)
-    contents = [_texts_of(message) for message in messages]
-    joined = "".join(text for texts in contents for text in texts)
+    variables = variables or {}
+    contents = [{key: part for key, part in each.items() if key != "role"} for each in messages]
+    joined = "".join(_texts_of([contents, tools, variables]))
     marker: str | None = None
     if any(special in joined for special in vocabulary.special_texts):
         used = joined + template.source
@@ -101,15 +156,29 @@ def chat_tokens(
         if marker is None:
             raise OptionError("the messages use every private-use character: remove some")
         special = vocabulary.special_texts
-        messages = [_with_markers(message, special, marker) for message in messages]
-    rendered = template.render(messages, add_generation_prompt=add_generation_prompt)
+        contents, tools, variables = _with_markers([contents, tools, variables], special, marker)
+        messages = [
+            {"role": message["role"], **content}
+            for message, content in zip(messages, contents, strict=True)
+        ]
+    rendered = template.render(
+        messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+    )
     pieces = [rendered] if marker is None else rendered.split(marker)
     tokens: list[int] = []
     for piece in pieces:
         tokens += vocabulary.tokenize(piece, add_special=False, parse_special=True)
     if vocabulary.adds_bos and vocabulary.bos is not None and tokens[:1] != [vocabulary.bos]:
         tokens.insert(0, vocabulary.bos)
-    return tokens
+    return ChatPrompt(tokens, "".join(pieces))
+
+
+def _allowed(variables: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[str, Any]:
+    for name in variables:
+        if name in _OUR_NAMES or name in functions:
+            problem = "which the conversation itself or the template's language sets"
+            raise OptionError(f"chat_template_kwargs has {name!r}, {problem}: leave it out")
+    return dict(variables)
 
 
 def _check(messages: Sequence[Message]) -> None:
@@ -125,10 +194,10 @@ def _check(messages: Sequence[Message]) -> None:
             raise OptionError(f"the content of a message must be text, not {content!r}")
 
 
-def _texts_of(message: Message) -> list[str]:
-    """Return every text in a message, however deep (tool calls are nested)."""
+def _texts_of(value: object) -> list[str]:
+    """Return every text in a value of JSON, however deep (tool calls are nested)."""
     found: list[str] = []
-    left: list[object] = [value for key, value in message.items() if key != "role"]
+    left: list[object] = [value]
     while left:
         item = left.pop()
         if isinstance(item, str):
@@ -140,19 +209,21 @@ def _texts_of(message: Message) -> list[str]:
     return found
 
 
-def _with_markers(message: Message, special_texts: Sequence[str], marker: str) -> dict[str, Any]:
-    """Return the message with `marker` after the first character of every control token's text."""
-
-    def split(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-        if isinstance(value, str):
-            for special in special_texts:
-                value = value.replace(special, special[0] + marker + special[1:])
-            return value
-        if isinstance(value, Mapping):
-            return {split(key): split(part) for key, part in value.items()}
-        return [split(item) for item in value] if isinstance(value, list | tuple) else value
-
-    return {key: value if key == "role" else split(value) for key, value in message.items()}
+def _with_markers(value: Any, special_texts: Sequence[str], marker: str) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value with `marker` after the first character of every control token's text."""
+    if isinstance(value, str):
+        for special in special_texts:
+            value = value.replace(special, special[0] + marker + special[1:])
+        return value
+    if isinstance(value, Mapping):
+        pairs = value.items()
+        return {
+            _with_markers(key, special_texts, marker): _with_markers(part, special_texts, marker)
+            for key, part in pairs
+        }
+    if isinstance(value, list | tuple):
+        return [_with_markers(item, special_texts, marker) for item in value]
+    return value
 
 
 def _within_time(work: Callable[[], str]) -> str:

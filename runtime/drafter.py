@@ -133,6 +133,14 @@ class Drafter(ABC):
         unless `needs_hidden_states`.
         """
 
+    def prepare(self, request: DraftRequest) -> bool:
+        """Draft a step further, where that waits for other conversations' drafts; True: propose.
+
+        False: an evaluation is waited for that serves several drafters; ask again when it was
+        made, with the same request. Whoever does not pass this on has its drafts made alone.
+        """
+        return True
+
     @abstractmethod
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree of guesses below the last committed token; empty to propose nothing."""

@@ -27,6 +27,7 @@ from specrun.runtime.acceptance.certain import CertainLaws
 from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest, Keep, RoundOutcome
+from specrun.runtime.grammar import GrammarState
 from specrun.runtime.law import Law
 from specrun.runtime.limits import Allowance, RoundLimits
 from specrun.runtime.noise import NoiseSource
@@ -37,12 +38,17 @@ from specrun.runtime.target import EvaluatedRows, Target
 from specrun.runtime.transform import Logits, penalty_window, starting_mu, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
 
+Witness = Callable[[DraftTree, EvaluatedRows, LawAt, Acceptance], None]
+"""Sees a round when it was decided and before anything is committed: the draft tree, the target's
+rows, its law after any node, and what was accepted (which an end token may cut short)."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
     """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
-    `limits` counts down: it is good for one answer. `state` is what samplers start from.
+    `limits` counts down: it is good for one answer. `state` is what samplers start from. `witness`
+    decides nothing: it is for traces.
     """
 
     rule: Rule
@@ -50,6 +56,7 @@ class DecodeSettings:
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
     state: SamplerState = FRESH
+    witness: Witness | None = None
 
     @property
     def keep(self) -> Keep:
@@ -86,7 +93,8 @@ class Round:
 
     `tokens` are all of them. `rows` are the target's rows (0 for the root, node + 1 for a node),
     valid until the next round starts, or `NOT_EVALUATED`. `is_last` says that none will. `laws` are
-    those of `Acceptance`, in the order of the tokens, and maybe more.
+    those of `Acceptance`, in the order of the tokens, and maybe more. `is_whole` says that the
+    answer is: it came to an end token, or to where its grammar allows nothing more.
     """
 
     # Not frozen, as nothing is that a round makes: that costs a call for every field.
@@ -98,6 +106,7 @@ class Round:
     rows: EvaluatedRows
     is_last: bool
     laws: tuple[tuple[Law, Law], ...] = ()
+    is_whole: bool = False
 
     def node_before(self, index: int) -> int:
         """Return the node (or ROOT) whose law decided the round's `index`-th token."""
@@ -109,21 +118,28 @@ class Round:
 
 
 def decode_rounds(
-    target: Target, conversation: Conversation, settings: DecodeSettings
+    target: Target,
+    conversation: Conversation,
+    settings: DecodeSettings,
+    drafter: Drafter | None = None,
 ) -> Iterator[Round | None]:
     """Yield rounds until an end token, the token limit or the end of the context.
 
     None is yielded where an evaluation waits for other conversations'. The target has cached all
     tokens of the conversation but the last; they grow with every round. State is consistent at each
-    yield: a consumer may stop there.
+    yield: a consumer may stop there. `drafter` drafts for this answer, None for the conversation's.
     """
-    tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
+    tokens, noise = conversation.tokens, conversation.noise
+    drafter = conversation.drafter if drafter is None else drafter
     limits, state = settings.limits, settings.state
     allowance = limits.next_round(len(tokens))
     while allowance is not None:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
-        tree = drafter.propose(_ask(conversation, settings, allowance, state))
+        request = _ask(conversation, settings, allowance, state)
+        while not drafter.prepare(request):  # others draft with the same model meanwhile
+            yield None
+        tree = drafter.propose(request)
         allowance.check(tree, drafter.name)
         # Evaluate: the last token and the whole tree, in one batch, others' trees maybe beside it.
         while (rows := target.evaluate(conversation, tree)) is None:
@@ -131,6 +147,9 @@ def decode_rounds(
         # Accept: a path down the tree, and the target's own token after it.
         accepted, state = _accept(settings, state, tokens, tree, rows, noise)
         path, next_token = _cut_at_end(tree, accepted, settings.end_tokens)
+        if state.grammar is not None:
+            path, next_token, place = _cut_where_over(tree, path, next_token, state.grammar)
+            state = state.at(place)
         # Commit: keep the keys and values of the path, drop those of all other nodes.
         target.commit(conversation, tree, path)
         if next_token is not None:
@@ -138,10 +157,15 @@ def decode_rounds(
         # Observe: let the drafter learn what became of its guesses.
         drafter.observe(RoundOutcome(tokens, tree, path, next_token, rows))
         limits.spend(len(tokens) - start)
-        ended = tokens[-1] in settings.end_tokens
-        allowance = None if ended else limits.next_round(len(tokens))
-        new, is_last = tokens[start:], allowance is None
-        yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last, accepted.laws)
+        whole = is_whole(tokens, settings.end_tokens, state)
+        allowance = None if whole else limits.next_round(len(tokens))
+        new, is_last, laws = tokens[start:], allowance is None, accepted.laws
+        yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last, laws, whole)
+
+
+def is_whole(tokens: Sequence[int], end_tokens: frozenset[int], state: SamplerState) -> bool:
+    """Whether an answer is whole: it ends with an end token, or its grammar allows nothing more."""
+    return tokens[-1] in end_tokens or (state.grammar is not None and state.grammar.is_over)
 
 
 def _ask(
@@ -177,9 +201,14 @@ def _accept(
     rule, params, start = settings.rule, settings.params, len(tokens)
     if isinstance(rule, PairRule):
         pairs = law_pairs(tokens, tree, rows, params, state)
-        return rule.accept(tree, pairs, noise, start), state
+        accepted = rule.accept(tree, pairs, noise, start)
+        if settings.witness is not None:
+            settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
+        return accepted, state
     laws = target_laws(tokens, tree, rows, params, state)
     accepted = rule.accept(tree, laws, noise, start)
+    if settings.witness is not None:
+        settings.witness(tree, rows, laws, accepted)
     if isinstance(laws, AdaptiveLaws):
         state = laws.state_after(accepted)
     return accepted, state
@@ -230,7 +259,7 @@ def target_laws(
     if isinstance(rows, CutRows):
         return lambda node: rows.law(node + 1, params)
     if params.is_adaptive:
-        return AdaptiveLaws(tree, rows.logits, params, state)
+        return AdaptiveLaws(tokens, tree, rows.logits, params, state)
     if params.is_greedy and params.is_plain and not (params.has_penalties or params.logit_bias):
         return CertainLaws(rows.logits, params)
     if not params.has_penalties:
@@ -248,20 +277,22 @@ class AdaptiveLaws:
 
     def __init__(
         self,
+        tokens: Sequence[int],
         tree: DraftTree,
         logits: Callable[[int], Logits],
         params: SamplingParams,
         state: SamplerState,
     ) -> None:
-        self._tree, self._logits, self._params, self._state = tree, logits, params, state
+        self._tokens, self._tree, self._logits = tokens, tree, logits
+        self._params, self._state = params, state
         self._mus = {ROOT: starting_mu(params, state)}
         self._laws: dict[int, Law] = {}
 
     def __call__(self, node: int) -> Law:
         """Return the law after a node."""
         if node not in self._laws:
-            state = self._state.with_mu(self._mu(node))
-            self._laws[node] = transformed_law(self._logits(node + 1), self._params, (), state)
+            row, state = self._logits(node + 1), self._state.with_mu(self._mu(node))
+            self._laws[node] = _law_after(self._tokens, self._tree, node, row, self._params, state)
         return self._laws[node]
 
     def state_after(self, accepted: Acceptance) -> SamplerState:
@@ -340,3 +371,18 @@ def _cut_at_end(
         if tokens[node] in end_tokens:
             return path[: index + 1], None
     return path, accepted.next_token
+
+
+def _cut_where_over(
+    tree: DraftTree, path: tuple[int, ...], next_token: int | None, place: GrammarState
+) -> tuple[tuple[int, ...], int | None, GrammarState]:
+    """Return path and next token, cut where the grammar allows nothing more; and its place there.
+
+    All that could follow is the end of the text, in as many ways as the model has: no draw of it is
+    needed, and none would be different.
+    """
+    for index, node in enumerate(path):
+        place = place.moved(tree.tokens[node])
+        if place.is_over:
+            return path[: index + 1], None, place
+    return path, next_token, place if next_token is None else place.moved(next_token)

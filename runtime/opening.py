@@ -25,6 +25,7 @@ from specrun.runtime.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment, file_of
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.fixed_shape import Shape
@@ -105,11 +106,12 @@ def opening(
     options: RuntimeOptions,
     files: Mapping[str, Path],
     clock: Callable[[], float] = time.perf_counter,
+    meeting: DraftMeeting | None = None,
 ) -> Iterator[OpenModels]:
     """Open a target and a drafter's weights, for whoever then owns them.
 
     Closes them again if what is done with them fails: the last opened first. `clock` is what
-    drafters measure their rounds by.
+    drafters measure their rounds by; at a `meeting` several conversations are to draft.
     """
     rule = build_rule(options.accept)
     if options.reference is not None:
@@ -123,6 +125,7 @@ def opening(
             options.n_gpu_layers,
             options.n_gpu_layers_draft,
             dict(files),
+            1 if meeting is None else meeting.n_texts,
         )
         fitted = fit_here(loading)
         if fitted is not None:
@@ -150,6 +153,7 @@ def opening(
                 by_clock=rule.exact,
                 keeps_rows=isinstance(rule, PairRule),
                 shape=options.shape,
+                meeting=meeting,
             )
             weights = build_drafter(loading.drafter, environment)
             opened.callback(weights.close)

@@ -14,7 +14,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import total_variation
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
-from specrun.runtime.transform import Logits, log_probability
+from specrun.runtime.transform import Logits, highest_tokens, log_probabilities
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Origin = Literal["drafted", "target"]
@@ -26,10 +26,14 @@ class TokenEvent:
     `text` is the text that became certain with it: empty while a character or a possible stop
     string is incomplete. `origin` is "drafted" for an accepted guess and "target" for the target's
     own token. `round` counts from 0. `logprob` is the target's log-probability in nats, before any
-    transformation; without `logits` it was not asked for.
+    transformation; without `logits` it was not asked for. So are `top_logprobs`, of at most `n_top`
+    tokens.
     """
 
-    __slots__ = ("__weakref__", "_logits", "_logprob", "origin", "round", "text", "token_id")
+    __slots__ = (
+        *("__weakref__", "_logits", "_logprob", "_n_top", "_top"),
+        *("origin", "round", "text", "token_id"),
+    )
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class TokenEvent:
         origin: Origin,
         round_number: int,
         logits: Callable[[], Logits] | None,
+        n_top: int = 0,
     ) -> None:
         self.text = text
         self.token_id = token_id
@@ -46,17 +51,40 @@ class TokenEvent:
         # None once the number is known: a row keeps its whole round in memory.
         self._logits: Callable[[], Logits] | None = logits
         self._logprob: float | None = None
+        self._n_top = n_top
+        self._top: list[tuple[int, float]] | None = None
 
     @property
     def logprob(self) -> float:
         """The target's log-probability of the token: a softmax, computed when first asked."""
-        if self._logits is not None:
-            self._logprob = log_probability(self._logits(), self.token_id)
-            self._logits = None
+        self.settle()
         if self._logprob is None:
             why = "was asked for without log-probabilities, or the target never saw it"
             raise OptionError(f"this token has no log-probability: it {why}")
         return self._logprob
+
+    def top_logprobs(self, k: int | None = None) -> list[tuple[int, float]]:
+        """Return the target's `k` most likely tokens here, best first, with log-probabilities.
+
+        Of equals the lower ids come first. None: as many as the answer was asked for with; more are
+        an error.
+        """
+        count = self._n_top if k is None else k
+        if not 0 <= count <= self._n_top:
+            problem = f"the answer was asked for with {self._n_top}"
+            raise OptionError(f"top_logprobs is {k!r}: {problem} (top_logprobs)")
+        _ = self.logprob  # raises where there is none
+        return (self._top or [])[:count]
+
+    def settle(self) -> None:
+        """Compute what may be asked for, now that the row is there."""
+        if self._logits is None:
+            return
+        row = self._logits()
+        best = highest_tokens(row, self._n_top)
+        self._logprob, *others = log_probabilities(row, [self.token_id, *best])
+        self._top = [*zip(best, others, strict=True)] or None
+        self._logits = None
 
     def keep_logits(self, room: Logits | None = None) -> Logits | None:
         """Copy the target's row, which the next evaluation overwrites: cheaper than the softmax.
@@ -103,13 +131,13 @@ class LogprobKeeper:
         copied, self._copied = self._copied, None
         earlier = copied() if copied is not None else None
         if earlier is not None:
-            _ = earlier.logprob
+            earlier.settle()
         if not self._current:
             return
         for reference in self._current[:-1]:
             event = reference()
             if event is not None:
-                _ = event.logprob
+                event.settle()
         reference = self._current[-1]
         last = reference()
         if last is not None:
@@ -122,7 +150,7 @@ class LogprobKeeper:
         for reference in (*self._current, self._copied):
             event = reference() if reference is not None else None
             if event is not None:
-                _ = event.logprob
+                event.settle()
         self._current.clear()
         self._copied = self._room = None
 
@@ -143,7 +171,8 @@ class SpecStats:
     evaluation of the target had (`--shape`), None where that was free. Under rules that are not
     exact, `total_variation` is the mean distance of the law that decided a token from the target's,
     and `changed_share` the share of tokens that the target alone would not have drawn from the same
-    noise.
+    noise. Of the drafted tokens `forced` are those that a grammar left no choice, `forced_accepted`
+    of which were kept: the target may spell the same text by other tokens.
     """
 
     drafter: str
@@ -169,6 +198,8 @@ class SpecStats:
     width: int | None = None
     total_variation: float | None = None
     changed_share: float | None = None
+    forced: int = 0
+    forced_accepted: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as a mapping, ready for JSON."""

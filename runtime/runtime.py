@@ -104,20 +104,28 @@ class Runtime:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = True,
+        top_logprobs: int = 0,
     ) -> GenerationStream:
         """Return a stream of token events that continue `prompt`, a text or token ids.
 
         The text of a prompt is never read as control tokens. `max_tokens` None goes on until the
         model ends or the context is full. The random draws depend on seed, prompt and `index`: with
         one seed, indices 0, 1, ... give independent answers to one prompt. Without `logprobs`
-        events have no log-probability, which a GPU answers more quickly (`backend_sampling`).
+        events have no log-probability, which a GPU answers more quickly (`backend_sampling`); with
+        `top_logprobs` they also tell those of so many most likely tokens.
         """
         params = params or SamplingParams()
         tokens = prompt_tokens(self.vocabulary, prompt)
         require_workers(self.options.placement.rpc)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         return self.session.stream(
-            tokens, params, seed=seed, index=index, max_tokens=max_tokens, logprobs=logprobs
+            tokens,
+            params,
+            seed=seed,
+            index=index,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
         )
 
     def generate(
@@ -140,10 +148,18 @@ class Runtime:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = True,
+        top_logprobs: int = 0,
     ) -> GenerationStream:
         """Return a stream of token events that answer {"role", "content"} messages."""
         tokens = self.chat_prompt(messages)
-        return self.stream(tokens, params, max_tokens=max_tokens, index=index, logprobs=logprobs)
+        return self.stream(
+            tokens,
+            params,
+            max_tokens=max_tokens,
+            index=index,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+        )
 
     def chat(
         self,

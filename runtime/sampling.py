@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.grammar.grammar import Grammar
 from specrun.runtime.samplers.order import DEFAULT_ORDER, read_samplers, sampler_names
 
 RANDOM_SEED = -1
@@ -77,11 +78,13 @@ class _WorkedOut:
 
     `chain`: the samplers that do something, in their order; at last "mirostat", where it is on.
     `is_greedy`: the law is always a point mass, on one token of the highest logit after what
-    precedes the temperature. `is_plain`: the chain is no more than penalties, top-k, top-p, min-p
-    and temperature, in this order, and each setting says what it does; at temperature 0, that
-    token is the one of the highest logit after bias and penalties. `is_adaptive`: the law also
-    depends on how surprising the tokens before it were. `has_penalties`: it depends on the tokens
-    before it other than through the model, on the last `window_size` of them (-1: all).
+    precedes the temperature, the grammar included. `is_plain`: the chain is no more than penalties,
+    top-k, top-p, min-p and temperature, in this order, and each setting says what it does; at
+    temperature 0, that token is the one of the highest logit after grammar, bias and penalties.
+    `is_adaptive`: the law also depends on how surprising the tokens before it were.
+    `has_penalties`: it depends on the tokens
+    before it other than through the model: by samplers, which look at the last `window_size` of
+    them (-1: all), or by a grammar.
     """
 
     __slots__ = ("chain", "has_penalties", "is_adaptive", "is_greedy", "is_plain", "window_size")
@@ -101,7 +104,8 @@ def _is_bias(value: object) -> bool:
 class SamplingParams(_WorkedOut):
     """Sampling settings: what is done to a row's logits, by the `samplers` in their order.
 
-    First `logit_bias` (maps token ids to what is added to their logit; -inf forbids), then:
+    First goes what the `grammar` forbids. Then comes `logit_bias` (maps token ids to what is added
+    to their logit; -inf forbids), and:
 
     - `penalties` on the last `repeat_last_n` tokens (0: none, -1: all);
     - `dry` on tokens that go on with a repetition among the last `dry_penalty_last_n` tokens which
@@ -145,6 +149,7 @@ class SamplingParams(_WorkedOut):
     dynatemp_range: float = 0.0
     dynatemp_exp: float = 1.0
     samplers: tuple[str, ...] = DEFAULT_ORDER
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         self._require_numbers()
@@ -152,6 +157,8 @@ class SamplingParams(_WorkedOut):
         self._take_texts("stop")
         self._take_texts("dry_sequence_breakers")
         self._require_bias()
+        is_grammar = self.grammar is None or isinstance(self.grammar, Grammar)
+        self._require(is_grammar, "grammar", "a Grammar, such as Grammar.json_schema(...), or None")
         is_seed = self.seed is None or whole_number(self.seed) is not None
         self._require(is_seed, "seed", "a whole number or None")
         samplers = self.samplers
@@ -222,7 +229,7 @@ class SamplingParams(_WorkedOut):
         self._set("chain", chain)
         self._set("is_greedy", is_greedy)
         self._set("is_adaptive", bool(self.mirostat) and not is_greedy)
-        self._set("has_penalties", bool(looked_at))
+        self._set("has_penalties", bool(looked_at) or self.grammar is not None)
         self._set("window_size", -1 if -1 in looked_at else max(looked_at, default=0))
         if is_greedy:
             own = before[before[:1] == ("penalties",) :]

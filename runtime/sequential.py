@@ -23,7 +23,7 @@ from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter
 from specrun.runtime.drafters.draft_model.state import ModelDrafter
 from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import NOT_EVALUATED, Round
+from specrun.runtime.loop import NOT_EVALUATED, Round, is_whole
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams
@@ -112,7 +112,7 @@ class _Answer:
             if row is None or rule.defers(math.exp(_largest(row))):
                 this_round = self._ask_target(_NOTHING)
             else:
-                this_round = self._spoken(self._draw(row, noise, tokens))
+                this_round = self._spoken(self._draw(row, noise, tokens, self._state))
             yield this_round
             over = this_round.is_last
 
@@ -136,16 +136,18 @@ class _Answer:
         """Return what the small model says, log q of each token, and whether it came to its end."""
         tokens, noise = [*self._conversation.tokens], self._conversation.noise.for_drafting(start)
         log_probs: list[float] = []
-        limits = copy.copy(self._limits)
+        limits, state = copy.copy(self._limits), self._state
         while limits.next_round(len(tokens)) is not None:
             row = self._small_row(tokens)
             if row is None:
                 return tokens[start:], log_probs, False
-            token = self._draw(row, noise, tokens)
+            token = self._draw(row, noise, tokens, state)
             log_probs.append(log_probability(row, token))
             tokens.append(token)
             limits.spend(1)
-            if token in self._end_tokens:
+            if state.grammar is not None:
+                state = state.at(state.grammar.after((token,)))
+            if is_whole(tokens, self._end_tokens, state):
                 break
         return tokens[start:], log_probs, True
 
@@ -153,30 +155,36 @@ class _Answer:
         """Return the small model's row after a text; None: its context has no room for that."""
         return self._small.row_after(tokens) if self._small.has_room(tokens) else None
 
-    def _draw(self, row: Logits, noise: NoiseSource, tokens: list[int]) -> int:
+    def _draw(self, row: Logits, noise: NoiseSource, tokens: list[int], state: SamplerState) -> int:
         """Draw the token that follows these from a model's row after them."""
         noise.seek(len(tokens))
         window = penalty_window(tokens, (), self._params)
-        return noise.choose(transformed_law(row, self._params, window, self._state))
+        return noise.choose(transformed_law(row, self._params, window, state))
 
     def _spoken(self, token: int) -> Round:
         """Commit a token of the small model; the target will read it when it is asked."""
-        is_last = self._commit(token)
-        return Round(DraftTree.chain([token]), (0,), None, [token], False, NOT_EVALUATED, is_last)
+        is_last, whole = self._commit(token)
+        tree, rows = DraftTree.chain([token]), NOT_EVALUATED
+        return Round(tree, (0,), None, [token], False, rows, is_last, is_whole=whole)
 
     def _ask_target(self, rejected: DraftTree) -> Round:
         """Commit a token of the target, which reads what it missed."""
         conversation = self._conversation
         rows = self._target.catch_up(conversation)
-        token = self._draw(rows.logits(0), conversation.noise, conversation.tokens)
-        is_last = self._commit(token)
-        return Round(rejected, (), token, [token], bool(rejected.tokens), rows, is_last)
+        token = self._draw(rows.logits(0), conversation.noise, conversation.tokens, self._state)
+        is_last, whole = self._commit(token)
+        was_rejected = bool(rejected.tokens)
+        return Round(rejected, (), token, [token], was_rejected, rows, is_last, is_whole=whole)
 
-    def _commit(self, token: int) -> bool:
-        """Append a token; return whether it is the answer's last."""
-        self._conversation.tokens.append(token)
+    def _commit(self, token: int) -> tuple[bool, bool]:
+        """Append a token; return whether it is the answer's last, and whether that is whole."""
+        tokens, state = self._conversation.tokens, self._state
+        tokens.append(token)
         self._limits.spend(1)
-        return token in self._end_tokens or self._has_no_room()
+        if state.grammar is not None:
+            self._state = state.at(state.grammar.moved(token))
+        whole = is_whole(tokens, self._end_tokens, self._state)
+        return whole or self._has_no_room(), whole
 
     def _has_no_room(self) -> bool:
         return self._limits.next_round(len(self._conversation.tokens)) is None

@@ -21,6 +21,7 @@ from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, Owned, close_all
 from specrun.runtime.fixed_shape import Shape, open_target
 from specrun.runtime.loop import (
+    Witness,
     require_laws,
     require_rule,
 )
@@ -62,12 +63,14 @@ class Session:
     belongs to this one is in `conversation`. It is busy while the generator of an answer that has
     begun exists and has not ended: that is not noted anywhere, so nothing can forget to take it
     back. `owned` is closed with it, after drafter and context. `backend_sampling` lets the target
-    send the best logits of rows only, in answers whose log-probabilities nobody reads.
+    send the best logits of rows only, in answers whose log-probabilities nobody reads. Where it
+    `settles`, log-probabilities are computed as events are handed out, for readers in threads.
     `memory_note` says what everything takes, for errors of memory. `rejections`, where there is a
     buffer, takes the target's rows where drafts were rejected.
     """
 
     backend_sampling = False
+    settles = False
     memory_note: Callable[[], str] = staticmethod(lambda: "")
     rejections: RejectionNotes | None = None
 
@@ -128,14 +131,17 @@ class Session:
         index: int = 0,
         max_tokens: int | None = None,
         logprobs: bool = True,
+        top_logprobs: int = 0,
         n_max: int | None = None,
+        witness: Witness | None = None,
     ) -> GenerationStream:
         """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
         Seed, prompt and `index` key all random draws: several answers to one prompt have several
         indices. `max_tokens` None goes on until the model ends or the context is full. Without
-        `logprobs` events have none, and the device may keep whole rows to itself. No round drafts
-        more than `n_max` nodes. Raises
+        `logprobs` events have none, and the device may keep whole rows to itself; with
+        `top_logprobs` they also have those of so many most likely tokens. No round drafts more than
+        `n_max` nodes. `witness` sees every round of a rule that verifies. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
         negative limit or index, a rule that needs laws which the drafter does not tell, or one that
         is not exact with mirostat, `BusyError` while another answer is being streamed.
@@ -155,9 +161,18 @@ class Session:
         number = whole_number(index)
         if number is None or number < 0:
             raise OptionError(f"index is {index!r}: give the number of the answer, from 0")
-        text = list(prompt)
+        n_top = require_count(top_logprobs)
         answer = Answer(
-            self, text, params, seed, number, max_tokens, logprobs=logprobs, n_max=n_max
+            self,
+            list(prompt),
+            params,
+            seed,
+            number,
+            max_tokens,
+            logprobs=logprobs,
+            n_max=n_max,
+            n_top=n_top,
+            witness=witness,
         )
         return GenerationStream(self, answer, seed)
 
@@ -356,6 +371,15 @@ class GenerationStream(Iterator[TokenEvent]):
         except BaseException:
             self.close()  # or the error's traceback would keep the answer, and the session busy
             raise
+
+
+def require_count(top_logprobs: int) -> int:
+    """Return how many log-probabilities are asked for; raises `OptionError` for what is none."""
+    count = whole_number(top_logprobs)
+    if count is None or count < 0:
+        problem = "give how many most likely tokens to tell of, 0 or more"
+        raise OptionError(f"top_logprobs is {top_logprobs!r}: {problem}")
+    return count
 
 
 def require_as_small(drafter: Drafter, old: Drafter) -> None:

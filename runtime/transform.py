@@ -1,4 +1,4 @@
-"""Logits to law: logit bias and then llama.cpp's samplers, in the order of the settings.
+"""Logits to law: a grammar's mask, logit bias, then llama.cpp's samplers in the settings' order.
 
 The same function serves the target and a draft model, so that both laws are cut the same way. What
 most settings come to (penalties, top-k, top-p, min-p, temperature) has quick ways of its own; all
@@ -13,12 +13,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.runtime.compiled import LOOPS, MOST_RANKED, Loops
+from specrun.runtime.grammar.state import GrammarState
 from specrun.runtime.law import FloatArray, IdArray, Law, scale_to_one
 from specrun.runtime.samplers import candidates as steps
 from specrun.runtime.samplers.candidates import Candidates, not_below_highest, penalised
@@ -40,11 +42,13 @@ def transformed_law(
     """Return the law that `params` make of one row of logits, float32 [n_vocab].
 
     `window` are the tokens that penalties look at, oldest first (see `penalty_window`), `state`
-    what DRY and mirostat know of the answer. Raises `OptionError` for settings that leave no token,
-    `DecodeFailedError` for a broken row.
+    what DRY, mirostat and a grammar know of the answer. Raises `OptionError` for settings that
+    leave no token, `DecodeFailedError` for a broken row.
     """
     if params.is_greedy:
         return Law.point(greedy_token(logits, params, window, state))
+    if state.grammar is not None:
+        logits, window = _under_grammar(state.grammar, logits, params, window)
     if not params.is_plain:
         return _law_of_chain(logits, params, window, state)
     row, logits = logits, _adjusted(logits, params, window)
@@ -67,6 +71,8 @@ def greedy_token(
     state: SamplerState = FRESH,
 ) -> int:
     """Return the token of which the law at temperature 0 is sure, without making the law."""
+    if state.grammar is not None:
+        logits, window = _under_grammar(state.grammar, logits, params, window)
     if not params.is_plain:
         return _law_of_chain(logits, params, window, state).most_likely[0]
     row = logits
@@ -80,6 +86,13 @@ def greedy_token(
     return token
 
 
+def _under_grammar(
+    place: GrammarState, logits: Logits, params: SamplingParams, window: Sequence[int]
+) -> tuple[Logits, Sequence[int]]:
+    """Return a row without what may not follow a text, and what penalties look at of that."""
+    return place.masked(logits, window), _last(window, params.window_size)
+
+
 def lead(logits: Logits, token: int) -> float:
     """Return the probability of the most likely token among it and the next one, at temperature 1.
 
@@ -91,10 +104,41 @@ def lead(logits: Logits, token: int) -> float:
     return 1.0 / (1.0 + math.exp(-min(700.0, max(-700.0, ahead))))
 
 
-def penalty_window(tokens: Sequence[int], path: Sequence[int], params: SamplingParams) -> list[int]:
-    """Return what penalties look at: the last of `tokens` followed by a draft path."""
+class JoinedTokens(Sequence[int]):
+    """Tokens of a text followed by a draft path, joined where they are looked at."""
+
+    __slots__ = ("_path", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], path: Sequence[int]) -> None:
+        self._tokens, self._path = tokens, path
+
+    def __len__(self) -> int:
+        return len(self._tokens) + len(self._path)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice) and index.step is None:
+            n = len(self._tokens)
+            start, stop, _ = index.indices(len(self))
+            ends = max(0, start - n), max(0, stop - n)
+            return [*self._tokens[start:stop], *self._path[slice(*ends)]]
+        return [*self._tokens, *self._path][index]
+
+
+def penalty_window(
+    tokens: Sequence[int], path: Sequence[int], params: SamplingParams
+) -> Sequence[int]:
+    """Return what penalties look at: the last of `tokens` followed by a draft path.
+
+    Under a grammar that is all of them: its place may be further back than penalties look.
+    """
     if not params.has_penalties:
         return []
+    if params.grammar is not None:
+        return JoinedTokens(tokens, path)
     n = params.window_size
     if n < 0:
         return [*tokens, *path]
@@ -103,11 +147,29 @@ def penalty_window(tokens: Sequence[int], path: Sequence[int], params: SamplingP
 
 def log_probability(logits: Logits, token: int) -> float:
     """Return log softmax(logits)[token] of one row, before any transformation, in nats."""
+    return log_probabilities(logits, [token])[0]
+
+
+def log_probabilities(logits: Logits, tokens: Sequence[int]) -> list[float]:
+    """Return log softmax(logits)[tokens] of one row, before any transformation, in nats."""
     # The highest becomes 0, so that exp cannot overflow.
     shifted = logits - logits.max()
-    value = float(shifted[token])
+    values = [float(shifted[token]) for token in tokens]
     np.exp(shifted, out=shifted)
-    return value - math.log(float(shifted.sum(dtype=np.float64)))
+    whole = math.log(float(shifted.sum(dtype=np.float64)))
+    return [value - whole for value in values]
+
+
+def highest_tokens(logits: Logits, count: int) -> list[int]:
+    """Return the tokens of the `count` highest logits, best first; of equals the lower ids."""
+    count = min(count, len(logits))
+    if count < 1:
+        return []
+    # Sorting a whole vocabulary costs more than the rest of a round.
+    least = np.partition(logits, len(logits) - count)[len(logits) - count]
+    near = np.flatnonzero(logits >= least)
+    best: list[int] = near[np.argsort(-logits[near], kind="stable")[:count]].tolist()
+    return best
 
 
 def _require_finite(highest: float, row: Logits, params: SamplingParams) -> None:
@@ -118,9 +180,16 @@ def _require_finite(highest: float, row: Logits, params: SamplingParams) -> None
     if not math.isfinite(own):
         problem = f"the model gave logits of {own}: the file or the backend is broken"
         raise DecodeFailedError(problem, -3)
-    off = {"logit_bias": {}, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    off: dict[str, object] = {
+        "logit_bias": {},
+        "repeat_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+    }
     if "dry" in params.chain:
         off["dry_multiplier"] = 0
+    if params.grammar is not None:
+        off["grammar"] = None
     names = " and ".join(name for name, value in off.items() if getattr(params, name) != value)
     if highest == -math.inf:
         raise OptionError(f"none of {len(row)} tokens is left after {names}: allow at least one")
@@ -336,7 +405,7 @@ def starting_mu(params: SamplingParams, state: SamplerState) -> float:
 
 def _last(tokens: Sequence[int], count: int) -> Sequence[int]:
     """Return the last `count` tokens; all for -1."""
-    return tokens if count < 0 else tokens[max(0, len(tokens) - count) :]
+    return tokens[max(0, len(tokens) - count) if count >= 0 else 0 :]
 
 
 def _mixture(

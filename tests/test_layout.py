@@ -45,6 +45,7 @@ FLOORS = (
                 "transform",
                 "sampling",
                 "samplers",
+                "grammar",
                 "tree",
                 "prefix",
                 "text",
@@ -52,6 +53,7 @@ FLOORS = (
                 "offload",
             ),
             *("pairing", "language", "methods", "template_sandbox", "chat_template", "demo"),
+            "replies",
         ),
     ),
     Floor("memory plans", ("memory",)),
@@ -172,7 +174,7 @@ LOADED = """
 import sys
 import specrun.runtime
 heavy = {"llama_cpp", "torch", "gguf", "jinja2", "click", "rich", "hypothesis", "matplotlib", "transformers"}
-heavy |= {"huggingface_hub", "httpx2", "http.client", "ssl"}
+heavy |= {"huggingface_hub", "httpx2", "http.client", "ssl", "llguidance"}
 print(sorted(heavy & set(sys.modules)))
 """  # noqa: E501 - as it is shown
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -17,11 +15,15 @@ from starlette.routing import BaseRoute, Route
 
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.access import Access
+from specrun.cli.serve.anthropic import messages
 from specrun.cli.serve.errors import RequestError, request_error
+from specrun.cli.serve.failures import failure
 from specrun.cli.serve.guard import Guard, cors
+from specrun.cli.serve.infill import infill
 from specrun.cli.serve.native import health, metrics, properties, tokens
 from specrun.cli.serve.openai import chat, completions, embeddings, models
-from specrun.cli.serve.openai.errors import error_reply
+from specrun.cli.serve.page import page_routes
+from specrun.cli.serve.responses import responses
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import Engine
@@ -33,12 +35,6 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
     """Return the application that answers with an engine, which the caller closes afterwards."""
     service = AnswerService(engine, settings)
     counts = metrics.Metrics(service)
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        yield
-        service.is_closing = True
-        service.end_all()
 
     app = Starlette(
         routes=routes(),
@@ -52,7 +48,6 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
             HTTPException: _not_found,
             Exception: _failed,
         },
-        lifespan=lifespan,
     )
     app.state.service = service
     app.state.metrics = counts
@@ -63,6 +58,7 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
 def routes() -> list[BaseRoute]:
     """Return the table of paths."""
     return [
+        *page_routes(),
         *_both("/health", health.health, "GET"),
         Route("/props", properties.props, methods=["GET"]),
         Route("/slots", properties.slots, methods=["GET"]),
@@ -74,6 +70,11 @@ def routes() -> list[BaseRoute]:
         *_both("/models/{name:path}", models.get_model, "GET"),
         *_both("/chat/completions", chat.chat_completions, "POST"),
         *_both("/completions", completions.completions, "POST"),
+        Route("/infill", infill.infill, methods=["POST"]),
+        *_both("/responses", responses.responses, "POST"),
+        *_both("/responses/input_tokens", responses.input_tokens, "POST"),
+        *_both("/messages", messages.messages, "POST"),
+        *_both("/messages/count_tokens", messages.count_tokens, "POST"),
         *_both("/embeddings", embeddings.embeddings, "POST"),
     ]
 
@@ -83,11 +84,11 @@ def _both(path: str, endpoint: object, method: str) -> list[BaseRoute]:
     return [Route(prefix + path, endpoint, methods=[method]) for prefix in ("/v1", "")]  # type: ignore[arg-type]
 
 
-async def _failed(_request: Request, problem: Exception) -> Response:
+async def _failed(request: Request, problem: Exception) -> Response:
     error = request_error(problem)
     if isinstance(problem, SpecrunError) and error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("a request failed: %s", problem)
-    return error_reply(error)
+    return failure(request.url.path, error)
 
 
 async def _not_found(request: Request, problem: Exception) -> Response:
@@ -99,4 +100,4 @@ async def _not_found(request: Request, problem: Exception) -> Response:
         message = f"{path} does not take {request.method}: use {allowed.replace('HEAD, ', '')}"
     else:
         message = f"there is no {path} here: docs/server.md lists the paths"
-    return error_reply(RequestError(message, status=status))
+    return failure(path, RequestError(message, status=status))

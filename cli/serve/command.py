@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 import click
 
-from specrun.bindings.errors import MissingPackageError, OptionError
+from specrun.bindings.errors import OptionError
 from specrun.cli.chat.learning import require_training
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
@@ -29,19 +28,13 @@ from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
 from specrun.cli.serve.addresses import bound_socket, is_loopback, url_of
 from specrun.cli.serve.learning import serve_learning
+from specrun.cli.serve.packages import require_packages
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.table import count_text
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.engine import Engine
 
-_PACKAGES = {
-    "starlette": "starlette",
-    "uvicorn": "uvicorn",
-    "sse_starlette": "sse-starlette",
-    "msgspec": "msgspec",
-    "prometheus_client": "prometheus-client",
-}
 _EPILOG = """\b
 Examples:
   specrun serve --demo                                   the embedded models on http://127.0.0.1:8080
@@ -135,6 +128,7 @@ server_options = option_group(
         "--offer EXPR",
         "Another drafter that a request may choose (speculative.drafter); repeatable.",
         multiple=True,
+        default=("prompt-lookup",),
     ),
     _SERVER.option(
         "--offer-rule RULE",
@@ -180,9 +174,7 @@ def serve(
     learning: LearnSettings,
 ) -> None:
     """Answer over HTTP: OpenAI's API and llama-server's, several conversations at once."""
-    for module, package in _PACKAGES.items():
-        if importlib.util.find_spec(module) is None:
-            raise MissingPackageError("specrun serve", package, "serve")
+    require_packages()
     require_training(learning)
     if learning.wanted and not learning.learn_every:
         raise OptionError("--learn-every 0 learns at a chat's /learn: give how many answers")

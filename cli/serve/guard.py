@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specrun.cli.serve.addresses import host_name, is_loopback
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.openai.errors import error_reply
+from specrun.cli.serve.failures import failure
+from specrun.cli.serve.page.routes import PREFIX
 from specrun.cli.serve.settings import ServeSettings
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health"})
@@ -62,7 +63,7 @@ class Guard:
         if scope["type"] == "http":
             error = self._problem(scope, Headers(scope=scope))
             if error is not None:
-                await error_reply(error)(scope, receive, send)
+                await failure(scope["path"], error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -75,7 +76,8 @@ class Guard:
             problem = f"pages of {origin!r} may not ask: start the server with --cors {origin}"
             return RequestError(problem, status=HTTPStatus.FORBIDDEN)
         keys = self._settings.api_keys
-        is_open = not keys or scope["path"] in PUBLIC_PATHS or scope["method"] == "OPTIONS"
+        is_public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PREFIX)
+        is_open = not keys or is_public or scope["method"] == "OPTIONS"
         if not is_open and not has_key(headers, keys):
             problem = "the API key is wrong or missing: send it as `Authorization: Bearer KEY`"
             return RequestError(problem, status=HTTPStatus.UNAUTHORIZED)

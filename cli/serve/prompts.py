@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
@@ -12,7 +14,19 @@ from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.request import AnswerRequest, Prompt
 from specrun.runtime.engine import Engine
 
+if TYPE_CHECKING:
+    from specrun.runtime.chat_template import ChatPrompt
+
 _SHORT = 2_000  # characters that are tokenized faster than a thread is woken
+_LONGEST_END = 64  # characters: a tag and the white space behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The tokens of a request's prompts; `end` is how a template ended the conversation's text."""
+
+    tokens: list[list[int]]
+    end: str = ""
 
 
 class PromptReader:
@@ -22,29 +36,33 @@ class PromptReader:
         self._engine = engine
         self._rendering = threading.Lock()  # a template's sandbox counts for one conversation
 
-    async def read(self, request: AnswerRequest) -> list[list[int]]:
+    async def read(self, request: AnswerRequest) -> Prompts:
         """Return the tokens of each prompt. Raises `TemplateError` where messages do not fit."""
         if request.messages:
-            return [await anyio.to_thread.run_sync(self._conversation, request)]
+            prompt = await anyio.to_thread.run_sync(self._conversation, request)
+            return Prompts([prompt.tokens], prompt.text[-_LONGEST_END:])
         if sum(map(len, request.prompts)) <= _SHORT:
-            return self._texts(request.prompts)
-        return await anyio.to_thread.run_sync(self._texts, request.prompts)
+            return Prompts(self._texts(request.prompts))
+        return Prompts(await anyio.to_thread.run_sync(self._texts, request.prompts))
 
     async def rendered(self, request: AnswerRequest) -> str:
         """Return the text that the template makes of the messages."""
+        return (await anyio.to_thread.run_sync(self._conversation, request)).text
 
-        def render() -> str:
-            with self._rendering:
-                return self._engine.chat_template.render(request.messages)
+    def _conversation(self, request: AnswerRequest) -> ChatPrompt:
+        from specrun.runtime.chat_template import ChatPrompt, chat_prompt
 
-        return await anyio.to_thread.run_sync(render)
-
-    def _conversation(self, request: AnswerRequest) -> list[int]:
-        from specrun.runtime.chat_template import chat_tokens
-
+        vocabulary, prefill = self._engine.vocabulary, request.prefill
         with self._rendering:
-            template = self._engine.chat_template
-            return chat_tokens(template, self._engine.vocabulary, request.messages)
+            prompt = chat_prompt(
+                self._engine.chat_template,
+                vocabulary,
+                request.messages,
+                tools=request.tools,
+                variables=request.template_kwargs,
+            )
+        tokens = vocabulary.tokenize(prefill, add_special=False)
+        return ChatPrompt(prompt.tokens + tokens, prompt.text + prefill) if prefill else prompt
 
     def _texts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         return [self._tokens(prompt) for prompt in prompts]

@@ -20,7 +20,8 @@ from starlette.responses import Response
 
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.errors import RequestError, request_error
-from specrun.cli.serve.service import Answer, Delta
+from specrun.cli.serve.service import Answer, Delta, Finish
+from specrun.runtime.replies import Reply
 from specrun.runtime.results import GenerationResult, TokenEvent
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Choice:
     """A choice that is whole; its `events` are kept where log-probabilities were asked for."""
 
     result: GenerationResult
+    finish: Finish
+    reply: Reply
     events: list[TokenEvent] = field(default_factory=list)
 
 
@@ -103,13 +106,18 @@ async def _events(
 async def collected(answer: Answer) -> list[Choice]:
     """Return all choices of an answer, in order, when they have ended."""
     kept: dict[int, list[TokenEvent]] = {}
+    replies: dict[int, Reply] = {}
+    choices: dict[int, Choice] = {}
     async with aclosing(answer.deltas()) as deltas:
         async for delta in deltas:
+            index = delta.index
+            reply = replies.setdefault(index, Reply())
+            reply.add(delta.parts)
             if answer.request.logprobs:
-                kept.setdefault(delta.index, []).extend(delta.events)
-    return [
-        Choice(answer.results[index], kept.get(index, [])) for index in range(len(answer.streams))
-    ]
+                kept.setdefault(index, []).extend(delta.events)
+            if delta.result is not None and delta.finish is not None:
+                choices[index] = Choice(delta.result, delta.finish, reply, kept.get(index, []))
+    return [choices[index] for index in range(len(answer.streams))]
 
 
 async def while_connected(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specrun.cli.serve.tools.plan import ReplyPlan
 from specrun.runtime.sampling import SamplingParams
 
 Prompt = str | tuple[int, ...]
@@ -32,10 +33,12 @@ class AnswerRequest:
     There are `n` choices for each prompt; choice k of prompt i is number i * n + k. `max_tokens`
     None goes on until the model ends or the context is full. `logprobs` asks for the target's
     log-probabilities, `top_logprobs` for those of so many likely tokens. `tools` and
-    `template_kwargs` are for the chat template.
+    `template_kwargs` are for the chat template; `plan` is what is looked for in the reply. It goes
+    on with `prefill`, a text behind the rendered conversation.
     """
 
     messages: Sequence[Mapping[str, Any]] = ()
+    prefill: str = ""
     prompts: Sequence[Prompt] = ()
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
@@ -44,4 +47,5 @@ class AnswerRequest:
     top_logprobs: int = 0
     tools: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    plan: ReplyPlan = field(default_factory=ReplyPlan)
     speculative: SpeculativeChoice = field(default_factory=SpeculativeChoice)

@@ -7,6 +7,7 @@ second one ends everything at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from specrun.cli.serve.service import AnswerService
 
 _MORE_SECONDS = 5.0  # in which answers that were ended say so
+_LAST_SECONDS = 1.0  # the same after a second signal
 
 
 def run_server(
@@ -37,14 +39,14 @@ def server_of(
 ) -> DrainingServer:
     """Return a server of the application; `run` it, or `await serve` it."""
     # Streams end when their answers do, not because a signal came.
-    AppStatus.disable_automatic_graceful_drain()
+    AppStatus.enable_automatic_graceful_drain = False
     config = uvicorn.Config(
         app,
         log_config=None,
         log_level="warning",
         access_log=False,
         ws="none",
-        lifespan="on",
+        lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=int(settings.drain_seconds + _MORE_SECONDS),
     )
@@ -81,3 +83,12 @@ class DrainingServer(uvicorn.Server):
         finally:
             draining.cancel()
             self._service.end_all()
+            await self._last_words()
+
+    async def _last_words(self) -> None:
+        """Let answers that were ended say so, which takes a round, where their clients listen."""
+        tasks = self.server_state.tasks
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_SECONDS)
+        if tasks:  # cut off in the middle: uvicorn would log each as a failure
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

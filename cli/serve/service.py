@@ -12,37 +12,52 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Literal
+from weakref import WeakSet
 
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.prompts import PromptReader
+from specrun.cli.serve.grammars import bound_text
+from specrun.cli.serve.prompts import PromptReader, Prompts
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.settings import ServeSettings
+from specrun.cli.serve.tools.plan import PartReader
 from specrun.runtime.engine import Engine, EngineStream
-from specrun.runtime.results import GenerationResult, TokenEvent
+from specrun.runtime.engine.trace import RoundTrace
+from specrun.runtime.replies import CallBegun, Part
+from specrun.runtime.results import FinishReason, GenerationResult, TokenEvent
 from specrun.runtime.sampling import random_if_unset
+
+Finish = Literal["stop", "length", "tool_calls", "abort"]
+"""Why a choice ended; "abort", as vLLM calls it, where the server cut it short."""
+_FINISHES: dict[FinishReason, Finish] = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What a choice has said since its last delta: a round's text and tokens, or how it ended.
 
-    `result` comes with the last delta of a choice, whose text is what was held back until then.
+    `parts` are that text taken apart, `traces` those of its rounds, where they were asked for.
+    `result` comes with the last delta of a choice, whose text is what was held back until then, and
+    `finish` why it ended.
     """
 
     index: int
     text: str
+    parts: Sequence[Part] = ()
     events: Sequence[TokenEvent] = ()
+    traces: Sequence[RoundTrace] = ()
     result: GenerationResult | None = None
+    finish: Finish | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Answer:
     """The choices of a request while they are made; `results` are those that have ended."""
 
     service: AnswerService
     request: AnswerRequest
-    prompts: Sequence[Sequence[int]]
+    prompts: Prompts
     seed: int
     streams: Sequence[EngineStream]
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -64,18 +79,28 @@ class Answer:
             self.cancel()
 
     async def _choice(self, index: int) -> AsyncIterator[Delta]:
-        stream, length = self.streams[index], 0
+        stream, length, called = self.streams[index], 0, False
+        vocabulary = self.service.engine.vocabulary
+        reader = PartReader(self.request.plan, vocabulary, self.prompts.end)
         async for events in stream.rounds():
             text = "".join([event.text for event in events])
             length += len(text)
-            yield Delta(index, text, events)
+            parts = reader.read(events)
+            called = called or any(isinstance(part, CallBegun) for part in parts)
+            if reader.done:
+                stream.cancel()
+            yield Delta(index, text, parts, events, stream.take_traces())
         try:
             result = await stream.wait()
         except SpecrunError as problem:
             if self.service.is_closing:
                 raise ClosedError("the server ended before the answer had begun") from problem
             raise
-        yield Delta(index, result.text[length:], result=result)
+        rest = result.text[length:]
+        finish = _FINISHES[result.finish_reason]
+        if reader.done or (called and finish == "stop"):
+            finish = "tool_calls"
+        yield Delta(index, rest, reader.finish(rest), result=result, finish=finish)
 
     def cancel(self) -> None:
         """Ask for no more tokens, and forget the answer."""
@@ -93,7 +118,8 @@ class AnswerService:
         self.prompts = PromptReader(engine)
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
-        self._answers: set[Answer] = set()
+        # Weak: one that nobody came to read counts no more, and its streams end with it.
+        self._answers: WeakSet[Answer] = WeakSet()
 
     def tell(self, result: GenerationResult) -> None:
         """Tell all observers of a choice that has ended."""
@@ -108,9 +134,12 @@ class AnswerService:
     async def begin(self, request: AnswerRequest) -> Answer:
         """Let the engine begin, or queue, what is asked; raises `RequestError` where it is full."""
         prompts = await self.prompts.read(request)
-        self._require_room(len(prompts) * request.n)
+        self._require_room(len(prompts.tokens) * request.n)
         seed = random_if_unset(request.params.seed)
-        params, speculative = request.params.replace(seed=seed), request.speculative
+        asked, vocabulary = request.params.grammar, self.engine.vocabulary
+        grammar = await bound_text(asked, request.plan, vocabulary, prompts.end)
+        params = request.params.replace(seed=seed, grammar=grammar)
+        speculative = request.speculative
         try:
             streams = [
                 self.engine.submit(
@@ -119,11 +148,13 @@ class AnswerService:
                     max_tokens=request.max_tokens,
                     index=index,
                     logprobs=request.logprobs,
+                    top_logprobs=request.top_logprobs,
                     drafter=speculative.drafter,
                     n_max=speculative.n_max,
                     accept=speculative.accept,
+                    trace=speculative.trace,
                 )
-                for prompt in prompts
+                for prompt in prompts.tokens
                 for index in range(request.n)
             ]
         except OptionError as error:  # all else was looked at before

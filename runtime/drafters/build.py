@@ -68,6 +68,8 @@ def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
     if expression.atom != "none":
         check_rollback(env.target)
     method.read(expression)  # refuses what the method does not take, before anything is loaded
+    if method.members != 0:  # members go on from each other's guesses: nobody waits for others
+        env = dataclasses.replace(env, meeting=None)
     return load_builder(method)(expression, env, _build)
 
 

@@ -15,6 +15,7 @@ from specrun.runtime.costs import CostCurve, LiveCurve, known_curve
 from specrun.runtime.costs.draft_length import MOST_DRAFTED, DraftLength
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DrafterWeights, make_all
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import find_method
@@ -33,7 +34,8 @@ class DraftEnvironment:
     else a typical curve, which rounds then correct (`learnt`). `clock` is what drafters that
     measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
     rules whose law is the drafter's too; `keeps_rows` says that such a rule reads the drafter's own
-    rows. `shape` says whether all evaluations have one width.
+    rows. `shape` says whether all evaluations have one width. At a `meeting` draft models of
+    several conversations are evaluated together.
     """
 
     target: Model
@@ -47,6 +49,7 @@ class DraftEnvironment:
     learnt: LiveCurve | None = None
     shape: Shape = "free"
     keeps_rows: bool = False
+    meeting: DraftMeeting | None = None
 
     @property
     def n_ctx(self) -> int:

@@ -61,6 +61,10 @@ class TimedDrafter(Drafter):
         """Pass on."""
         self.inner.learn_prompt(start, rows, count)
 
+    def prepare(self, request: DraftRequest) -> bool:
+        """Pass on."""
+        return self.inner.prepare(request)
+
     def propose(self, request: DraftRequest) -> DraftTree:
         """Pass on, and look at the clock."""
         tree = self.inner.propose(request)

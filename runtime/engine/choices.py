@@ -18,7 +18,7 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
-from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
+from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule, rule_names
 from specrun.runtime.drafter import Drafter, DrafterWeights, Owned, close_all
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
@@ -93,6 +93,7 @@ class Choices:
     ) -> None:
         self._own_rule, self._environment = _parallel(opened.rule), opened.environment
         self._given = opened.weights
+        self._named = rules
         kinds = [RuleKind.of(rule) for rule in (self._own_rule, *map(_rule_of, rules))]
         self._kinds = (*dict.fromkeys(kinds),)
         self.own = DrafterKey(opened.weights.name, self._kinds[0])
@@ -210,6 +211,17 @@ class Choices:
             there = ", ".join(self.names)
             raise OptionError(f"the drafter {drafter} is none of the engine's: it has {there}")
         return alike[0]
+
+    @property
+    def rules(self) -> list[str]:
+        """Rules that a request may name: those that were, then others of their kinds."""
+        return [*dict.fromkeys([*self._named, *filter(self._offers, rule_names())])]
+
+    def _offers(self, rule: str) -> bool:
+        try:
+            return RuleKind.of(_rule_of(rule)) in self._kinds
+        except OptionError:  # it verifies nothing, or needs options
+            return False
 
     # -- the context that verifies them ------------------------------------------------------------
 

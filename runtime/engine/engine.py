@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,13 @@ from specrun.bindings.trial import trusting_files
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Owned, close_all
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import EngineStream
 from specrun.runtime.engine.swaps import DrafterSwap
+from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online.store import open_rejections
 from specrun.runtime.opening import (
     RuntimeOptions,
@@ -37,7 +39,7 @@ from specrun.runtime.opening import (
 )
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset
-from specrun.runtime.session import Session
+from specrun.runtime.session import Session, require_count
 
 if TYPE_CHECKING:
     from specrun.runtime.chat_template import ChatTemplate, Message
@@ -79,7 +81,8 @@ class Engine:
 
     `n_ctx` tokens are shared by all slots: a conversation takes what it needs, at most the length
     that the model was trained for, and what idle ones still hold of their texts goes when others
-    need it; 0 is that length for every slot. A drafter's expression is as for `Runtime`;
+    need it; 0 is that length for every slot, or as much of it as there is memory for
+    (`memory_line`). A drafter's expression is as for `Runtime`;
     every slot drafts with a drafter of its own, all with the same weights. A request may choose
     "none", one of the drafters `others`, in full or by the name of its method where only one has
     it, and another acceptance rule: any exact one where `accept` is exact, any that is not where
@@ -131,8 +134,11 @@ class Engine:
         if options.backend_sampling == "on":
             raise OptionError("backend_sampling is for one conversation at a time: use Runtime")
         self.options = options
-        clock = SlotClock()
-        with ExitStack() as owned, opening(target, offer.drafter, options, files, clock) as opened:
+        clock, meeting = SlotClock(), DraftMeeting(slots)
+        with (
+            ExitStack() as owned,
+            opening(target, offer.drafter, options, files, clock, meeting) as opened,
+        ):
             choices = Choices(opened, slots, offer.others, offer.rules)
             owned.callback(choices.close)
             n_ctx = options.context.n_ctx or opened.environment.context.n_ctx * slots
@@ -145,12 +151,14 @@ class Engine:
             for drafters, own in zip(choices.slots, shared.slots, strict=True):
                 drafter = drafters.get(choices.own)
                 session = Session(own, drafter, opened.rule, opened.model.vocabulary)
+                session.memory_note = opened.memory_note
+                session.settles = True  # whoever reads them does so while others are evaluated
                 own.hold(session.conversation)
                 if self.rejections is not None:
                     session.rejections = self.rejections.buffer.notes()
                 seats.append(Seat(session, own, drafters))
-            self._schedule = Schedule(shared, seats)
-            self._choices, self.model = choices, opened.model
+            self._schedule = Schedule(shared, seats, meeting)
+            self._choices, self.model, self.fitted = choices, opened.model, opened.fitted
             kept = [] if self.rejections is None else [self.rejections]
             self._owned: tuple[Owned, ...] = (
                 *(choices, context, opened.weights, opened.model),
@@ -175,26 +183,43 @@ class Engine:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = False,
+        top_logprobs: int = 0,
         drafter: str | None = None,
         n_max: int | None = None,
         accept: str | None = None,
+        trace: bool = False,
     ) -> EngineStream:
         """Ask for a continuation of `prompt`, a text or token ids; return its stream at once.
 
-        `drafter`, `accept`: of those that the engine has (see there), None its own. `n_max` is how
-        many tokens a round drafts at most, 0 none. Raises `OptionError` for what there is not, and
-        for what does not fit together.
+        With `logprobs` events tell their log-probability, with `top_logprobs` also those of so many
+        most likely tokens. `drafter`, `accept`: of those that the engine has (see there), None its
+        own. `n_max` is how many tokens a round drafts at most, 0 none. Raises `OptionError` for
+        what there is not, and for what does not fit together.
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
-        drafters of point masses, but for what batches of another size round otherwise.
+        drafters of point masses, but for what batches of another size round otherwise. With
+        `trace` the stream has a trace of every round, which changes nothing but takes time. Raises
+        `GrammarError` for a grammar that cannot be compiled.
         """
         params = params or SamplingParams()
         choice = self._choices.find(params, drafter, n_max, accept)
+        n_top = require_count(top_logprobs)
         tokens = prompt_tokens(self.vocabulary, prompt)
+        if params.grammar is not None:  # here, where nobody else waits for it; it is kept
+            compiled(params.grammar, self.vocabulary)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         stream = EngineStream(seed)
         request = Request(
-            tokens, params, seed, index, max_tokens, logprobs, stream.listener, choice
+            tokens,
+            params,
+            seed,
+            index,
+            max_tokens,
+            logprobs,
+            stream.listener,
+            choice,
+            n_top,
+            trace,
         )
         with self._changed:
             self._require_open()
@@ -210,24 +235,31 @@ class Engine:
         max_tokens: int | None = None,
         index: int = 0,
         logprobs: bool = False,
+        top_logprobs: int = 0,
         drafter: str | None = None,
         n_max: int | None = None,
         accept: str | None = None,
+        trace: bool = False,
     ) -> EngineStream:
         """Ask for an answer to {"role", "content"} messages; the rest as for `submit`."""
-        from specrun.runtime.chat_template import chat_tokens
-
-        tokens = chat_tokens(self.chat_template, self.vocabulary, messages)
         return self.submit(
-            tokens,
+            self.chat_prompt(messages),
             params,
             max_tokens=max_tokens,
             index=index,
             logprobs=logprobs,
+            top_logprobs=top_logprobs,
             drafter=drafter,
             n_max=n_max,
             accept=accept,
+            trace=trace,
         )
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation, rendered by the model's chat template."""
+        from specrun.runtime.chat_template import chat_tokens
+
+        return chat_tokens(self.chat_template, self.vocabulary, messages)
 
     def generate_many(
         self,
@@ -240,18 +272,53 @@ class Engine:
         accept: str | None = None,
     ) -> list[GenerationResult]:
         """Return the continuations of all prompts, in their order; the rest as for `submit`."""
+        asked = list(prompts)
+        rooms, indices = [max_tokens] * len(asked), [0] * len(asked)
+        return list(
+            self.each_of_many(
+                asked,
+                params,
+                max_tokens=rooms,
+                indices=indices,
+                drafter=drafter,
+                n_max=n_max,
+                accept=accept,
+            )
+        )
+
+    def each_of_many(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: Sequence[int | None],
+        indices: Sequence[int],
+        drafter: str | None = None,
+        n_max: int | None = None,
+        accept: str | None = None,
+    ) -> Iterator[GenerationResult]:
+        """Yield the continuations of all prompts in turn; each has its own limit and index.
+
+        Where one fails, or nobody takes the rest, those that are not done are cancelled.
+        """
         streams = [
             self.submit(
-                prompt, params, max_tokens=max_tokens, drafter=drafter, n_max=n_max, accept=accept
+                prompt,
+                params,
+                max_tokens=most,
+                index=index,
+                drafter=drafter,
+                n_max=n_max,
+                accept=accept,
             )
-            for prompt in prompts
+            for prompt, most, index in zip(prompts, max_tokens, indices, strict=True)
         ]
         try:
-            return [stream.result for stream in streams]
-        except BaseException:  # one failed, or Ctrl-C: nobody waits for the others
+            for stream in streams:
+                yield stream.result
+        finally:
             for stream in streams:
                 stream.cancel()
-            raise
 
     def swap_drafter(self, drafter: str, files: Mapping[str, Path] | None = None) -> None:
         """Draft with another expression in place of the engine's own, as `Runtime.swap_drafter`.
@@ -282,6 +349,11 @@ class Engine:
         return self._schedule.shared.context.n_ctx
 
     @property
+    def memory_line(self) -> str:
+        """What was chosen of layers and context for the memory that is here; "" if nothing was."""
+        return "" if self.fitted is None else self.fitted.line
+
+    @property
     def drafter(self) -> str:
         """The expression of its own drafter: of requests that choose none."""
         return self._choices.own_drafter
@@ -300,6 +372,11 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """The expressions of all drafters that a request may choose, its own first."""
         return self._choices.names
+
+    @property
+    def rules(self) -> list[str]:
+        """The acceptance rules that a request may name, its own first."""
+        return [*dict.fromkeys([self.options.accept, *self._choices.rules])]
 
     @property
     def chat_template(self) -> ChatTemplate:

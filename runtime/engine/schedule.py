@@ -2,9 +2,10 @@
 
 A turn is one evaluation of all draft trees. Before it, prompts are read: no more tokens than a
 piece of one may have, so that is how much a long prompt delays a round of the other answers. They
-are taken first come, first served. Where the cache is full, what idle slots still hold goes first,
-least recently used first; then the newest answers wait, and leave their cells to the older ones if
-need be: the oldest always goes on, so every answer ends.
+are taken first come, first served; of those in slots a short one need not wait for a long one, of
+which at least every second turn reads a piece. Where the cache is full, what idle slots still hold
+goes first, least recently used first; then the newest answers wait, and leave their cells to the
+older ones if need be: the oldest always goes on, so every answer ends.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specrun.bindings.errors import SpecrunError
+from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choice, DrafterKey, SlotDrafters
 from specrun.runtime.engine.slots import SharedEvaluation, SlotTarget, longest_prefix
+from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
 from specrun.runtime.results import GenerationResult, TokenEvent
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import GenerationStream, Session
@@ -30,6 +33,9 @@ class Listener(Protocol):
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none; nothing comes after it."""
+
+    def trace(self, trace: RoundTrace) -> None:
+        """Take the trace of a round, before its tokens."""
 
     @property
     def cancelled(self) -> bool:
@@ -48,6 +54,8 @@ class Request:
     logprobs: bool
     listener: Listener
     choice: Choice
+    top_logprobs: int = 0
+    trace: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +69,7 @@ class Seat:
     request: Request | None = None
     stream: GenerationStream | None = None
     number: int = 0  # in order of admission: the oldest has the least
+    tracer: Tracer | None = None
     reads: bool = False
     reads_again: Iterator[None] | None = None  # what it left to older answers
 
@@ -81,7 +90,10 @@ class Seat:
 
 @dataclass(slots=True)
 class Load:
-    """What an engine has done: evaluations of trees, the texts in them, and what had to wait."""
+    """What an engine has done: evaluations of trees, the texts in them, and what had to wait.
+
+    `draft_evaluations` served the drafts of `drafting_texts` texts at once, counted over all.
+    """
 
     turns: int = 0
     evaluations: int = 0
@@ -91,6 +103,8 @@ class Load:
     evicted: int = 0
     waited: int = 0
     preempted: int = 0
+    draft_evaluations: int = 0
+    drafting_texts: int = 0
 
     @property
     def texts_per_evaluation(self) -> float | None:
@@ -108,10 +122,12 @@ class Schedule:
 
     shared: SharedEvaluation
     seats: list[Seat]
+    meeting: DraftMeeting
     load: Load = field(default_factory=Load)
     admits: bool = True
     _queue: deque[Request] = field(default_factory=deque)
     _admitted: int = 0
+    _passed_over: int = 0  # the number of the oldest reader, where another read before it
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -131,12 +147,15 @@ class Schedule:
         """Let every answer go on by one round at most."""
         self.load.turns += 1
         self._end_cancelled()
-        for seat in self._busy():
+        drafting = self._drafting()
+        self.meeting.n_drafting = len(drafting)
+        for seat in drafting:
             # Those that handed out a round save what is still read of it, and draft again or end.
-            if not seat.reads and not seat.target.n_waiting:
-                self._advance(seat)
+            self._advance(seat)
+        self._draft_together()
         self._admit()
         self._read_prompts()
+        self._draft_together()
         evaluated = self._fitting()
         if evaluated:
             self.shared.evaluate([seat.target for seat in evaluated])
@@ -157,6 +176,20 @@ class Schedule:
 
     def _busy(self) -> list[Seat]:
         return sorted((seat for seat in self.seats if not seat.is_idle), key=_by_age)
+
+    def _drafting(self) -> list[Seat]:
+        """Return those that neither read a prompt nor wait to have a tree evaluated."""
+        return [seat for seat in self._busy() if not seat.reads and not seat.target.n_waiting]
+
+    def _draft_together(self) -> None:
+        """Evaluate what drafters wait for, token by token of their drafts, until none waits."""
+        while waiting := self._drafting():
+            seconds = self.meeting.evaluate()
+            self.load.draft_evaluations += 1
+            self.load.drafting_texts += len(waiting)
+            for seat in waiting:
+                self.shared.clock.add(seat.target, seconds / len(waiting))
+                self._advance(seat)
 
     def _end_cancelled(self) -> None:
         for seat in self._busy():
@@ -182,6 +215,8 @@ class Schedule:
         """Turn a slot to a request's prompt, of which nothing is read yet."""
         seat.session.rule = request.choice.rule
         seat.session.draft_with(seat.drafters.get(request.choice.drafter))
+        vocabulary, greedy = seat.session.vocabulary, request.params.is_greedy
+        seat.tracer = Tracer(vocabulary, greedy=greedy) if request.trace else None
         seat.stream = seat.session.stream(
             request.prompt,
             request.params,
@@ -189,7 +224,9 @@ class Schedule:
             index=request.index,
             max_tokens=request.max_tokens,
             logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
             n_max=request.choice.n_max,
+            witness=None if seat.tracer is None else seat.tracer.witness,
         )
         self._advance(seat)
 
@@ -234,15 +271,31 @@ class Schedule:
         request, stream = seat.request, seat.stream
         if request is None or stream is None:
             return
+        if seat.tracer is not None:
+            self._tell_trace(seat, seat.tracer, stream, request.listener)
         events = list(iter(stream.next_of_round, None))
         if events:
             request.listener.say(events)
+
+    def _tell_trace(
+        self, seat: Seat, tracer: Tracer, stream: GenerationStream, listener: Listener
+    ) -> None:
+        n_tokens = len(seat.target.text.tokens)
+        trace = tracer.trace(
+            n_tokens, stream.result.stats, self.shared.last_cost, lambda: self._clocks(seat)
+        )
+        if trace is not None:
+            listener.trace(trace)
+
+    def _clocks(self, seat: Seat) -> Clocks:
+        """Return the seconds that a slot has taken so far."""
+        return Clocks(*seat.session.native_seconds(), self.shared.clock.spent(seat.target))
 
     def _end(self, seat: Seat, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""
         request, stream = seat.request, seat.stream
         assert request is not None
-        seat.request = seat.stream = seat.reads_again = None
+        seat.request = seat.stream = seat.tracer = seat.reads_again = None
         seat.reads = False
         seat.target.withdraw()
         seat.last_used = self.load.turns
@@ -257,18 +310,38 @@ class Schedule:
     # -- the cache ---------------------------------------------------------------------------------
 
     def _read_prompts(self) -> None:
-        """Read prompts, the oldest first, as many tokens as a piece may have, if there is room."""
-        budget: int | None = None
-        for seat in self._busy():
+        """Read prompts, if there is room: no more tokens than a piece of one may have.
+
+        Where a prompt was read to its end its first token comes before a part of another is read.
+        """
+        left: int | None = None
+        any_ended = False
+        for seat in self._readers():
             while seat.reads or seat.reads_again:
                 piece = min(seat.n_unread, seat.target.longest_piece)
-                if budget is not None and piece > budget:
-                    return
+                ends = piece == seat.n_unread
+                if left is not None and (piece > left or (any_ended and not ends)):
+                    break
                 if piece and not self._make_room(piece, seat):
                     self.load.waited += 1
                     return
-                budget = (seat.target.longest_piece if budget is None else budget) - piece
+                left = (seat.target.longest_piece if left is None else left) - piece
+                any_ended = any_ended or ends
                 self._read_piece(seat, piece)
+
+    def _readers(self) -> list[Seat]:
+        """Return those that read prompts, in the order in which they may.
+
+        What has least left goes first, but never twice before the oldest.
+        """
+        readers = [seat for seat in self._busy() if seat.reads or seat.reads_again]
+        if not readers or readers[0].number == self._passed_over:
+            self._passed_over = 0
+            return readers
+        oldest = readers[0]
+        readers.sort(key=lambda seat: (seat.n_unread, seat.number))
+        self._passed_over = 0 if readers[0] is oldest else oldest.number
+        return readers
 
     def _read_piece(self, seat: Seat, piece: int) -> None:
         """Read the next tokens of a text; after the last of a prompt its answer drafts."""
@@ -281,6 +354,8 @@ class Schedule:
         if seat.is_idle or seat.n_unread:  # it failed, or there is more
             return
         if seat.reads_again is None:
+            if seat.tracer is not None:
+                seat.tracer.begin(len(seat.target.text.tokens), self._clocks(seat))
             self._advance(seat)
         seat.reads_again = None
 

@@ -22,6 +22,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.engine.cells import Run, SlotCells, count_cells
+from specrun.runtime.engine.trace import EvaluationCost
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (
     CachedText,
@@ -31,6 +32,9 @@ from specrun.runtime.target import (
     TargetModel,
 )
 from specrun.runtime.tree import DraftTree
+
+_SHORT_PROMPT = 32
+_PIECES = (256, 192, 128, 96, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,10 @@ class SlotClock:
     def __call__(self) -> float:
         """Return the time of the slot whose work is being done."""
         return self._spent.get(self._now, 0.0) + time.perf_counter() - self._since
+
+    def spent(self, slot: object) -> float:
+        """Return the time that was counted for a slot, while nothing is being done for it."""
+        return self._spent.get(slot, 0.0)
 
     @contextmanager
     def working_for(self, slot: object) -> Iterator[None]:
@@ -98,6 +106,11 @@ class SlotTarget(TargetModel):
     def max_nodes(self) -> int:
         """The most tree nodes beside the root: a share of what one evaluation takes."""
         return (super().max_nodes + 1) // len(self._shared.slots) - 1
+
+    @property
+    def longest_piece(self) -> int:
+        """The most tokens of a prompt that are evaluated at once: others wait for them."""
+        return min(super().longest_piece, self._shared.longest_piece)
 
     @property
     def n_waiting(self) -> int:
@@ -198,9 +211,11 @@ class SharedEvaluation:
         self.context, self.clock = context, clock
         self._curve = curve
         self.n_positions = min(n_positions, context.n_ctx)
+        self.longest_piece = longest_piece(curve) if n_slots > 1 else context.n_batch
         n_ids = context.options.n_sequences // n_slots
         self.slots: list[SlotTarget] = []
         self._rows = Batch(context.n_batch, context.options.n_sequences)
+        self._last = (0, 0)  # the last evaluation's tokens and texts
         for index in range(n_slots):
             self.slots.append(SlotTarget(self, range(index * n_ids, (index + 1) * n_ids)))
 
@@ -230,6 +245,7 @@ class SharedEvaluation:
             for slot, _ in asked:
                 slot.answer(problem)
             return
+        self._last = sum(len(each.tokens) for _, each in asked), len(asked)
         parts = self._parts([len(each.tokens) for _, each in asked])
         seconds, place = self.context.native_seconds - before, 0
         for (slot, each), part in zip(asked, parts, strict=True):
@@ -237,6 +253,12 @@ class SharedEvaluation:
             slot.answer(PlacedRows(rows, range(place, place + n)), seconds * part)
             self.clock.add(slot, seconds * part)
             place += n
+
+    def last_cost(self, n_tokens: int) -> EvaluationCost:
+        """Return what the last evaluation was, in which a slot had so many tokens."""
+        together, texts = self._last
+        curve = self._curve
+        return EvaluationCost(n_tokens, together, texts, curve.seconds(together), curve.seconds(1))
 
     def _parts(self, counts: Sequence[int]) -> list[float]:
         """Return which part of an evaluation each slot's tokens count for."""
@@ -246,6 +268,16 @@ class SharedEvaluation:
         plain = min(plain, whole)
         added = (whole - plain) / (n_tokens - k) if n_tokens > k else 0.0
         return [(plain / k + added * (n - 1)) / whole for n in counts]
+
+
+def longest_piece(curve: CostCurve) -> int:
+    """Return how many tokens of a prompt are read at once where others may wait.
+
+    As many as take no longer than two short prompts: whoever asks something short while a long
+    prompt is being read waits for one piece of it, and is to wait little longer than alone.
+    """
+    most = 2.0 * curve.seconds(_SHORT_PROMPT)
+    return next((n for n in _PIECES if curve.seconds(n) <= most), _SHORT_PROMPT)
 
 
 def longest_prefix(

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from specrun.runtime.engine.trace import RoundTrace
 from specrun.runtime.results import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:  # whoever awaits has imported it
@@ -62,6 +63,13 @@ class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
             else:
                 await line.news()
 
+    def take_traces(self) -> list[RoundTrace]:
+        """Return what traces there are since the last call, if the answer was asked for with them.
+
+        A round's is there when its first token can be read.
+        """
+        return self._line.take_traces()
+
     def cancel(self) -> None:
         """Ask for no more tokens; those that were made already can still be read."""
         self._line.cancelled = True
@@ -98,6 +106,7 @@ class _Line:
         self.cancelled = False
         self.ended: GenerationResult | BaseException | None = None
         self._events: deque[TokenEvent] = deque()
+        self._traces: list[RoundTrace] = []
         self._changed = threading.Condition()
         self._sleepers: list[Callable[[], None]] = []
 
@@ -108,6 +117,11 @@ class _Line:
         with self._changed:
             self._events.extend(events)
             self._wake()
+
+    def trace(self, trace: RoundTrace) -> None:
+        """Take the trace of a round, before its tokens."""
+        with self._changed:
+            self._traces.append(trace)
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none."""
@@ -147,6 +161,12 @@ class _Line:
             events = list(self._events)
             self._events.clear()
         return events
+
+    def take_traces(self) -> list[RoundTrace]:
+        """Return the traces that nobody has taken."""
+        with self._changed:
+            traces, self._traces = self._traces, []
+        return traces
 
     def wait(self) -> GenerationResult:
         """Wait for the end and return the answer. Raises what ended it otherwise."""

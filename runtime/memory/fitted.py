@@ -40,7 +40,10 @@ _MOST_CORRECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How a runtime is to be loaded: what a plan needs to know. `files` are the demo's."""
+    """How a runtime is to be loaded: what a plan needs to know. `files` are the demo's.
+
+    Several conversations share a context that is given; one that is chosen is for each of them.
+    """
 
     target: Path
     drafter: str
@@ -48,6 +51,7 @@ class Loading:
     n_gpu_layers: LayerCount
     n_gpu_layers_draft: LayerCount
     files: Mapping[str, Path]
+    n_texts: int = 1
 
     @property
     def leaves_context(self) -> bool:
@@ -179,7 +183,9 @@ def _request(
     loading: Loading, devices: Sequence[Device], target: tuple[int, ...], draft: tuple[int, ...]
 ) -> PlanRequest:
     placement = current_placement()
-    parts = parts_of(loading.target, loading.drafter, loading.context, loading.files)
+    parts = parts_of(
+        loading.target, loading.drafter, loading.context, loading.files, loading.n_texts
+    )
     return PlanRequest(
         tuple(parts),
         tuple(memory_device(device) for device in devices),
@@ -213,8 +219,9 @@ def _wish(loading: Loading, request: PlanRequest) -> Wish:
         context.rope.context_size(asked, model.n_ctx_train, model.rope_factor)
         for asked in (context.n_ctx, 0)
     ]
+    given = context.n_ctx if request.target.shared else sizes[0]
     return Wish(
-        None if loading.leaves_context else sizes[0],
+        None if loading.leaves_context else given,
         layers(loading.n_gpu_layers, request.target_places),
         layers(loading.n_gpu_layers_draft, request.draft_places),
         sizes[1],

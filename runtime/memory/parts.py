@@ -36,7 +36,8 @@ class ModelPart:
     """A model with a context of its own; `context.n_ctx` is set by the plan.
 
     `nextn` is whether it has a context over its NextN blocks besides, or alone if there is no
-    trunk. `drafts` models lie where drafts are to lie.
+    trunk. `drafts` models lie where drafts are to lie. The plan's context is that of each of
+    `n_texts` conversations; where it is `shared`, of all of them together.
     """
 
     title: str
@@ -45,11 +46,15 @@ class ModelPart:
     n_rollback: int = 0
     nextn: bool = False
     drafts: bool = False
+    n_texts: int = 1
+    shared: bool = False
 
     def n_ctx(self, n_ctx: int) -> int:
-        """Return the tokens of its context when the target's has so many."""
+        """Return the tokens of its context when the plan's has so many."""
+        if self.shared:
+            return n_ctx
         stretched = self.context.rope.stretches
-        return n_ctx if stretched else min(n_ctx, self.model.n_ctx_train)
+        return self.n_texts * (n_ctx if stretched else min(n_ctx, self.model.n_ctx_train))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,15 @@ class HeadPart:
     graphs: int
     graph_cell: int = 0
     output: int = 0
+    n_texts: int = 1
 
     def cells(self, n_ctx: int) -> int:
         """Return the bytes of its cells beside a context of so many tokens."""
-        return self.cell * self._n_cells(n_ctx)
+        return self.n_texts * self.cell * self._n_cells(n_ctx)
 
     def compute(self, n_ctx: int) -> int:
         """Return the bytes of its graphs, which grow with the text that they attend to."""
-        return self.graphs + self.graph_cell * self._n_cells(n_ctx)
+        return self.n_texts * (self.graphs + self.graph_cell * self._n_cells(n_ctx))
 
     def _n_cells(self, n_ctx: int) -> int:
         return -(-(n_ctx + _SPARE_CELLS) // _STEP) * _STEP + 1
@@ -87,10 +93,12 @@ def parts_of(
     drafter: str,
     context: ContextOptions,
     files: Mapping[str, Path] | None = None,
+    n_texts: int = 1,
 ) -> list[Part]:
     """Return the parts of a runtime, the target first; raises as reading their files does.
 
-    `files` are what the demo's expressions name without a path.
+    `files` are what the demo's expressions name without a path. Of an engine for `n_texts`
+    conversations a context that is given is shared by all; one that is chosen is for each.
     """
     expressions = list(_leaves(parse_expression(drafter)))
     shape = ModelShape.read(target)
@@ -105,18 +113,22 @@ def parts_of(
         header = read_header(path)
         if method_of_head(header.architecture) is not None:
             has_states = True
-            found.append(_heads(header, shape))
+            found.append(dataclasses.replace(_heads(header, shape), n_texts=n_texts))
         else:
             blocks = expression.atom == "mtp"
             drafts = _drafting(context, blocks=blocks)
-            title = BLOCKS if blocks else DRAFT
-            found.append(ModelPart(title, ModelShape.read(path), drafts, nextn=blocks, drafts=True))
-    rows = _STATE_ROWS if has_states else _ROWS
+            title, model = BLOCKS if blocks else DRAFT, ModelShape.read(path)
+            found.append(
+                ModelPart(title, model, drafts, nextn=blocks, drafts=True, n_texts=n_texts)
+            )
+    rows = n_texts * (_STATE_ROWS if has_states else _ROWS)
     options = dataclasses.replace(context, n_outputs=rows, hidden_states=has_states)
     n_rollback = 0
     if shape.architecture in ROLLBACK_ARCHITECTURES:
         n_rollback = max((_recurrent_length(item) for item in expressions), default=0)
-    return [ModelPart(TARGET, shape, options, n_rollback, own_blocks), *found]
+    shared = n_texts > 1 and context.n_ctx > 0
+    own = ModelPart(TARGET, shape, options, n_rollback, own_blocks, n_texts=n_texts, shared=shared)
+    return [own, *found]
 
 
 def _leaves(expression: Expression) -> Iterator[Expression]:

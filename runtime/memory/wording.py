@@ -25,6 +25,11 @@ def plan_line(plan: MemoryPlan, *, chose_context: bool, chose_layers: bool) -> s
     """Return what was chosen and why, in a line."""
     request, settings = plan.request, plan.settings
     context = f"{settings.n_ctx:,} tokens of context"
+    target = request.target
+    if target.n_texts > 1:
+        whole = target.n_ctx(settings.n_ctx)
+        each = "together" if target.shared else f"each, {whole:,} together"
+        context += f" for {target.n_texts} conversations {each}"
     if not request.devices:
         here = request.host
         there = "" if here is None else f" of {size_text(here.free)} free"

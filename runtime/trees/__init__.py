@@ -13,6 +13,7 @@ from specrun.runtime.trees.growth import (
     LawSource,
     Propose,
     TreeSampling,
+    chain_steps,
     draft_chain,
     grow_tree,
     most_likely,

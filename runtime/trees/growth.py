@@ -20,7 +20,7 @@ divides by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -196,12 +196,43 @@ def draft_chain(
     so exactness holds. `always_first` excepts the first token. `stop` ends it where it likes, by
     the same means. Nothing follows one of `end_tokens`.
     """
+    steps = chain_steps(
+        noise,
+        start,
+        most=most,
+        points=points,
+        threshold=threshold,
+        always_first=always_first,
+        stop=stop,
+        end_tokens=end_tokens,
+    )
+    try:
+        drafted = next(steps)
+        while True:
+            drafted = steps.send(law_after(drafted))
+    except StopIteration as ended:
+        tree: DraftTree = ended.value
+        return tree
+
+
+def chain_steps(
+    noise: NoiseSource,
+    start: int,
+    *,
+    most: int,
+    points: bool,
+    threshold: float = 0.0,
+    always_first: bool = False,
+    stop: ChainStop | None = None,
+    end_tokens: frozenset[int] = frozenset(),
+) -> Generator[list[int], Law, DraftTree]:
+    """Draft as `draft_chain` does: yields what is drafted so far, and takes the law after it."""
     tokens: list[int] = []
     laws: list[Law] = []
     while len(tokens) < most and not (tokens and tokens[-1] in end_tokens):
         if stop is not None and not stop.goes_on():
             break
-        law = law_after(tokens)
+        law = yield tokens
         if threshold > 0.0 and (tokens or not always_first) and law.most_likely[1] < threshold:
             break
         if stop is not None and not stop.takes(law.most_likely[1]):

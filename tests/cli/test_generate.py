@@ -38,6 +38,8 @@ STATS_KEYS = [
     "width",
     "total_variation",
     "changed_share",
+    "forced",
+    "forced_accepted",
 ]
 
 

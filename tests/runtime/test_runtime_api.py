@@ -172,7 +172,7 @@ def test_results_are_ready_for_json(runtime):
         ),
         *("target_s", "drafter_s", "overhead_s", "wall_s", "non_candidates", "drafting"),
         *("acceptance_given_prefix", "tested_by_position", "width"),
-        *("total_variation", "changed_share"),
+        *("total_variation", "changed_share", "forced", "forced_accepted"),
     }
 
 

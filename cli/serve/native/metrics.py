@@ -29,35 +29,30 @@ class Metrics:
     """The numbers of one server, in a registry of its own."""
 
     def __init__(self, service: AnswerService) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self._service = service
         self._requests = Counter(
-            "specrun_requests", "Requests by path and status.", ["path", "status"], **self._own()
+            "specrun_requests",
+            "Requests by path and status.",
+            ["path", "status"],
+            registry=registry,
         )
         self._answers = Counter(
-            "specrun_answers", "Answers by how they ended.", ["finish_reason"], **self._own()
+            "specrun_answers", "Answers by how they ended.", ["finish_reason"], registry=registry
         )
-        self._tokens = Counter(
-            "specrun_tokens",
-            "Tokens: of prompts, of them cached, generated, drafted, accepted.",
-            ["kind"],
-            **self._own(),
-        )
-        self._rounds = Counter("specrun_rounds", "Rounds of all answers.", **self._own())
-        self._seconds = Counter(
-            "specrun_seconds", "Native evaluation time, by who evaluated.", ["part"], **self._own()
-        )
+        about = "Tokens: of prompts, of them cached, generated, drafted, accepted."
+        self._tokens = Counter("specrun_tokens", about, ["kind"], registry=registry)
+        self._rounds = Counter("specrun_rounds", "Rounds of all answers.", registry=registry)
+        about = "Native evaluation time, by who evaluated."
+        self._seconds = Counter("specrun_seconds", about, ["part"], registry=registry)
         self._first = Histogram(
             "specrun_time_to_first_token_seconds",
             "From the beginning in a slot to the first token.",
             buckets=_SECONDS,
-            **self._own(),
+            registry=registry,
         )
         self.registry.register(_Now(service))
         service.observers.append(self.count_answer)
-
-    def _own(self) -> dict[str, CollectorRegistry]:
-        return {"registry": self.registry}
 
     def count_request(self, path: str, status: int) -> None:
         """Count a request whose reply is over; status 0: its client left before."""

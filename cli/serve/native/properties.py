@@ -45,6 +45,7 @@ async def props(request: Request) -> Response:
                 "drafter": engine.drafter,
                 "drafters": engine.drafters,
                 "accept": engine.options.accept,
+                "rules": engine.rules,
             },
         }
     )

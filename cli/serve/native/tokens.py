@@ -15,6 +15,7 @@ from specrun.cli.serve.openai.messages import read_messages
 from specrun.cli.serve.replies import json_reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.service import AnswerService
+from specrun.cli.serve.tools.fields import read_turn
 
 
 async def tokenize(request: Request) -> Response:
@@ -66,9 +67,12 @@ async def detokenize(request: Request) -> Response:
 
 
 async def apply_template(request: Request) -> Response:
-    """Return the prompt that the chat template makes of `messages`."""
+    """Return the prompt that the chat template makes of `messages` and `tools`."""
     service: AnswerService = request.app.state.service
     fields = await read_body(request, service.settings.bounds)
     messages = read_messages(fields, service.settings.bounds)
-    prompt = await service.prompts.rendered(AnswerRequest(messages=messages))
-    return json_reply({"prompt": prompt})
+    turn = read_turn(fields, service.engine, messages)
+    asked = AnswerRequest(
+        messages=turn.messages, tools=turn.tools, template_kwargs=turn.template_kwargs
+    )
+    return json_reply({"prompt": await service.prompts.rendered(asked)})

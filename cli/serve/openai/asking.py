@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.request import AnswerRequest, Prompt
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import AnswerService
+from specrun.cli.serve.tools.fields import ChatTurn
 
 DONE = b"data: [DONE]\n\n"
 """The end of OpenAI's streams."""
@@ -17,14 +17,14 @@ DONE = b"data: [DONE]\n\n"
 MOST_TOP = 20
 """OpenAI's limit of likely tokens beside each."""
 
-_NOT_YET = ("tools", "functions", "response_format", "grammar", "json_schema")
+_NO_TURN = ChatTurn(())
 
 
 def read_request(
     fields: Fields,
     service: AnswerService,
     *,
-    messages: Sequence[Mapping[str, Any]] = (),
+    turn: ChatTurn = _NO_TURN,
     prompts: Sequence[Prompt] = (),
     top_logprobs: int | None,
 ) -> AnswerRequest:
@@ -33,22 +33,22 @@ def read_request(
     `top_logprobs` None asks for no log-probabilities at all.
     """
     settings = service.settings
-    for name in _NOT_YET:
-        if fields.get(name) not in (None, [], "", {"type": "text"}):
-            raise RequestError(f"{name} is not understood yet: leave it out", name)
     n = fields.integer("n", 1, settings.bounds.choices) or 1
     best_of = fields.integer("best_of", 1, settings.bounds.choices)
     if best_of not in (None, n):
         problem = f"best_of is {best_of}: all choices that are made are returned"
         raise RequestError(f"{problem}, so give n alone", "best_of")
     return AnswerRequest(
-        messages=messages,
+        messages=turn.messages,
         prompts=prompts,
         params=read_sampling(fields, settings, service.engine.vocabulary),
         max_tokens=read_length(fields, settings),
         n=n,
         logprobs=top_logprobs is not None,
         top_logprobs=top_logprobs or 0,
+        tools=turn.tools,
+        template_kwargs=turn.template_kwargs,
+        plan=turn.plan,
         speculative=read_speculative(fields),
     )
 

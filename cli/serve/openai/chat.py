@@ -13,11 +13,12 @@ from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.openai.asking import DONE, MOST_TOP, read_request, wants_usage
 from specrun.cli.serve.openai.errors import error_object
 from specrun.cli.serve.openai.logprobs import chat_logprobs
-from specrun.cli.serve.openai.messages import read_messages
-from specrun.cli.serve.openai.usage import finish_reason, speculation_of, timings_of, usage_of
+from specrun.cli.serve.openai.messages import message_of, read_messages, said_of
+from specrun.cli.serve.openai.usage import speculation_of, timings_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.service import Answer, AnswerService, Delta
+from specrun.cli.serve.tools.fields import read_turn
 
 
 async def chat_completions(request: Request) -> Response:
@@ -36,7 +37,8 @@ def read_chat(fields: Fields, service: AnswerService) -> AnswerRequest:
     if top and not logprobs:
         raise RequestError("top_logprobs needs logprobs: give true for it, too", "top_logprobs")
     messages = read_messages(fields, service.settings.bounds)
-    return read_request(fields, service, messages=messages, top_logprobs=top if logprobs else None)
+    turn = read_turn(fields, service.engine, messages)
+    return read_request(fields, service, turn=turn, top_logprobs=top if logprobs else None)
 
 
 class ChatForm:
@@ -63,10 +65,11 @@ class ChatForm:
         if index not in self._begun:
             self._begun.add(index)
             events += self._chunk(index, {"role": "assistant", "content": ""})
-        if delta.text or (delta.events and self._answer.request.logprobs):
-            events += self._chunk(index, {"content": delta.text}, delta=delta)
-        if delta.result is not None:
-            events += self._chunk(index, {}, finish=finish_reason(delta.result))
+        if delta.parts or delta.traces or (delta.events and self._answer.request.logprobs):
+            said = said_of(delta.parts, self._answer.request.plan)
+            events += self._chunk(index, said or {"content": ""}, delta=delta)
+        if delta.finish is not None:
+            events += self._chunk(index, {}, finish=delta.finish)
         return events
 
     def _chunk(
@@ -80,7 +83,8 @@ class ChatForm:
         choice: dict[str, Any] = {"index": index, "delta": content, "finish_reason": finish}
         if delta is not None and self._answer.request.logprobs:
             choice["logprobs"] = chat_logprobs(delta.events, self._answer.service.engine.vocabulary)
-        return event_bytes({**self._common, "choices": [choice]})
+        traced = {"specrun": {"rounds": delta.traces}} if delta is not None and delta.traces else {}
+        return event_bytes({**self._common, "choices": [choice], **traced})
 
     def end(self) -> bytes:
         """Return the last chunk, about the whole answer, if it was asked for."""
@@ -104,9 +108,9 @@ class ChatForm:
             logprobs = chat_logprobs(choice.events, self._answer.service.engine.vocabulary)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.result.text},
+            "message": message_of(choice.reply, self._answer.request.plan),
             "logprobs": logprobs,
-            "finish_reason": finish_reason(choice.result),
+            "finish_reason": choice.finish,
         }
 
     def _summary(self) -> dict[str, Any]:

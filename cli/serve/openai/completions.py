@@ -10,12 +10,14 @@ from starlette.responses import Response
 
 from specrun.cli.serve.body import Fields, read_body
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.infill.prompt import Gap, fill_prompt
 from specrun.cli.serve.openai.asking import DONE, MOST_TOP, read_request, wants_usage
 from specrun.cli.serve.openai.errors import error_object
 from specrun.cli.serve.openai.logprobs import completion_logprobs
-from specrun.cli.serve.openai.usage import finish_reason, speculation_of, timings_of, usage_of
+from specrun.cli.serve.openai.usage import speculation_of, timings_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest, Prompt
+from specrun.cli.serve.sampling import read_length
 from specrun.cli.serve.service import Answer, AnswerService, Delta
 from specrun.cli.serve.settings import Bounds
 
@@ -37,14 +39,23 @@ async def completions(request: Request) -> Response:
 
 def read_completion(fields: Fields, service: AnswerService) -> AnswerRequest:
     """Return what a completion request asks for; raises `RequestError` that names the field."""
+    prompts = read_prompts(fields, service.settings.bounds)
     if fields.get("suffix"):
-        raise RequestError("suffix is not understood yet: leave it out", "suffix")
+        prompts = [_with_gap(prompt, fields, service) for prompt in prompts]
     return read_request(
         fields,
         service,
-        prompts=read_prompts(fields, service.settings.bounds),
+        prompts=prompts,
         top_logprobs=fields.integer("logprobs", 0, MOST_TOP),
     )
+
+
+def _with_gap(prompt: Prompt, fields: Fields, service: AnswerService) -> Prompt:
+    """Return the prompt of a text that is to be filled between itself and the suffix."""
+    if not isinstance(prompt, str):
+        raise RequestError("suffix needs a prompt that is a text, not tokens", "suffix")
+    gap = Gap(prompt, fields.text("suffix") or "")
+    return fill_prompt(gap, service.engine, read_length(fields, service.settings), "suffix")
 
 
 def read_prompts(fields: Fields, bounds: Bounds) -> list[Prompt]:
@@ -116,8 +127,8 @@ class CompletionForm:
             text = self._echoed[index] + text
         if text or (delta.events and self._answer.request.logprobs):
             events = self._chunk(delta, text)
-        if delta.result is not None:
-            events += self._chunk(delta, "", finish=finish_reason(delta.result))
+        if delta.finish is not None:
+            events += self._chunk(delta, "", finish=delta.finish)
         return events
 
     def _chunk(self, delta: Delta, text: str, *, finish: str | None = None) -> bytes:
@@ -151,7 +162,7 @@ class CompletionForm:
             "index": index,
             "text": self._echoed[index] + choice.result.text,
             "logprobs": logprobs,
-            "finish_reason": finish_reason(choice.result),
+            "finish_reason": choice.finish,
         }
 
     def _summary(self) -> dict[str, Any]:

@@ -13,7 +13,10 @@ def chat_logprobs(events: Sequence[TokenEvent], vocabulary: Vocabulary) -> dict[
     """Return the `logprobs` of a chat completion's tokens; one that ends the answer has none."""
     ends = vocabulary.end_of_generation
     content = [
-        {**_entry(event.token_id, event.logprob, vocabulary), "top_logprobs": []}
+        {
+            **_entry(event.token_id, event.logprob, vocabulary),
+            "top_logprobs": [_entry(*likely, vocabulary) for likely in event.top_logprobs()],
+        }
         for event in events
         if event.token_id not in ends
     ]
@@ -40,6 +43,9 @@ def completion_logprobs(
     return {
         "tokens": [vocabulary.label(event.token_id) for event in kept],
         "token_logprobs": [event.logprob for event in kept],
-        "top_logprobs": None,
+        "top_logprobs": [
+            {vocabulary.label(token): value for token, value in event.top_logprobs()}
+            for event in kept
+        ],
         "text_offset": offsets,
     }

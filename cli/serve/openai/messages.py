@@ -1,4 +1,4 @@
-"""Messages of chat requests, with the parts that OpenAI's contents may consist of, as text."""
+"""Messages of chat requests, their contents as text, and those of replies, whole and in pieces."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from specrun.cli.serve.body import Fields, shown
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.settings import Bounds
+from specrun.cli.serve.tools.plan import ReplyPlan
+from specrun.runtime.replies import CallBegun, Content, Part, Reasoning, Reply
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -59,3 +61,42 @@ def _texts(parts: Sequence[object], field: str, wanted: str) -> list[str]:
             )
         texts.append(text)
     return texts
+
+
+def message_of(reply: Reply, plan: ReplyPlan) -> dict[str, Any]:
+    """Return a reply as a message: its content is null where it only calls tools."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["content"] = reply.content or None
+        message["tool_calls"] = [
+            _begun(plan.new_id(), call.name, call.arguments) for call in reply.calls
+        ]
+    return message
+
+
+def said_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:
+    """Return the `delta` of a chunk: what a round said, a call's arguments piece by piece."""
+    said: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if isinstance(part, Content):
+            said["content"] = said.get("content", "") + part.text
+        elif isinstance(part, Reasoning):
+            said["reasoning_content"] = said.get("reasoning_content", "") + part.text
+        elif isinstance(part, CallBegun):
+            calls[part.index] = {"index": part.index, **_begun(plan.new_id(), part.name, "")}
+        else:
+            call = calls.setdefault(
+                part.index, {"index": part.index, "function": {"arguments": ""}}
+            )
+            call["function"]["arguments"] += part.text
+    if calls:
+        said["tool_calls"] = [*calls.values()]
+    return said
+
+
+def _begun(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}

@@ -6,20 +6,13 @@ from collections.abc import Collection
 from typing import Any
 
 from specrun.cli.serve.service import Answer
-from specrun.runtime.results import FinishReason, GenerationResult
-
-_REASONS: dict[FinishReason, str] = {"stop": "stop", "length": "length", "cancelled": "abort"}
-
-
-def finish_reason(result: GenerationResult) -> str:
-    """Return why a choice ended; "abort", as vLLM calls it, where the server cut it short."""
-    return _REASONS[result.finish_reason]
+from specrun.runtime.results import GenerationResult
 
 
 def usage_of(answer: Answer) -> dict[str, Any]:
     """Return OpenAI's usage of the choices that have ended."""
     results = answer.results.values()
-    n_prompt = sum(map(len, answer.prompts))
+    n_prompt = sum(map(len, answer.prompts.tokens))
     n_said = sum(result.usage.completion_tokens for result in results)
     # All choices of a prompt have it: what the first of them found in the cache counts.
     first = [answer.results.get(index) for index in range(0, len(answer.streams), answer.request.n)]

@@ -148,14 +148,18 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
 
     `places` says where its nodes stand in the round's tree. Its ROOT may stand at an accepted node,
     for members that went on from what others drafted; then the member sees what came after that
-    node.
+    node. Nodes that were left out of it have the rows of the node above them: nothing is known of
+    what follows there.
     """
     root = places[ROOT]
     accepted = outcome.path if root == ROOT else outcome.path[outcome.path.index(root) + 1 :]
     back = {merged: node for node, merged in places.items()}
     tokens, parents = list(own.tokens), list(own.parents)
     depths, flags = list(own.depths), list(own.is_candidate)
-    rows = [places[node] for node in range(len(own))]
+    rows: list[int] = []
+    for node, parent in enumerate(own.parents):
+        above = root if parent == ROOT else rows[parent]
+        rows.append(places.get(node, above))
     path: list[int] = []
     for merged in accepted:
         node = back.get(merged)

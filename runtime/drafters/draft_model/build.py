@@ -26,6 +26,7 @@ from specrun.runtime.drafters.draft_model.state import (
 )
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
+from specrun.runtime.drafters.meeting import SharedDraftContext
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.methods import TREE_OPTIONS, options_of
@@ -89,6 +90,7 @@ class DraftPlan:
     n_sequences: int
     n_outputs: int
     n_nodes: int
+    is_chain: bool = False
 
 
 def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -142,7 +144,7 @@ def plan_draft(
             name=str(expression),
         )
 
-    return DraftPlan(drafter, 1, 1, count)
+    return DraftPlan(drafter, 1, 1, count, is_chain=True)
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -206,10 +208,13 @@ def _with_draft_model(
         model.close()
         raise
 
+    options = draft_context_options(env.context, model)
+    options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+    together = plan.is_chain and pair.tokens is None and not pair.by_text and model.can_branch
+    contexts = _DraftContexts(model, options, env, together=together)
+
     def start() -> Drafter:
-        options = draft_context_options(env.context, model)
-        options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
-        context = Context(model, options)
+        context = contexts.make()
         try:
             drafter = make(context, pair)
             drafter.remark = pair.remark
@@ -218,7 +223,35 @@ def _with_draft_model(
             context.close()
             raise
 
-    return DrafterWeights(str(expression), start, [model])
+    return DrafterWeights(str(expression), start, [contexts, model])
+
+
+class _DraftContexts:
+    """Contexts of a draft model: parts of one that all conversations share, or each its own."""
+
+    def __init__(
+        self, model: Model, options: ContextOptions, env: DraftEnvironment, *, together: bool
+    ) -> None:
+        self._model, self._options = model, options
+        self._meeting = env.meeting if together else None
+        self._copies = env.keeps_rows
+        self._shared: SharedDraftContext | None = None
+
+    def make(self) -> Context:
+        """Return a context for a conversation; raises as opening one does."""
+        if self._meeting is not None:
+            if self._shared is None:
+                self._shared = self._meeting.share(self._model, self._options)
+            part = self._shared.part(copies=self._copies)
+            if part is not None:
+                return part
+        return Context(self._model, self._options)
+
+    def close(self) -> None:
+        """Close what is shared; again does nothing."""
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
 
 
 def _by_text(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Literal
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
@@ -14,6 +14,7 @@ from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDra
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
+from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import (
     Logits,
     greedy_token,
@@ -23,9 +24,12 @@ from specrun.runtime.transform import (
     transformed_law,
 )
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import RANKED_TOKENS, draft_chain, ranking_params
+from specrun.runtime.trees import RANKED_TOKENS, chain_steps, ranking_params
 
 DraftSampling = Literal["with", "argmax"]
+
+_Steps = Generator[Sequence[int], Logits, DraftTree]
+"""A draft in the making: says which tokens to evaluate, and is given the row after them."""
 
 
 class _Fallback:
@@ -85,9 +89,50 @@ class DraftModelDrafter(ModelDrafter):
         self._exit, self._length = adaptive_exit, length
         self._drafted: Sequence[int] = ()
         self._most = 0
+        # A draft that is made step by step, for which request, and the tree that came of it.
+        self._steps: _Steps | None = None
+        self._asked: DraftRequest | None = None
+        self._prepared: DraftTree | None = None
+
+    def prepare(self, request: DraftRequest) -> bool:
+        """Draft a step further, its evaluation made with those of other conversations."""
+        state = self._state
+        if self._steps is None or self._asked is not request:
+            if not state.waits:
+                return True
+            self._asked, self._steps = request, self._drafting(request)
+            return self._go_on(next, self._steps)
+        row = state.answer()
+        return row is not None and self._go_on(self._steps.send, row)
+
+    def _go_on(self, step: Callable[[Any], Sequence[int]], given: object) -> bool:
+        """Take a step, and ask for what it needs; return whether the draft is complete."""
+        try:
+            self._state.ask(step(given))
+        except StopIteration as drafted:
+            self._steps, self._prepared = None, drafted.value
+            return True
+        except BaseException:
+            self._steps = None
+            raise
+        return False
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter where the drafter's own context ends or `p_min` stops it."""
+        prepared, self._prepared, self._steps = self._prepared, None, None
+        if prepared is not None and self._asked is request:
+            return prepared
+        steps, state = self._drafting(request), self._state
+        try:
+            tokens = next(steps)
+            while True:
+                tokens = steps.send(state.feed(tokens))
+        except StopIteration as drafted:
+            tree: DraftTree = drafted.value
+            return tree
+
+    def _drafting(self, request: DraftRequest) -> _Steps:
+        """Draft a chain: yields tokens to evaluate after the cached ones, takes the row then."""
         start = len(request.tokens)
         state, rows = self._state, self._kept_rows(request)
         state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
@@ -109,26 +154,8 @@ class DraftModelDrafter(ModelDrafter):
             self._length.start(points=points)
         surely = None if request.fallback == 0.0 else _Fallback(request.fallback)
         if params.is_greedy:
-            return self._greedy_chain(request, count, rows, surely)
-
-        def law_after(drafted: list[int]) -> Law:
-            # Only what is not cached: after a fully accepted
-            # draft that is two tokens, fed together.
-            if drafted:
-                row = state.feed_one(drafted[-1])
-            else:
-                row = state.feed(request.tokens[len(state.cached) :])
-            if surely is not None:
-                surely.reads(row)
-            if rows is not None:
-                rows.take(len(drafted) - 1, row)
-            if not params.has_penalties:
-                return transformed_law(row, params, (), request.state)
-            window = penalty_window(request.tokens, drafted, params)
-            return transformed_law(row, params, window, request.state)
-
-        tree = draft_chain(
-            law_after,
+            return (yield from self._greedy_chain(request, count, rows, surely))
+        steps = chain_steps(
             request.noise,
             start,
             most=count,
@@ -138,10 +165,44 @@ class DraftModelDrafter(ModelDrafter):
             stop=self._length if surely is None else surely,
             end_tokens=request.end_tokens,
         )
+        tree = yield from self._after_laws(steps, request, params, rows, surely)
         # A draft cut by its end token was as long as it could be, and is no sign of doubt.
         ended = bool(tree.tokens) and tree.tokens[-1] in request.end_tokens
         self._drafted, self._most = tree.tokens, len(tree) if ended else count
         return tree if rows is None else rows.of(tree)
+
+    def _after_laws(
+        self,
+        steps: Generator[list[int], Law, DraftTree],
+        request: DraftRequest,
+        params: SamplingParams,
+        rows: ChainRows | None,
+        surely: _Fallback | None,
+    ) -> _Steps:
+        """Give the steps of a chain the laws that the model's rows say."""
+        drafted = next(steps, None)
+        if drafted is None:
+            return DraftTree()
+        while True:
+            row = yield self._uncached(request, drafted)
+            if surely is not None:
+                surely.reads(row)
+            if rows is not None:
+                rows.take(len(drafted) - 1, row)
+            if params.has_penalties:
+                window = penalty_window(request.tokens, drafted, params)
+                law = transformed_law(row, params, window, request.state)
+            else:
+                law = transformed_law(row, params, (), request.state)
+            try:
+                drafted = steps.send(law)
+            except StopIteration as ended:
+                tree: DraftTree = ended.value
+                return tree
+
+    def _uncached(self, request: DraftRequest, drafted: Sequence[int]) -> Sequence[int]:
+        """Return what is to be evaluated next: after a fully accepted draft two tokens at once."""
+        return drafted[-1:] if drafted else request.tokens[len(self._state.cached) :]
 
     def _kept_rows(self, request: DraftRequest) -> ChainRows | None:
         """Return what keeps the rows that the request asks for."""
@@ -163,22 +224,20 @@ class DraftModelDrafter(ModelDrafter):
 
     def _greedy_chain(
         self, request: DraftRequest, count: int, rows: ChainRows | None, surely: _Fallback | None
-    ) -> DraftTree:
-        """Return the most likely tokens in turn: without `p_min` they need no laws."""
-        params, state = request.params, self._state
+    ) -> _Steps:
+        """Draft the most likely tokens in turn: without `p_min` they need no laws."""
+        params = request.params
         length = self._length if surely is None else surely
         tokens: list[int] = []
         whole = length is None and rows is None
         plain = whole and params.is_plain and not (params.has_penalties or params.logit_bias)
         if plain and count > 1:
-            tokens = self._chain_at_once(request, count)
+            first = greedy_token((yield self._uncached(request, ())), params)
+            tokens = [first, *self._chain_at_once(first, request, count)]
         while len(tokens) < count and not (tokens and tokens[-1] in request.end_tokens):
             if length is not None and not length.goes_on():
                 break
-            if tokens:
-                row = state.feed_one(tokens[-1])
-            else:
-                row = state.feed(request.tokens[len(state.cached) :])
+            row = yield self._uncached(request, tokens)
             if surely is not None:
                 surely.reads(row)
             if rows is not None:
@@ -195,16 +254,17 @@ class DraftModelDrafter(ModelDrafter):
         tree = DraftTree.chain(tokens)
         return tree if rows is None else rows.of(tree)
 
-    def _chain_at_once(self, request: DraftRequest, count: int) -> list[int]:
-        """Return the chain by compiled code; its first token alone where there is none."""
+    def _chain_at_once(self, first: int, request: DraftRequest, count: int) -> list[int]:
+        """Return what follows the first token, by compiled code; nothing where that cannot."""
         state, ends = self._state, request.end_tokens
-        first = greedy_token(state.feed(request.tokens[len(state.cached) :]), request.params)
-        further = None if first in ends else state.feed_likeliest(first, count - 1, ends)
-        return [first] if further is None else [first, *further]
+        if first in ends or state.waits:
+            return []
+        return state.feed_likeliest(first, count - 1, ends) or []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the cache of what the prompt shares with the last one."""
         super().begin(tokens)
+        self._steps = self._prepared = None
         if self._exit is not None:
             self._exit.begin()
         if self._length is not None:

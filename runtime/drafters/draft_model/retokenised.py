@@ -23,7 +23,6 @@ from specrun.runtime.tree import DraftTree
 
 _GREEDY = SamplingParams(temperature=0.0)
 _TAIL = 256  # bytes that are tokenized anew each round; what is before them stays as it was
-_GUARD = "\n"  # a tokenizer may add a space before a text: it goes to this
 _CONTEXT = 4  # tokens before the draft that its tokens are made with
 
 
@@ -120,7 +119,7 @@ class TextReader:
                 self._mark(token)
         self._read += tokens[n:]
         is_whole = whole_characters(self._tail) == self._tail
-        ids = plain_tokens(self._vocabulary, self._tail) if is_whole else []
+        ids = self._vocabulary.tokenize_within(self._tail) if is_whole else []
         whole = [*self._settled, *ids]
         if len(self._tail) > 2 * _TAIL:
             self._settle(ids)
@@ -131,7 +130,7 @@ class TextReader:
 
     def _mark(self, token: int) -> None:
         """Read a control token, which no text is: as the same one, or as its name spelled out."""
-        self._settled += plain_tokens(self._vocabulary, self._tail)
+        self._settled += self._vocabulary.tokenize_within(self._tail)
         self._tail = b""
         if token != self._source.bos:  # the drafter's own is there already, if it wants one
             name = self._source.label(token)
@@ -163,23 +162,6 @@ def whole_characters(text: bytes) -> bytes:
     return text
 
 
-def plain_tokens(vocabulary: Vocabulary, text: bytes) -> list[int]:
-    """Return the tokens of a text in the middle of another: nothing is added before it."""
-    if not text:
-        return []
-    decoded = text.decode("utf-8", "replace")
-    ids = vocabulary.tokenize(_GUARD + decoded, add_special=False)
-    skipped = 0
-    for index, piece in enumerate(vocabulary.pieces(ids)):
-        skipped += len(piece.lstrip(b" "))
-        if skipped == len(_GUARD):
-            return ids[index + 1 :]
-        if skipped > len(_GUARD):
-            break
-    # The guard is a part of the first token: then the text alone.
-    return vocabulary.tokenize(decoded, add_special=False)
-
-
 def tokens_after(vocabulary: Vocabulary, before: Sequence[int], text: bytes) -> list[int]:
     """Return the tokens of a text that follows some tokens.
 
@@ -188,7 +170,7 @@ def tokens_after(vocabulary: Vocabulary, before: Sequence[int], text: bytes) -> 
     if not text:
         return []
     known = b"".join(vocabulary.pieces(before))
-    together = plain_tokens(vocabulary, known + text)
+    together = vocabulary.tokenize_within(known + text)
     if together[: len(before)] == list(before):
         return together[len(before) :]
-    return plain_tokens(vocabulary, text)
+    return vocabulary.tokenize_within(text)

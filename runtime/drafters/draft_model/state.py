@@ -19,6 +19,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.rows import Rows
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafter import Drafter, RoundOutcome
+from specrun.runtime.drafters.meeting import ContextPart
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
@@ -49,6 +50,8 @@ class DraftModelState:
         self._shared_size = min(self._own_size, target_vocab_size)
         eos = context.model.vocabulary.eos
         self._stand_in = eos if eos is not None else 0
+        self._part = context if isinstance(context, ContextPart) else None
+        self._unread: list[int] = []
 
     def cells(self, length: int) -> int:
         """Return how many cells hold the first `length` cached tokens."""
@@ -94,6 +97,39 @@ class DraftModelState:
         self._changing = False
         return self.shared(rows.logits(0))
 
+    @property
+    def waits(self) -> bool:
+        """Whether tokens are best evaluated with those of other conversations: `ask`."""
+        return self._part is not None and self._part.waits
+
+    def ask(self, tokens: Sequence[int]) -> None:
+        """As `feed`, evaluated with what other conversations ask for: `answer` has the row."""
+        self._unread = list(tokens)
+        self._ask_piece()
+
+    def _ask_piece(self) -> None:
+        assert self._part is not None
+        piece = self._unread[: self.context.n_batch]
+        start = self.cells(len(self.cached))
+        self.batch.fill_chain([*map(self.known, piece)], start, (self.main,), 1)
+        self._changing = True
+        self._part.ask(self.batch)
+
+    def answer(self) -> Logits | None:
+        """Return the row after what was asked for, a view [shared]; None while that waits."""
+        assert self._part is not None
+        rows = self._part.answered()
+        if rows is None:
+            return None
+        n = self.batch.n_tokens
+        self.cached.extend(self._unread[:n])
+        self._changing = False
+        del self._unread[:n]
+        if self._unread:
+            self._ask_piece()
+            return None
+        return self.shared(rows.logits(0))
+
     def feed_likeliest(self, token: int, most: int, ends: frozenset[int]) -> list[int] | None:
         """Evaluate a token after the cached ones, then the most likely one after it, and so on.
 
@@ -132,6 +168,8 @@ class DraftModelState:
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop what an interrupted evaluation may have left."""
+        if self._part is not None:
+            self._part.withdraw()
         memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
         left_over = self._changing and memory.last_position(self.main) >= end
         if length < len(self.cached) or left_over:

@@ -86,7 +86,8 @@ class EarlyExitDrafter(Drafter):
             row = cells.rows(drafted[-1:])[0] if drafted else self._root(request.tokens)
             if rows is not None:
                 rows.take(len(drafted) - 1, row)
-            return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
+            window = penalty_window(request.tokens, drafted, params)
+            return transformed_law(row, params, window, request.state)
 
         chain = draft_chain(
             law_after,

@@ -13,6 +13,7 @@ from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.ngram.smoothing import Counts, NgramLaw
 from specrun.runtime.drafters.ngram.text_counts import GrowingCounts
+from specrun.runtime.grammar import GrammarState
 from specrun.runtime.law import IdArray, Law
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, transformed_law
@@ -85,6 +86,9 @@ class NgramDrafter(Drafter):
         tokens, params = request.tokens, request.params
         self._text.extend(tokens[len(self._text.tokens) :])
         count = min(self.max_nodes, request.max_depth, request.max_nodes)
+        place = request.state.grammar
+        if place is not None:
+            place = place.after(tokens[place.length :])
         last = list(tokens[1 - self._order :]) if self._order > 1 else []
         if self._law.after(last) is None:
             return DraftTree()
@@ -95,7 +99,7 @@ class NgramDrafter(Drafter):
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
         params = without_penalties(params)
         tree = draft_chain(
-            lambda drafted: self._law_after([*last, *drafted], params),
+            lambda drafted: self._law_after(last, drafted, params, place),
             request.noise,
             len(tokens),
             most=count,
@@ -109,10 +113,16 @@ class NgramDrafter(Drafter):
             return tree
         return NgramRows(self._row_memory, self._law, last).of(tree)
 
-    def _law_after(self, tokens: Sequence[int], params: SamplingParams) -> Law:
-        law = self._law.after(tokens)
+    def _law_after(
+        self,
+        last: list[int],
+        drafted: Sequence[int],
+        params: SamplingParams,
+        place: GrammarState | None,
+    ) -> Law:
+        law = self._law.after([*last, *drafted])
         assert law is not None  # what was counted once is counted in every context
-        return transformed(law, params)
+        return transformed(law if place is None else allowed(law, place.after(drafted)), params)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Count what was committed; learn how far drafts pay."""
@@ -130,9 +140,16 @@ def without_penalties(params: SamplingParams) -> SamplingParams:
     """Return the settings that cut and temper, without those that name tokens."""
     if not (params.has_penalties or params.logit_bias):
         return params
-    return params.replace(
-        logit_bias={}, repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0
-    )
+    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    return params.replace(logit_bias={}, grammar=None, **off)
+
+
+def allowed(law: Law, place: GrammarState) -> Law:
+    """Return a law on few tokens given that a grammar allows them; itself, if it allows none."""
+    ids = np.arange(len(law.probs)) if law.ids is None else law.ids
+    weights = np.where(place.allowed(ids), law.probs, 0.0)
+    kept = weights.nonzero()[0]
+    return Law.normalised(weights[kept], ids[kept]) if len(kept) else law
 
 
 def transformed(law: Law, params: SamplingParams) -> Law:

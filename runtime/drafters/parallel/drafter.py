@@ -148,7 +148,7 @@ class ParallelDrafter(Drafter):
 
         def law_after(drafted: list[int]) -> Law:
             window = penalty_window(request.tokens, drafted, params)
-            return transformed_law(rows[len(drafted)], params, window)
+            return transformed_law(rows[len(drafted)], params, window, request.state)
 
         return draft_chain(
             law_after,

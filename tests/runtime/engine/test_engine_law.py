@@ -136,13 +136,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "target.gguf", folder / "drafter.gguf"
 
 
-CHOICES: list[dict[str, Any]] = [{}, {"n_max": 1}, {"drafter": "ngram", "accept": "block"}]
+CHOICES: list[dict[str, Any]] = [{}, {"n_max": 1}, {"drafter": ""}]
 
 
 def counted(engine: Engine) -> list[Counter[Text]]:
     """The texts of each talk, by how often they came, all talks going on at the same time.
 
-    Each is drafted in a way of its own.
+    The first two draft together, with one model, the third drafts trees.
     """
     counts: list[Counter[Text]] = [Counter() for _ in TALKS]
     streams = [
@@ -166,15 +166,15 @@ def test_three_conversations_each_follow_the_targets_joint_law(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three tests, each of size ALPHA; a biased rule is rejected in each at the same size."""
-    drafter = f"draft({quoted(str(pair[1]))}, tree=2x1)"
+    file = quoted(str(pair[1]))
     options: dict[str, Any] = {"slots": 3, "n_ctx": 256, "n_threads": 1}
-    with Engine(pair[0], drafter, others=["ngram(order=1, n=2)"], **options) as engine:
+    tree = f"draft({file}, tree=2x1)"
+    monkeypatch.setitem(CHOICES[2], "drafter", tree)
+    with Engine(pair[0], f"draft({file}, n=2)", others=[tree], **options) as engine:
         assert min(p_values(pair, counted(engine))) > ALPHA
         load = engine.statistics().load
         assert load.texts_per_evaluation is not None
         assert load.texts_per_evaluation > 2.0
-    monkeypatch.setitem(CHOICES[2], "drafter", None)
-    monkeypatch.setitem(CHOICES[2], "accept", None)
-    with Engine(pair[0], drafter, **options) as engine:
+        assert load.drafting_texts > 1.5 * load.draft_evaluations
         monkeypatch.setattr(engine._choices, "_own_rule", KeepsTooMuch())
         assert max(p_values(pair, counted(engine))) < REJECTED

@@ -237,7 +237,7 @@ def adaptive_laws(tokens: list[int]) -> AdaptiveLaws:
     def logits(row: int) -> np.ndarray:
         return np.array([-math.inf, 0.0, 1.0])
 
-    return AdaptiveLaws(DraftTree.chain(tokens), logits, SETTINGS["mirostat 2"], FRESH)  # type: ignore[arg-type]
+    return AdaptiveLaws((), DraftTree.chain(tokens), logits, SETTINGS["mirostat 2"], FRESH)  # type: ignore[arg-type]
 
 
 def test_rules_may_ask_for_laws_that_no_text_reaches() -> None:

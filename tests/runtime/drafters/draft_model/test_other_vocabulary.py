@@ -22,7 +22,6 @@ from specrun.runtime.acceptance import build_rule
 from specrun.runtime.drafter import Drafter, DraftRequest
 from specrun.runtime.drafters.draft_model.retokenised import (
     TextReader,
-    plain_tokens,
     tokens_after,
     whole_characters,
 )
@@ -275,8 +274,8 @@ def test_tokens_in_the_middle_of_a_text_are_the_tokenizers_own(demo: Runtime) ->
     for place in range(1, len(whole)):
         rest = b"".join(words.pieces(whole[place:]))
         assert tokens_after(words, whole[max(0, place - 4) : place], rest) == whole[place:]
-    assert plain_tokens(words, b"") == []
-    assert b"".join(words.pieces(plain_tokens(words, b" x"))) == b" x"
+    assert words.tokenize_within(b"") == []
+    assert b"".join(words.pieces(words.tokenize_within(b" x"))) == b" x"
 
 
 # -- refusals --------------------------------------------------------------------------------------

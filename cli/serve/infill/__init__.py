@@ -1,0 +1,1 @@
+"""Filling in the middle, for editors: /infill, and the `suffix` of completions."""

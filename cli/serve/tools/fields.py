@@ -1,0 +1,182 @@
+"""Fields about tools and reasoning, read from requests of every API in one form: OpenAI's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specrun.bindings.errors import TemplateError
+from specrun.cli.serve.body import Fields, shown
+from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.tools.history import Message, for_template
+from specrun.cli.serve.tools.plan import ReplyPlan
+from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.engine import Engine
+from specrun.runtime.replies import syntax_of, think_tags_of
+
+Tool = dict[str, Any]
+MOST_TOOLS = 512
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+_REASONING = ("none", "auto", "deepseek", "deepseek-legacy")
+_NO_ARGUMENTS = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools are called: "auto", "none" or "required"; `name` is the one that has to be."""
+
+    mode: str = "auto"
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """A conversation as its template is to have it, and what is looked for in the reply."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    plan: ReplyPlan = field(default_factory=ReplyPlan)
+
+
+def read_tools(given: object, where: str = "tools") -> list[Tool]:
+    """Return OpenAI's tools, with what templates ask for and clients may leave out."""
+    if given is None:
+        return []
+    if not isinstance(given, list) or len(given) > MOST_TOOLS:
+        raise RequestError(f"{where} is {shown(given)}: give a list of functions", where)
+    tools = [_tool(value, f"{where}[{place}]") for place, value in enumerate(given)]
+    names = [tool["function"]["name"] for tool in tools]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            problem = f"{where}[{place}] is named {name!r} as another one: rename it"
+            raise RequestError(problem, f"{where}[{place}]")
+    return tools
+
+
+def _tool(value: object, where: str) -> Tool:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(function, dict):
+        form = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
+        raise RequestError(f"{where} is {shown(value)}: give a function, as {form}", where)
+    return function_tool(function, f"{where}.function")
+
+
+def function_tool(function: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
+    """Return OpenAI's form of a function whose arguments' schema is in the field `schema`."""
+    name, description = function.get("name"), function.get("description")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        field_name = f"{where}.name"
+        wanted = "1 to 128 letters, digits, '_', '-' or '.'"
+        raise RequestError(f"{field_name} is {shown(name)}: give {wanted}", field_name)
+    if description is not None and not isinstance(description, str):
+        field_name = f"{where}.description"
+        raise RequestError(f"{field_name} is {shown(description)}: give a text", field_name)
+    parameters = function.get(schema)
+    if parameters is not None and not isinstance(parameters, dict):
+        field_name = f"{where}.{schema}"
+        raise RequestError(f"{field_name} is {shown(parameters)}: give a JSON schema", field_name)
+    own = {"name": name, "description": description or "", "parameters": parameters}
+    return {"type": "function", "function": {**own, "parameters": parameters or _NO_ARGUMENTS}}
+
+
+def read_tool_choice(fields: Fields) -> ToolChoice:
+    """Return OpenAI's `tool_choice`."""
+    given = fields.get("tool_choice")
+    if given is None:
+        return ToolChoice()
+    if given in ("auto", "none", "required"):
+        return ToolChoice(given)
+    function = given.get("function") if isinstance(given, dict) else None
+    # The newer API has the name beside the type.
+    name = function.get("name") if isinstance(function, dict) else None
+    if name is None and isinstance(given, dict):
+        name = given.get("name")
+    if not isinstance(name, str):
+        form = '{"type": "function", "function": {"name": "..."}}'
+        raise fields.wrong("tool_choice", f"auto, none, required, or {form}")
+    return ToolChoice("required", name)
+
+
+def read_turn(fields: Fields, engine: Engine, messages: Sequence[Message]) -> ChatTurn:
+    """Return the turn that OpenAI's and llama-server's fields ask for."""
+    for old in ("functions", "function_call"):
+        if old in fields:
+            raise RequestError(f"{old} is what OpenAI had before tools: give tools", old)
+    reasoning = fields.text("reasoning_format") or "auto"
+    if reasoning not in _REASONING:
+        raise fields.wrong("reasoning_format", f"one of {', '.join(_REASONING)}")
+    kwargs = fields.get("chat_template_kwargs")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise fields.wrong("chat_template_kwargs", 'an object, as {"enable_thinking": false}')
+    return plan_turn(
+        engine,
+        messages,
+        tools=read_tools(fields.get("tools")),
+        choice=read_tool_choice(fields),
+        parallel=fields.flag("parallel_tool_calls", default=True),
+        splits_reasoning=reasoning != "none",
+        template_kwargs=kwargs or {},
+    )
+
+
+def plan_turn(
+    engine: Engine,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    parallel: bool = True,
+    splits_reasoning: bool = True,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> ChatTurn:
+    """Return how a conversation is rendered and its reply read; raises `RequestError`.
+
+    A template that knows no tools is refused where there are some, and so is one whose model's
+    syntax of calls is not known.
+    """
+    if choice.mode == "required" and not tools:
+        raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
+    used = tools if choice.mode != "none" else ()
+    template = _template(engine)
+    if template is None:  # what needs one says so
+        if used:
+            raise RequestError("tools need a chat template, and this model has none", "tools")
+        return ChatTurn(messages, (), template_kwargs or {})
+    syntax = syntax_of(template.source) if used else None
+    if used and "tools" not in template.names:
+        problem = "this model's chat template knows no tools: leave them out, or give the server"
+        raise RequestError(f"{problem} one that does (--chat-template-file)", "tools")
+    if used and syntax is None:
+        families = "Hermes and Qwen, Qwen3-Coder, Llama 3, Mistral"
+        problem = f"how this model writes calls is not known (known: {families})"
+        raise RequestError(f"{problem}: leave tools out", "tools")
+    known = syntax_of(template.source)
+    plan = ReplyPlan(
+        syntax=syntax,
+        schemas=_schemas(used, choice),
+        think=think_tags_of(template.source) if splits_reasoning else None,
+        most_calls=None if parallel else 1,
+        must_call=choice.mode == "required",
+    )
+    id_length = known.id_length if known is not None else None
+    return ChatTurn(for_template(messages, id_length), used, template_kwargs or {}, plan)
+
+
+def _template(engine: Engine) -> ChatTemplate | None:
+    try:
+        return engine.chat_template
+    except TemplateError:
+        return None
+
+
+def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any]:
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    if choice.name is None:
+        return schemas
+    if choice.name not in schemas:
+        problem = f"tool_choice names {choice.name!r}, which is not among the tools"
+        raise RequestError(problem, "tool_choice")
+    return {choice.name: schemas[choice.name]}

@@ -1,0 +1,313 @@
+"""Traces of rounds: the draft tree, both laws, what was kept and where the time went.
+
+They are made only for answers that ask for them. What a trace says of laws is read where the
+acceptance rule has read them, before anything is committed, so it changes neither draft nor text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from specrun.bindings.errors import SpecrunError
+from specrun.bindings.vocabulary import Vocabulary
+from specrun.runtime.acceptance import Acceptance, LawAt
+from specrun.runtime.law import Law
+from specrun.runtime.results import SpecStats
+from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.transform import Logits
+from specrun.runtime.tree import ROOT, DraftTree
+
+BEST = 6
+"""How many tokens of a law a trace names: what a person reads at a glance."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedToken:
+    """A token, its text (control tokens by name), and its probability in some law."""
+
+    token: int
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class TracedNode:
+    """A node of the draft tree. `parent` -1 is the last committed token.
+
+    `target` is the probability that the target's law gives the token after its parent, `model` what
+    it has before sampling settings, `draft` that of the drafter's law: None where the token was
+    proposed as a point mass. One that is no `candidate` was evaluated and could not be accepted: it
+    has none of them.
+    """
+
+    token: int
+    text: str
+    parent: int
+    depth: int
+    candidate: bool
+    target: float | None
+    model: float | None
+    draft: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TracedLaws:
+    """The most likely tokens after a node (-1: after the last committed token), best first.
+
+    `target` is the law by the settings of sampling: what acceptance reads. `model` is before them.
+    `draft` is the law that drafts were drawn from; empty where the drafter tells none.
+    """
+
+    node: int
+    target: tuple[NamedToken, ...]
+    model: tuple[NamedToken, ...]
+    draft: tuple[NamedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSeconds:
+    """Seconds of one round: native evaluation of target and drafter, Python, and waiting.
+
+    With several conversations `target` is a share of the common evaluation, and `waiting` is what
+    was done for the others. Making the trace is in none of them.
+    """
+
+    target: float
+    drafter: float
+    python: float
+    waiting: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationCost:
+    """The evaluation of a round: `tokens` of this conversation, among `together` of all `texts`.
+
+    `expected_s` is T(together) by the cost curve that drafts are planned with, `single_s` is T(1).
+    """
+
+    tokens: int
+    together: int
+    texts: int
+    expected_s: float
+    single_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrace:
+    """One round. `path` are the accepted nodes from the root down.
+
+    `drafter` is who proposed the tree: of `auto`, the drafter that it chose.
+
+    `next_token` is the target's own token after them: None where an end token was accepted.
+    `recovered` says that it took the place of rejected drafts; otherwise it came for nothing.
+    `position` is where the round's first token stands, counted from the prompt's first. `tokens` to
+    `acceptance_by_depth` are of the whole answer so far, this round included.
+    """
+
+    number: int
+    position: int
+    drafter: str
+    rule: str
+    greedy: bool
+    nodes: tuple[TracedNode, ...]
+    laws: tuple[TracedLaws, ...]
+    path: tuple[int, ...]
+    next_token: NamedToken | None
+    recovered: bool
+    seconds: RoundSeconds
+    evaluation: EvaluationCost
+    tokens: int
+    tokens_per_round: float | None
+    acceptance_by_depth: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the trace as a mapping, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of a round where it was decided."""
+
+    nodes: tuple[TracedNode, ...]
+    laws: tuple[TracedLaws, ...]
+    path: tuple[int, ...]
+    next_token: NamedToken
+    rejected: bool
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Seconds so far: native ones of target and drafter, all of the slot's own, and on the wall."""
+
+    target: float
+    drafter: float
+    own: float
+    wall: float = field(default_factory=time.perf_counter)
+
+
+class Tracer:
+    """Traces the rounds of one answer: `witness` sees each decided, `trace` then tells it."""
+
+    def __init__(self, vocabulary: Vocabulary, *, greedy: bool) -> None:
+        self._vocabulary = vocabulary
+        self._greedy = greedy
+        self._texts: dict[int, str] = {}
+        self._seen: _Seen | None = None
+        self._spent = 0.0  # on seeing, which counts for nobody
+        self._number = 0
+        self._length = self._tokens = 0
+        self._before = Clocks(0.0, 0.0, 0.0)
+
+    def begin(self, n_prompt: int, now: Clocks) -> None:
+        """Take the time where the first round begins: the prompt's tokens have been read."""
+        self._length, self._before = n_prompt, now
+
+    def witness(
+        self, tree: DraftTree, rows: EvaluatedRows, law_at: LawAt, accepted: Acceptance
+    ) -> None:
+        """Note what the target and the drafter say of a round's tree."""
+        started = time.perf_counter()
+        try:
+            self._seen = self._read(tree, rows, law_at, accepted)
+        except SpecrunError:  # a row that no rule has read may be broken
+            self._seen = None
+        self._spent += time.perf_counter() - started
+
+    def _read(
+        self, tree: DraftTree, rows: EvaluatedRows, law_at: LawAt, accepted: Acceptance
+    ) -> _Seen:
+        path, candidate = accepted.path, tree.is_candidate
+        end = path[-1] if path else ROOT
+        # What the target would say below a rejected leaf explains nothing that was decided.
+        places = sorted({end, *compress(tree.parents, candidate)})
+        target = {place: law_at(place) for place in places}
+        model = {place: _softmax(rows.logits(place + 1)) for place in places}
+        draft = {place: _draft_law(tree, place) for place in places}
+        laws = tuple(
+            TracedLaws(place, *(self._best(law[place]) for law in (target, model, draft)))
+            for place in places
+        )
+        own = accepted.next_token
+        chosen = NamedToken(own, self._text(own), target[end].probability(own))
+        nodes = tuple(
+            TracedNode(
+                token,
+                self._text(token),
+                parent,
+                tree.depths[node],
+                candidate[node],
+                *(
+                    _probability(law.get(parent), token) if candidate[node] else None
+                    for law in (target, model, draft)
+                ),
+            )
+            for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True))
+        )
+        return _Seen(nodes, laws, path, chosen, accepted.rejected)
+
+    def trace(
+        self,
+        n_tokens: int,
+        stats: SpecStats,
+        cost_of: Callable[[int], EvaluationCost],
+        now: Callable[[], Clocks],
+    ) -> RoundTrace | None:
+        """Return the trace of the round after which the text has `n_tokens` tokens.
+
+        None where nothing was seen. `stats` are the answer's so far; `cost_of` says what the
+        evaluation was in which it had so many tokens.
+        """
+        seen, self._seen = self._seen, None
+        start, self._length = self._length, n_tokens
+        n_new, after = n_tokens - start, now()
+        self._tokens += n_new
+        told = None
+        if seen is not None:
+            # An accepted token that ends the answer cuts what was accepted below it.
+            ended = n_new <= len(seen.path)
+            told = RoundTrace(
+                number=self._number,
+                position=start,
+                drafter=_drafter_of(stats),
+                rule=stats.rule,
+                greedy=self._greedy,
+                nodes=seen.nodes,
+                laws=seen.laws,
+                path=seen.path[:n_new],
+                next_token=None if ended else seen.next_token,
+                recovered=seen.rejected and not ended,
+                seconds=self._seconds(after),
+                evaluation=cost_of(1 + len(seen.nodes)),
+                tokens=self._tokens,
+                tokens_per_round=stats.mean_accepted_length,
+                acceptance_by_depth=stats.acceptance_by_position,
+            )
+        self._number += 1
+        self._spent, self._before = 0.0, now()
+        return told
+
+    def _seconds(self, after: Clocks) -> RoundSeconds:
+        before = self._before
+        target, drafter = after.target - before.target, after.drafter - before.drafter
+        own, wall = after.own - before.own, after.wall - before.wall
+        python = max(0.0, own - self._spent - target - drafter)
+        return RoundSeconds(target, drafter, python, max(0.0, wall - own))
+
+    def _best(self, law: Law | None) -> tuple[NamedToken, ...]:
+        if law is None:
+            return ()
+        return tuple(NamedToken(token, self._text(token), p) for token, p in _best(law))
+
+    def _text(self, token: int) -> str:
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self._vocabulary.label(token)
+        return text
+
+
+def _drafter_of(stats: SpecStats) -> str:
+    """Return which drafter proposed the last round: of `auto`, the one that it chose."""
+    arms, choices = stats.drafting.get("arms"), stats.drafting.get("choices")
+    return str(arms[choices[-1][0]]["drafter"]) if arms and choices else stats.drafter
+
+
+def _draft_law(tree: DraftTree, place: int) -> Law | None:
+    """Return the law that drafts after a node were drawn from, or what the drafter says there."""
+    # Of several draws, the first is from the law itself: see `loop.law_pairs`.
+    draws = tree.draws.get(place, ())
+    law = next((draw.law for draw in draws if draw.law is not None), None)
+    if law is not None or tree.rows is None or not draws:
+        return law
+    row = tree.rows.logits(place)
+    return None if row is None else _softmax(row)
+
+
+def _probability(law: Law | None, token: int) -> float | None:
+    return None if law is None else law.probability(token)
+
+
+def _softmax(row: Logits) -> Law:
+    """Return a row's law before any setting."""
+    weights = np.exp(row - row.max(), dtype=np.float64)
+    return Law(weights / weights.sum())
+
+
+def _best(law: Law) -> list[tuple[int, float]]:
+    """Return the most likely tokens of a law, best first, none of probability 0."""
+    probs, ids = law.probs, law.ids
+    places = np.argsort(-probs, kind="stable") if len(probs) <= BEST else _highest(probs)
+    pairs = [(int(place if ids is None else ids[place]), float(probs[place])) for place in places]
+    return [(token, probability) for token, probability in pairs if probability > 0.0]
+
+
+def _highest(probs: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.intp]]:
+    places = np.argpartition(-probs, BEST - 1)[:BEST]
+    return places[np.argsort(-probs[places], kind="stable")]

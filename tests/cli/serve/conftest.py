@@ -1,0 +1,61 @@
+"""A vocabulary of families that call tools, and a client of the embedded family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+from support.loopback_server import serving
+from support.scripted_engine import ScriptedEngine
+from support.tool_templates import HERMES
+
+from specrun.bindings.model import Model
+from specrun.bindings.vocabulary import Vocabulary
+from specrun.cli.serve.app import create_app
+from specrun.cli.serve.settings import ServeSettings
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.engine import Engine
+
+CONTROLS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<think>",
+    "<|end|>",
+)
+
+
+@pytest.fixture(scope="session")
+def tool_vocabulary(tiny_folder: Path) -> Iterator[Vocabulary]:
+    path = tiny_folder / "tools.gguf"
+    write_random_llama(path, RandomLlama(vocab_size=320, controls=CONTROLS, width=16, layers=1))
+    with Model(path) as model:
+        yield model.vocabulary
+
+
+@pytest.fixture(scope="module")
+def silent(tool_vocabulary: Vocabulary) -> Iterator[tuple[ScriptedEngine, str]]:
+    """An engine that is to be asked nothing, and where it is served: for what is refused."""
+    engine = ScriptedEngine(tool_vocabulary, HERMES)
+    with serving(engine) as address:
+        yield engine, address
+
+
+@pytest.fixture(scope="session")
+def demo_engine() -> Iterator[Engine]:
+    """The embedded family with two slots; several tests share what it has cached."""
+    others = ("prompt-lookup", "draft(n=3, sampling=argmax)")
+    with Engine.demo(slots=2, others=others, n_ctx=2048, n_threads=1, trust=True) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(demo_engine: Engine) -> Iterator[TestClient]:
+    """A client in this process."""
+    app = create_app(demo_engine, ServeSettings(model="demo"))
+    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+        yield client

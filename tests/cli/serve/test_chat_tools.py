@@ -1,0 +1,200 @@
+"""Tools and reasoning in chat completions, asked for by the openai package over loopback."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from support.loopback_server import serving
+from support.scripted_engine import ScriptedEngine
+from support.tiny_models import TEMPLATE
+from support.tool_templates import ADD, HERMES, LLAMA3, MISTRAL, TEMPLATES, WEATHER
+
+CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+ASK: list[Any] = [{"role": "user", "content": "Rain in Paris?"}]
+CALLS = {
+    "hermes": f"I look.\n<tool_call>\n{CALL}\n</tool_call>",
+    "llama3": '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}',
+    "mistral": 'I look.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}',
+    "qwen3-coder": "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n"
+    "</parameter>\n</function>\n</tool_call>",
+}
+
+
+def client(address: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+def streamed(address: str, **options: Any) -> tuple[str, str, list[dict[str, str]], str | None]:
+    """What a client puts together: content, reasoning, calls, and why it ended."""
+    content = reasoning = ""
+    calls: list[dict[str, str]] = []
+    finish = None
+    given: dict[str, Any] = {"model": "tiny", "messages": ASK, "stream": True, **options}
+    for chunk in client(address).chat.completions.create(**given):
+        (choice,) = chunk.choices
+        delta = choice.delta
+        content += delta.content or ""
+        reasoning += (delta.model_extra or {}).get("reasoning_content") or ""
+        for call in delta.tool_calls or []:
+            if call.id is not None:
+                assert call.index == len(calls)
+                calls.append({"id": call.id, "name": call.function.name, "arguments": ""})
+            calls[call.index]["arguments"] += call.function.arguments or ""
+        finish = choice.finish_reason or finish
+    return content, reasoning, calls, finish
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_calls_of_each_family_whole_and_streamed(tool_vocabulary, family):
+    engine = ScriptedEngine(tool_vocabulary, TEMPLATES[family], [CALLS[family]])
+    said = "" if family == "llama3" else "I look."
+    with serving(engine) as address:
+        whole = client(address).chat.completions.create(
+            model="tiny", messages=ASK, tools=[WEATHER, ADD]
+        )
+        content, _, calls, finish = streamed(address, tools=[WEATHER, ADD])
+    (choice,) = whole.choices
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, finish) == ("tool_calls", "tool_calls")
+    assert (choice.message.content or "", content) == (said, said)
+    assert (call.type, call.function.name) == ("function", "get_weather")
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert [(one["name"], json.loads(one["arguments"])) for one in calls] == [
+        ("get_weather", {"city": "Paris"})
+    ]
+    assert call.id != calls[0]["id"]
+    assert whole.usage.completion_tokens_details.accepted_prediction_tokens == 3
+    rendered = tool_vocabulary.detokenize(engine.asked[0].prompt)
+    assert "get_weather" in rendered
+    assert "Rain in Paris?" in rendered
+
+
+def test_a_conversation_with_results_goes_on(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, MISTRAL, [CALLS["mistral"], "No rain."])
+    with serving(engine) as address:
+        create = client(address).chat.completions.create
+        first = create(model="tiny", messages=ASK, tools=[WEATHER]).choices[0].message
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "dry"}
+        messages = [*ASK, first.model_dump(exclude_none=True), result]
+        second = create(model="tiny", messages=messages, tools=[WEATHER]).choices[0]
+        # Another server's ids are as long as they like.
+        other = json.loads(json.dumps(messages).replace(first.tool_calls[0].id, "call_1234567"))
+        third = create(model="tiny", messages=other, tools=[WEATHER]).choices[0]
+    assert (second.message.content, second.finish_reason) == ("No rain.", "stop")
+    assert third.message.content == "No rain."
+    rendered = tool_vocabulary.detokenize(engine.asked[1].prompt)
+    assert '{"name": "get_weather", "arguments": {"city": "Paris"}' in rendered
+    assert '{"content": "dry", "call_id": "' in rendered
+
+
+def test_one_call_at_a_time_ends_the_answer(tool_vocabulary):
+    text = f"<tool_call>{CALL}</tool_call>" * 3 + "x" * 200
+    engine = ScriptedEngine(tool_vocabulary, HERMES, [text])
+    with serving(engine) as address:
+        all_calls = streamed(address, tools=[WEATHER])
+        engine.cancelled.clear()
+        first = streamed(address, tools=[WEATHER], parallel_tool_calls=False)
+        assert engine.cancelled.wait(10)  # nobody waits for the rest
+    assert (len(all_calls[2]), all_calls[0]) == (3, "x" * 200)
+    assert (len(first[2]), first[0], first[3]) == (1, "", "tool_calls")
+
+
+def test_no_tools_where_none_are_to_be_called(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, HERMES, [CALLS["hermes"]])
+    with serving(engine) as address:
+        content, _, calls, finish = streamed(address, tools=[WEATHER], tool_choice="none")
+        plain = streamed(address)
+    assert (content, calls, finish) == (CALLS["hermes"], [], "stop")
+    assert plain[0] == CALLS["hermes"]
+    assert "get_weather" not in tool_vocabulary.detokenize(engine.asked[0].prompt)
+
+
+def test_a_call_that_was_cut_short_ends_for_its_length(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, HERMES, [f"<tool_call>{CALL}</tool_call>"])
+    with serving(engine) as address:
+        _, _, calls, finish = streamed(address, tools=[WEATHER], max_tokens=55)
+    assert (finish, len(calls)) == ("length", 1)
+    assert '{"city": "Paris"}'.startswith(calls[0]["arguments"])
+
+
+THINKING = "<think>\nIt may rain.\n</think>\n\nYes."
+
+
+def test_reasoning_is_split_from_content(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, HERMES, [THINKING])
+    with serving(engine) as address:
+        message = client(address).chat.completions.create(model="tiny", messages=ASK)
+        content, reasoning, _, _ = streamed(address)
+        body = {"reasoning_format": "none"}
+        unsplit, nothing, _, _ = streamed(address, extra_body=body)
+    assert message.choices[0].message.content == content == "Yes."
+    assert message.choices[0].message.model_extra["reasoning_content"] == reasoning
+    assert reasoning == "It may rain."
+    # A control token has no text where nobody asks for reasoning.
+    assert (unsplit, nothing) == (THINKING.removeprefix("<think>"), "")
+
+
+def test_template_kwargs_reach_the_template_and_open_the_reasoning(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, HERMES, ["It may.</think>Yes.", "Yes."])
+    with serving(engine) as address:
+        body: dict[str, Any] = {"chat_template_kwargs": {"open_thinking": True}}
+        content, reasoning, _, _ = streamed(address, extra_body=body)
+        body = {"chat_template_kwargs": {"enable_thinking": False}}
+        closed = streamed(address, extra_body=body)
+    assert (content, reasoning) == ("Yes.", "It may.")
+    assert closed[:2] == ("Yes.", "")
+    assert tool_vocabulary.detokenize(engine.asked[1].prompt).endswith("\n\n</think>\n\n")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "tools": ({"tools": "x"}, "tools"),
+    "a tool": ({"tools": [1]}, "tools[0]"),
+    "a name": ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+    "parameters": (
+        {"tools": [{"function": {"name": "f", "parameters": 1}}]},
+        "tools[0].function.parameters",
+    ),
+    "two of a name": ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
+    "a choice": ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
+    "a choice of nothing": ({"tool_choice": "required"}, "tool_choice"),
+    "a choice of another": (
+        {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "rm"}}},
+        "tool_choice",
+    ),
+    "old functions": ({"functions": [{}]}, "functions"),
+    "a call in the history": (
+        {"messages": [*ASK, {"role": "assistant", "tool_calls": [{"id": "x"}]}]},
+        "messages[1].tool_calls[0]",
+    ),
+    "kwargs": ({"extra_body": {"chat_template_kwargs": 1}}, "chat_template_kwargs"),
+    "a format": ({"extra_body": {"reasoning_format": "x"}}, "reasoning_format"),
+}
+
+
+@pytest.mark.parametrize(("options", "field"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_named(silent, options, field):
+    engine, address = silent
+    with pytest.raises(openai.BadRequestError) as caught:
+        given = {"model": "tiny", "messages": ASK, **options}
+        client(address).chat.completions.create(**given)
+    assert caught.value.param == field
+    assert field in caught.value.message
+    assert engine.asked == []
+
+
+def test_what_a_template_refuses_is_a_bad_request(tool_vocabulary):
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    messages: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call] * 2}]
+    engine = ScriptedEngine(tool_vocabulary, LLAMA3)
+    with serving(engine) as address, pytest.raises(openai.BadRequestError, match="one call"):
+        client(address).chat.completions.create(model="tiny", messages=messages, tools=[ADD])
+
+
+def test_a_template_without_tools_is_refused(tool_vocabulary):
+    with serving(ScriptedEngine(tool_vocabulary, TEMPLATE)) as address:
+        with pytest.raises(openai.BadRequestError, match="knows no tools") as caught:
+            client(address).chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER])
+    assert caught.value.param == "tools"

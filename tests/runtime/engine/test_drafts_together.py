@@ -1,0 +1,121 @@
+"""Draft models of several conversations: evaluated together, each drafts what it drafts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.every_drafter import named, write_all
+from support.tiny_models import F32
+
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.runtime import SamplingParams
+from specrun.runtime.drafters import meeting
+from specrun.runtime.drafters.meeting import MemoryPart
+from specrun.runtime.engine import Engine
+
+GREEDY = SamplingParams(temperature=0.0)
+DRAWN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+PENALISED = DRAWN.replace(repeat_penalty=1.3, top_k=40)
+LONG = [(7 * place + 3) % 90 for place in range(150)]
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], LONG, [3, 1, 4, 1, 5], LONG[:100], [2, 7, 1, 8, 2, 8]]
+LENGTH = 30
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_all(tmp_path_factory.mktemp("together"))
+
+
+def answers(
+    files: dict[str, Path], drafter: str, params: SamplingParams, slots: int, accept: str = "exact"
+) -> tuple[list[Sequence[int]], float]:
+    """The texts, and how many of them an evaluation of drafts served."""
+    # Small batches: a prompt is read in several, and not all slots fit into the same.
+    options = ContextOptions(**{**F32, "n_ctx": 1024, "n_batch": 64})
+    with Engine(
+        files["shallow"], named(drafter, files), slots=slots, accept=accept, context=options
+    ) as engine:
+        results = engine.generate_many(PROMPTS, params, max_tokens=LENGTH)
+        load = engine.statistics().load
+    texts = [each.token_ids for each in results]
+    return texts, load.drafting_texts / max(1, load.draft_evaluations)
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN, PENALISED], ids=["greedy", "drawn", "penalised"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "draft(FILE:twin, n=4)",
+        "draft(FILE:small, n=3, p_min=0.1)",
+        "draft(FILE:twin, n=4, p_min=adaptive)",
+        "draft(FILE:twin, n=auto)",
+        "draft(FILE:twin, n=4, sampling=argmax)",
+    ],
+)
+def test_texts_are_those_of_each_alone(
+    files: dict[str, Path], drafter: str, params: SamplingParams
+) -> None:
+    together, served = answers(files, drafter, params, 3)
+    assert together == answers(files, drafter, params, 1)[0]
+    if "n=auto" not in drafter:  # which finds that models of this size do not pay
+        assert served > 1.5, "drafts were not evaluated together"
+
+
+@pytest.mark.parametrize("accept", ["cascade-opt(alpha=0.3)", "bild(fallback=0.2)"])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_rows_outlive_the_evaluations_of_others(
+    files: dict[str, Path], accept: str, params: SamplingParams
+) -> None:
+    """Rules that weigh the drafter's laws read its rows when all have drafted."""
+    together, served = answers(files, "draft(FILE:twin, n=4)", params, 3, accept)
+    assert together == answers(files, "draft(FILE:twin, n=4)", params, 1, accept)[0]
+    assert served > 1.5
+
+
+def test_rows_of_another_conversation_would_be_seen(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed = meeting.PlacedRows
+
+    def first_rows(rows: object, places: range) -> object:
+        return placed(rows, range(len(places)))  # type: ignore[arg-type]
+
+    wanted, _ = answers(files, "draft(FILE:twin, n=4)", DRAWN, 1)
+    monkeypatch.setattr(meeting, "PlacedRows", first_rows)
+    assert answers(files, "draft(FILE:twin, n=4)", DRAWN, 3)[0] != wanted
+
+
+def test_an_answer_that_ends_in_the_middle_of_a_draft_leaves_nothing(
+    files: dict[str, Path],
+) -> None:
+    drafter = named("draft(FILE:twin, n=4)", files)
+    options = ContextOptions(**{**F32, "n_ctx": 1024})
+    with Engine(files["shallow"], drafter, slots=3, context=options) as engine:
+        wanted = engine.generate_many(PROMPTS, DRAWN, max_tokens=LENGTH)
+        for _ in range(5):
+            endless = [engine.submit(prompt, DRAWN) for prompt in PROMPTS]
+            next(endless[0])
+            for stream in endless:
+                stream.cancel()
+        again = engine.generate_many(PROMPTS, DRAWN, max_tokens=LENGTH)
+        contexts = [each for each in engine._schedule.meeting._contexts if each.asking]
+    assert [each.token_ids for each in again] == [each.token_ids for each in wanted]
+    assert contexts == []
+
+
+def test_a_part_reaches_no_sequence_but_its_own(files: dict[str, Path]) -> None:
+    drafter = named("draft(FILE:twin, n=4)", files)
+    with Engine(files["shallow"], drafter, slots=2, n_ctx=512, n_threads=1) as engine:
+        engine.generate_many(PROMPTS[:2], GREEDY, max_tokens=4)
+        (shared,) = engine._schedule.meeting._contexts
+        whole = shared.context.memory
+        first, second = (MemoryPart(whole, number, 1) for number in range(2))
+        assert first.last_position() > 0
+        cached = second.last_position()
+        first.clear()
+        assert (first.last_position(), second.last_position()) == (-1, cached)
+        with pytest.raises(OptionError, match="sequence 1 is outside 0 to 0 of this part"):
+            first.truncate(0, sequence=1)
