@@ -233,6 +233,22 @@ def test_a_server_learns_while_it_answers(run: Run, pair: list[object], tmp_path
         assert "drafter-1" in str(engine.draft_file)
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--learn", "--learn-every", 0], "--learn-every 0 learns at a chat's /learn"),
+        (["--learn", "--drafter", "prompt-lookup"], "prompt-lookup is no draft model"),
+    ],
+)
+def test_servers_that_cannot_learn_say_so_before_they_serve(
+    run: Run, pair: list[object], options: list[object], problem: str
+) -> None:
+    found = run("serve", *pair[:2], *options, "--port", 0, "-t", 1, "-c", 512)
+    assert found.exit_code == 2
+    assert problem in found.stderr
+    assert "http://" not in found.stdout
+
+
 def test_a_server_that_ends_gives_an_update_up(pair: list[object]) -> None:
     from specrun.cli.options.learning import NO_LEARNING, LearnSettings
     from specrun.cli.serve.learning import serve_learning
