@@ -1,4 +1,4 @@
-"""`specrun learn show` and `forget`: what chats with --learn-keep left for drafters to learn."""
+"""`specrun learn show` and `forget`: what --learn-keep left for drafters to learn."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Kept:
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
 def learn() -> None:
-    """Show or delete what draft models learn from (`specrun chat --learn-keep`)."""
+    """Show or delete what draft models learn from (`--learn-keep`)."""
 
 
 @click.command(cls=SectionedCommand)
@@ -67,7 +67,9 @@ def show(as_json: bool, terminal: Terminal) -> None:
         terminal.answer(json.dumps([_record(each) for each in found]) + "\n")
         return
     if not found:
-        terminal.note("nothing is kept: only specrun chat --learn-keep keeps rejected drafts")
+        terminal.note(
+            "nothing is kept: only --learn-keep (chat, generate, serve) keeps rejected drafts"
+        )
     for each in found:
         terminal.answer(f"{one_line(each.target)}\n")
         what = f"{each.rejected:,} rejected drafts of {each.answers:,} answers"

@@ -37,7 +37,7 @@ _COMMANDS = (
         "specrun.cli.tune.command", "tune", "Measure a pair of models and plan what to draft."
     ),
     LazyCommand("specrun.cli.tune.theory", "theory", "Show what theory says of drafting."),
-    LazyCommand("specrun.cli.learn", "learn", "Show or delete what chats keep to learn from."),
+    LazyCommand("specrun.cli.learn", "learn", "Show or delete what is kept to learn from."),
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
     LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),
     LazyCommand("specrun.cli.prove", "prove", "Check that a pair's text is the target's own."),

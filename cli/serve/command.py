@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -197,7 +198,7 @@ def serve(
         send_seconds=server.timeout,
     )
     # Before the model: that a port is in use is known at once.
-    with bound_socket(server.host, server.port) as listener:
+    with bound_socket(server.host, server.port) as listener, ExitStack() as closed_last:
         opened = open_engine(
             load,
             draft,
@@ -210,7 +211,10 @@ def serve(
             lora=lora,
             learn=learning.place,
         )
-        with opened as engine, serve_learning(engine, learning, terminal) as observers:
+        with (
+            opened as engine,
+            serve_learning(closed_last, engine, learning, terminal) as observers,
+        ):
             check_sampling(answer.params, engine)
             url = url_of(server.host, listener)
             app = create_app(engine, settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from specrun.bindings.errors import ClosedError, SpecrunError
@@ -27,16 +27,18 @@ Observer = Callable[[GenerationResult], None]
 
 @contextmanager
 def serve_learning(
-    engine: Engine, settings: LearnSettings, terminal: Terminal
+    closed_last: ExitStack, engine: Engine, settings: LearnSettings, terminal: Terminal
 ) -> Iterator[list[Observer]]:
     """Yield whom answers are to be told to, nobody where nothing is to be learnt.
 
-    At the end an update that is under way is given up: the drafter stays as it is.
+    At the end an update that is under way is given up: the drafter stays as it is. `closed_last`
+    deletes what nobody keeps, after the engine: it still drafts with it.
     """
     if not settings.wanted:
         yield []
         return
     learning = ServeLearning(engine, settings, terminal)
+    closed_last.callback(learning.close)
     worker = threading.Thread(target=learning.run, name="specrun learning", daemon=True)
     worker.start()
     try:
@@ -44,7 +46,6 @@ def serve_learning(
     finally:
         learning.stop()
         worker.join()
-        learning.close()
 
 
 class ServeLearning(ChatLearning):

@@ -27,7 +27,7 @@ class TuneText:
     no_chat_template: bool
     predict: int
     seconds: float
-    drafter: tuple[str, ...]
+    drafter: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -217,9 +218,12 @@ def test_a_server_learns_while_it_answers(run: Run, pair: list[object], tmp_path
 
     settings = LearnSettings(learn=True, learn_keep=False, learn_every=16, learn_rate=0.01)
     options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1}
-    with Engine(pair[1], pair[3], slots=2, learn=True, **options) as engine:
+    with (
+        ExitStack() as closed_last,
+        Engine(pair[1], pair[3], slots=2, learn=True, **options) as engine,
+    ):
         before = engine.draft_file
-        with serve_learning(engine, settings, Terminal(quiet=True)) as observers:
+        with serve_learning(closed_last, engine, settings, Terminal(quiet=True)) as observers:
             (tell,) = observers
             params = [SamplingParams(seed=seed, top_k=0, top_p=1.0, min_p=0.0) for seed in range(5)]
             for each in params:
@@ -233,6 +237,22 @@ def test_a_server_learns_while_it_answers(run: Run, pair: list[object], tmp_path
         assert "drafter-1" in str(engine.draft_file)
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--learn", "--learn-every", 0], "--learn-every 0 learns at a chat's /learn"),
+        (["--learn", "--drafter", "prompt-lookup"], "prompt-lookup is no draft model"),
+    ],
+)
+def test_servers_that_cannot_learn_say_so_before_they_serve(
+    run: Run, pair: list[object], options: list[object], problem: str
+) -> None:
+    found = run("serve", *pair[:2], *options, "--port", 0, "-t", 1, "-c", 512)
+    assert found.exit_code == 2
+    assert problem in found.stderr
+    assert "http://" not in found.stdout
+
+
 def test_a_server_that_ends_gives_an_update_up(pair: list[object]) -> None:
     from specrun.cli.options.learning import NO_LEARNING, LearnSettings
     from specrun.cli.serve.learning import serve_learning
@@ -241,10 +261,13 @@ def test_a_server_that_ends_gives_an_update_up(pair: list[object]) -> None:
 
     options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1}
     settings = LearnSettings(learn=True, learn_keep=False, learn_every=1, learn_rate=0.01)
-    with Engine(pair[1], pair[3], slots=2, learn=True, **options) as engine:
-        with serve_learning(engine, NO_LEARNING, Terminal(quiet=True)) as observers:
+    with (
+        ExitStack() as closed_last,
+        Engine(pair[1], pair[3], slots=2, learn=True, **options) as engine,
+    ):
+        with serve_learning(closed_last, engine, NO_LEARNING, Terminal(quiet=True)) as observers:
             assert observers == []
-        with serve_learning(engine, settings, Terminal(quiet=True)) as observers:
+        with serve_learning(closed_last, engine, settings, Terminal(quiet=True)) as observers:
             (tell,) = observers
             streams = [
                 engine.submit_chat([{"role": "user", "content": text}], max_tokens=24)

@@ -89,11 +89,13 @@ def test_llama_cpp_pythons_own_sampler_gives_the_same_tokens() -> None:
         ("eagle(n=5)", 3.4),
         ("eagle(depth=5, topk=4, nodes=16)", 3.6),
         ("eagle3(n=3)", 3.0),
+        ("pass(n=1, topk=8)", 1.3),
     ],
 )
 def test_heads_draft_what_the_target_says(drafter: str, fewest: float) -> None:
     asked = [question for question, _ in questions()[:20]]
-    with Runtime.demo("none", n_ctx=1024) as plain, Runtime.demo(drafter, n_ctx=1024) as runtime:
+    own = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1}
+    with Runtime.demo("none", **own) as plain, Runtime.demo(drafter, **own) as runtime:
         results = [ask(runtime, question) for question in asked]
         assert [result.text for result in results] == [
             ask(plain, question).text for question in asked

@@ -120,7 +120,7 @@ def test_what_is_held_out_is_not_learnt():
 
 
 def test_all_kinds_are_trained_where_none_is_named():
-    assert parse_plan([]).kinds == KINDS == ("medusa", "eagle", "eagle3", "drafter")
+    assert parse_plan([]).kinds == KINDS == ("medusa", "eagle", "eagle3", "pass", "drafter")
     assert parse_plan(["--only", "eagle", "--only", "eagle"]).kinds == ("eagle",)
 
 

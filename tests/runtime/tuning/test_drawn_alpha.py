@@ -92,7 +92,7 @@ def wanted(drafts: LawTable, table: LawTable) -> float:
 
 
 @pytest.mark.parametrize("kind", ["chain", "without", "with", "points"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [1])
 def test_alpha_is_the_mean_over_the_targets_own_texts(kind: str, seed: int) -> None:
     """Every place of an answer is looked at once, whatever is drafted and accepted."""
     drafts, table = LawTable(3, seed + 40), LawTable(3, seed)
