@@ -265,10 +265,10 @@ class Answer:
         state = self._sampler_state()
         if self._grammar is not None:
             self._guided = GuidedDrafter(session.drafter)
-        settings = DecodeSettings(
+        verifying = DecodeSettings(
             rule, self._params, limits, end_tokens, state, self._witness, self._guided
         )
-        return decode_rounds(target, conversation, settings)
+        return decode_rounds(target, conversation, verifying)
 
     def _sampler_state(self) -> SamplerState:
         """Return what samplers know before the first token."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Literal
+from weakref import WeakSet
 
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
@@ -50,7 +51,7 @@ class Delta:
     finish: Finish | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Answer:
     """The choices of a request while they are made; `results` are those that have ended."""
 
@@ -117,7 +118,8 @@ class AnswerService:
         self.prompts = PromptReader(engine)
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
-        self._answers: set[Answer] = set()
+        # Weak: one that nobody came to read counts no more, and its streams end with it.
+        self._answers: WeakSet[Answer] = WeakSet()
 
     def tell(self, result: GenerationResult) -> None:
         """Tell all observers of a choice that has ended."""

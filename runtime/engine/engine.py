@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,11 +231,8 @@ class Engine:
         trace: bool = False,
     ) -> EngineStream:
         """Ask for an answer to {"role", "content"} messages; the rest as for `submit`."""
-        from specrun.runtime.chat_template import chat_tokens
-
-        tokens = chat_tokens(self.chat_template, self.vocabulary, messages)
         return self.submit(
-            tokens,
+            self.chat_prompt(messages),
             params,
             max_tokens=max_tokens,
             index=index,
@@ -246,6 +243,12 @@ class Engine:
             accept=accept,
             trace=trace,
         )
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation, rendered by the model's chat template."""
+        from specrun.runtime.chat_template import chat_tokens
+
+        return chat_tokens(self.chat_template, self.vocabulary, messages)
 
     def generate_many(
         self,
@@ -258,18 +261,53 @@ class Engine:
         accept: str | None = None,
     ) -> list[GenerationResult]:
         """Return the continuations of all prompts, in their order; the rest as for `submit`."""
+        asked = list(prompts)
+        rooms, indices = [max_tokens] * len(asked), [0] * len(asked)
+        return list(
+            self.each_of_many(
+                asked,
+                params,
+                max_tokens=rooms,
+                indices=indices,
+                drafter=drafter,
+                n_max=n_max,
+                accept=accept,
+            )
+        )
+
+    def each_of_many(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: Sequence[int | None],
+        indices: Sequence[int],
+        drafter: str | None = None,
+        n_max: int | None = None,
+        accept: str | None = None,
+    ) -> Iterator[GenerationResult]:
+        """Yield the continuations of all prompts in turn; each has its own limit and index.
+
+        Where one fails, or nobody takes the rest, those that are not done are cancelled.
+        """
         streams = [
             self.submit(
-                prompt, params, max_tokens=max_tokens, drafter=drafter, n_max=n_max, accept=accept
+                prompt,
+                params,
+                max_tokens=most,
+                index=index,
+                drafter=drafter,
+                n_max=n_max,
+                accept=accept,
             )
-            for prompt in prompts
+            for prompt, most, index in zip(prompts, max_tokens, indices, strict=True)
         ]
         try:
-            return [stream.result for stream in streams]
-        except BaseException:  # one failed, or Ctrl-C: nobody waits for the others
+            for stream in streams:
+                yield stream.result
+        finally:
             for stream in streams:
                 stream.cancel()
-            raise
 
     # -- what is open ------------------------------------------------------------------------------
 

@@ -103,6 +103,8 @@ class EvaluationCost:
 class RoundTrace:
     """One round. `path` are the accepted nodes from the root down.
 
+    `drafter` is who proposed the tree: of `auto`, the drafter that it chose.
+
     `next_token` is the target's own token after them: None where an end token was accepted.
     `recovered` says that it took the place of rejected drafts; otherwise it came for nothing.
     `position` is where the round's first token stands, counted from the prompt's first. `tokens` to
@@ -234,7 +236,7 @@ class Tracer:
             told = RoundTrace(
                 number=self._number,
                 position=start,
-                drafter=stats.drafter,
+                drafter=_drafter_of(stats),
                 rule=stats.rule,
                 greedy=self._greedy,
                 nodes=seen.nodes,
@@ -269,6 +271,12 @@ class Tracer:
         if text is None:
             text = self._texts[token] = self._vocabulary.label(token)
         return text
+
+
+def _drafter_of(stats: SpecStats) -> str:
+    """Return which drafter proposed the last round: of `auto`, the one that it chose."""
+    arms, choices = stats.drafting.get("arms"), stats.drafting.get("choices")
+    return str(arms[choices[-1][0]]["drafter"]) if arms and choices else stats.drafter
 
 
 def _draft_law(tree: DraftTree, place: int) -> Law | None:

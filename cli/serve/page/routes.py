@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -88,7 +89,7 @@ def page_routes() -> list[BaseRoute]:
     return routes
 
 
-def _endpoint(page: PageFile) -> object:
+def _endpoint(page: PageFile) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         return page.reply(request)
 

@@ -220,6 +220,16 @@ def test_seconds_add_up_and_evaluations_are_counted(files: dict[str, Path]) -> N
     assert texts == {1, 2}, "two slots, three answers: together, and the last one alone"
 
 
+def test_rounds_of_auto_name_the_drafter_that_it_chose(files: dict[str, Path]) -> None:
+    with open_engine(files, f"auto({LOOKUP}, {CHAIN})") as engine:
+        _, traces, result = traced(engine, GREEDY)
+    drafting = result.stats.drafting
+    names = [arm["drafter"] for arm in drafting["arms"]]
+    chosen = [names[index] for index, rounds in drafting["choices"] for _ in range(rounds)]
+    assert [trace.drafter for trace in traces] == chosen
+    assert len(set(chosen)) > 1
+
+
 def test_an_answer_that_ends_has_no_next_token(files: dict[str, Path]) -> None:
     """With a bias that makes the end likely, accepted drafts may end the answer."""
     with open_engine(files, f"draft({json.dumps(str(files['shallow']))}, n=3)") as engine:

@@ -25,7 +25,7 @@ export class ChatView {
 
   add(message) {
     byId("welcome").hidden = true;
-    const text = html("div", { class: "text" });
+    const text = html("div", { class: "text", dir: "auto" });
     const item = html("li", { class: `message ${message.role}` }, text);
     item.append(html("span", { class: "unseen" }, message.role === "user" ? "You" : "Answer"));
     item.prepend(item.lastChild);
@@ -90,9 +90,10 @@ export class ChatView {
     again.addEventListener("click", () => this.onAgain(message));
     const copy = html("button", { type: "button", class: "quiet" }, "Copy");
     copy.addEventListener("click", async () => {
-      await navigator.clipboard?.writeText(message.content);
+      await navigator.clipboard.writeText(message.content);
       copy.textContent = "Copied";
     });
+    copy.hidden = !navigator.clipboard; // which pages have that were not loaded over https
     foot.replaceChildren(again, copy, html("span", {}, footWords(message.answer)));
   }
 
@@ -121,7 +122,12 @@ export class ChatView {
   }
 }
 
-const ENDS = { length: "cut at the limit", stopped: "stopped", tool_calls: "called a tool" };
+const ENDS = {
+  abort: "cut short by the server",
+  length: "cut at the limit",
+  stopped: "stopped",
+  tool_calls: "called a tool",
+};
 
 const footWords = (answer) => {
   if (!answer) return "";

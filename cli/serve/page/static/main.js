@@ -64,27 +64,38 @@ async function answerNow() {
   rounds.watch(answer);
   const abort = new AbortController();
   setRunning({ abort, answer });
+  let problem = null;
   try {
     for await (const chunk of chatChunks(body, store.key, abort.signal)) {
       chat.append(answer, answer.take(chunk));
       rounds.update();
     }
-  } catch (problem) {
+  } catch (error) {
     if (abort.signal.aborted) answer.finish = "stopped";
-    else explain(problem);
+    else problem = error;
   }
   answer.done = true;
   message.content = answer.text;
-  if (!answer.text && !answer.thoughts) {
-    talk.messages.splice(talk.messages.indexOf(message), 1);
-    chat.views.get(answer)?.item.remove();
-  }
   chat.finish(answer);
+  const isEmpty = !answer.text && !answer.thoughts;
+  if (isEmpty && (problem || answer.finish === "stopped")) takeBack(talk, message);
+  if (problem) explain(problem);
   rounds.update();
   setRunning(null);
   store.save();
   listConversations();
   byId("status").textContent = `The answer has ended: ${answer.rounds.at(-1)?.tokens ?? 0} tokens.`;
+}
+
+// Give a question back to the message box: it got no answer.
+function takeBack(talk, message) {
+  const place = talk.messages.indexOf(message);
+  const [asked] = talk.messages.splice(place - 1, 2);
+  if (!box.value) box.value = asked.content;
+  fit();
+  chat.show(talk);
+  const last = talk.messages.findLast((each) => each.answer);
+  rounds.watch(last?.answer ?? null);
 }
 
 function explain(problem) {
@@ -143,13 +154,13 @@ byId("clear-conversation").addEventListener("click", () => {
 
 // -- the message box ------------------------------------------------------------------------------
 
-const message = byId("message");
+const box = byId("message");
 const fit = () => {
-  message.style.height = "auto";
-  message.style.height = `${message.scrollHeight + 2}px`;
+  box.style.height = "auto";
+  box.style.height = `${box.scrollHeight + 2}px`;
 };
-message.addEventListener("input", fit);
-message.addEventListener("keydown", (event) => {
+box.addEventListener("input", fit);
+box.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
     if (!running) byId("composer").requestSubmit();
@@ -161,9 +172,9 @@ byId("composer").addEventListener("submit", (event) => {
     stop();
     return;
   }
-  const text = message.value.trim();
+  const text = box.value.trim();
   if (!text) return;
-  message.value = "";
+  box.value = "";
   fit();
   ask(text);
 });
@@ -227,4 +238,4 @@ prepareSettings(store, {
 listConversations();
 chat.show(conversation);
 readProps();
-message.focus();
+box.focus();

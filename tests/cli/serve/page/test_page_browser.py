@@ -292,6 +292,21 @@ def test_what_ends_an_answer_is_said(visit: Visit, replay: Replay, address: str)
     assert not alert.is_visible()
 
 
+def test_a_question_that_got_no_answer_comes_back(
+    visit: Visit, replay: Replay, address: str
+) -> None:
+    replay.answers, replay.error = [[]], "all slots are taken"
+    page = visit(address)
+    ask(page, "Is anyone there?")
+    page.get_by_role("alert").wait_for()
+    assert page.locator("#message").input_value() == "Is anyone there?"
+    assert page.locator(".message").count() == 0
+    replay.error, replay.answers = "", [STORY]
+    page.keyboard.press("Enter")
+    ended(page)
+    assert replay.bodies[1]["messages"] == [{"role": "user", "content": "Is anyone there?"}]
+
+
 @pytest.mark.parametrize("width", [320, 390, 768, 1024, 1600])
 def test_nothing_is_wider_than_the_screen(visit: Visit, address: str, width: int) -> None:
     page = told(visit(address, width=width, height=844))
