@@ -270,10 +270,12 @@ class Answer:
             small = small_model(rule, session.drafter)
             alone = SequentialSettings(rule, self._params, limits, end_tokens, state)
             return sequential_rounds(session.target, conversation, small, alone)
-        verifying = DecodeSettings(rule, self._params, limits, end_tokens, state, self._witness)
         if self._grammar is not None:
             self._guided = GuidedDrafter(session.drafter)
-        return decode_rounds(target, conversation, verifying, self._guided)
+        verifying = DecodeSettings(
+            rule, self._params, limits, end_tokens, state, self._witness, self._guided
+        )
+        return decode_rounds(target, conversation, verifying)
 
     def _sampler_state(self) -> SamplerState:
         """Return what samplers know before the first token."""
