@@ -256,7 +256,15 @@ class Model:
     @property
     def chat_template(self) -> str | None:
         """The Jinja text of the file's chat template, or None."""
-        text: bytes | None = self._native.llama_model_chat_template(self.handle, None)
+        return self._template(None)
+
+    @property
+    def tool_template(self) -> str | None:
+        """The text of the template for conversations with tools, where that is another one."""
+        return self._template(b"tool_use")
+
+    def _template(self, name: bytes | None) -> str | None:
+        text: bytes | None = self._native.llama_model_chat_template(self.handle, name)
         return text.decode("utf-8", "replace") if text else None
 
     def metadata(self) -> dict[str, str]:
