@@ -12,6 +12,7 @@ from pathlib import Path
 
 from specrun.bench.drafters.prompts import Prompt, as_text
 from specrun.bindings.errors import SpecrunError
+from specrun.runtime.engine import Engine
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.results import GenerationResult, SpecStats
 from specrun.runtime.runtime import Runtime
@@ -140,7 +141,7 @@ def _mean_by_depth(
     return tuple(kept / weight for kept, weight in zip(sums, weights, strict=True)), weights
 
 
-def prompt_ids(runtime: Runtime, prompt: Prompt, as_chat: bool | None) -> list[int]:
+def prompt_ids(runtime: Runtime | Engine, prompt: Prompt, as_chat: bool | None) -> list[int]:
     """Return the tokens of a prompt, with `as_chat` as the model's chat template renders it.
 
     None means True for models that have a chat template.

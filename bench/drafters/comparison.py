@@ -18,6 +18,7 @@ from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.devices import devices
 from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
 from specrun.runtime.acceptance import SequentialCascade, build_rule
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.prefix import common_prefix
@@ -162,7 +163,7 @@ def measure_drafters(
             runtime = Runtime(bench.target, drafter=drafter, accept=rule, **bench.options)
             stack.enter_context(runtime)
             arms.append(Arm(runtime, bench.prompts, bench.as_chat))
-        facts = _facts(arms[0].runtime)
+        facts = target_facts(arms[0].runtime.model)
         total = len(arms) * bench.repetitions * len(bench.params) * len(bench.prompts)
         done = itertools.count()
 
@@ -257,10 +258,10 @@ def _compare(own: Answers, plain: Answers) -> TextComparison:
     return TextComparison(len(pairs), len(pairs) - len(parted), min(parted, default=None))
 
 
-def _facts(runtime: Runtime) -> TargetFacts:
+def target_facts(model: Model) -> TargetFacts:
+    """Return what a table says of a target."""
     from specrun.convert.cut import PADDED_PARAMETERS
 
-    model = runtime.model
     padded = model.header.metadata.get(PADDED_PARAMETERS, 0)
     gpus = [device.name for device in devices() if device.kind in ("gpu", "igpu")]
     return TargetFacts(

@@ -16,6 +16,7 @@ from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.replay.replay import ReplayText
 from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
+from specrun.runtime.engine import Engine
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
 
@@ -42,6 +43,27 @@ def record_answers(
         answer = runtime.generate(tokens, params, max_tokens=max_tokens).token_ids
         ends = runtime.vocabulary.end_of_generation
         texts.append(ReplayText(name, tuple(tokens), tuple(answer), ends))
+    return texts
+
+
+def record_together(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    name: str,
+    max_tokens: int,
+    as_chat: bool | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[ReplayText]:
+    """Return the same as `record_answers`, several prompts answered at once."""
+    tokens = [prompt_ids(engine, prompt, as_chat) for prompt in prompts]
+    n, ends = len(tokens), engine.vocabulary.end_of_generation
+    results = engine.each_of_many(tokens, params, max_tokens=[max_tokens] * n, indices=[0] * n)
+    texts: list[ReplayText] = []
+    for prompt, result in zip(tokens, results, strict=True):
+        progress(len(texts))
+        texts.append(ReplayText(name, tuple(prompt), tuple(result.token_ids), ends))
     return texts
 
 

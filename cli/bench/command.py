@@ -16,9 +16,17 @@ _COMMANDS = (
     LazyCommand(
         "specrun.cli.bench.cascade", "cascade", "Cascades of two models: quality for latency."
     ),
+    LazyCommand("specrun.cli.bench.load", "load", "Throughput by how many conversations go on."),
     LazyCommand("specrun.cli.bench.components", "convert", "Conversion: bandwidth and memory."),
     LazyCommand("specrun.cli.bench.components", "overhead", "Python's share of a round, by part."),
     LazyCommand("specrun.cli.bench.soak", "soak", "Answers with faults, for hours: none differs."),
+    LazyCommand("specrun.cli.bench.serve", "serve", "What the server adds to a round."),
+    LazyCommand(
+        "specrun.cli.bench.serve",
+        "serve-soak",
+        "Thousands of requests to a server: nothing fails or grows.",
+        attribute="serve_soak",
+    ),
 )
 
 _EPILOG = """\b
@@ -27,6 +35,7 @@ Examples:
   specrun bench drafters -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.8
   specrun bench replay --demo --workload edited --drafter prompt-lookup --drafter lookahead
   specrun bench cascade --demo --pad-to 400M --plot cascades.png
+  specrun bench load --demo --pad-to 400M --parallel 1,2,4,8 --plot load.png
   specrun bench overhead --vocab 32000
   specrun bench convert --size 4G
   specrun bench soak --minutes 60

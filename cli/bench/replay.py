@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,7 @@ from specrun.cli.bench.output import OutputForm, format_options, measure_and_pri
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import terminal_options
+from specrun.cli.options.parallel import parallel_option
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.types import FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
@@ -56,6 +57,7 @@ class _Replaying:
     curve: str
     draft_cost: float | None
     one_session: bool
+    parallel: int
 
 
 _replay_options = option_group(
@@ -87,6 +89,7 @@ _replay_options = option_group(
         "--one-session",
         "Let drafters go on from text to text, instead of starting each from nothing.",
     ),
+    parallel_option(_REPLAY),
 )
 
 
@@ -166,7 +169,8 @@ def _recorded(
     source: PromptChoice,
     terminal: Terminal,
 ) -> list[ReplayText]:
-    from specrun.bench.replay.recorded_texts import record_answers
+    from specrun.bench.replay.recorded_texts import record_answers, record_together
+    from specrun.runtime.engine import Engine
     from specrun.runtime.runtime import Runtime
     from specrun.runtime.sampling import SamplingParams
 
@@ -174,15 +178,18 @@ def _recorded(
     about = f", context {source.context}" if source.context else ""
     longest = source.context + LONGEST_MESSAGES + replaying.predict
     n_ctx = max(load.context.n_ctx, longest) if load.context.n_ctx else 0
-    with Runtime(target, **load.runtime_options(), n_ctx=n_ctx) as runtime:
-        return record_answers(
-            runtime,
-            prompts,
-            SamplingParams(temperature=0.0),
-            name=(workload.partition(",")[0].removeprefix("workload ") or "prompts") + about,
-            max_tokens=replaying.predict,
-            as_chat=False if source.no_chat_template else None,
-            progress=lambda done: terminal.passing(
-                f"recording answer {done + 1} of {len(prompts)} ..."
-            ),
-        )
+    params, options = SamplingParams(temperature=0.0), load.runtime_options()
+    recording: dict[str, Any] = {
+        "name": (workload.partition(",")[0].removeprefix("workload ") or "prompts") + about,
+        "max_tokens": replaying.predict,
+        "as_chat": False if source.no_chat_template else None,
+        "progress": lambda done: terminal.passing(
+            f"recording answer {done + 1} of {len(prompts)} ..."
+        ),
+    }
+    n = replaying.parallel
+    if n > 1:
+        with Engine(target, slots=n, **options, n_ctx=n * n_ctx) as engine:
+            return record_together(engine, prompts, params, **recording)
+    with Runtime(target, **options, n_ctx=n_ctx) as runtime:
+        return record_answers(runtime, prompts, params, **recording)

@@ -5,6 +5,7 @@ The file is one JSON object, written whole or not at all, and checked when read.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
 from specrun.cli.terminal.paths import read_text
+from specrun.runtime.grammar import Grammar
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams
 
@@ -85,6 +87,8 @@ def save_conversation(conversation: Conversation, path: Path, *, force: bool = F
     sampling["logit_bias"] = [
         format_logit_bias(*bias) for bias in conversation.params.logit_bias.items()
     ]
+    if conversation.params.grammar is not None:
+        sampling["grammar"] = dataclasses.asdict(conversation.params.grammar)
     values = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -128,7 +132,8 @@ def _params(values: object, path: Path) -> SamplingParams:
         if not isinstance(values, dict) or not isinstance(values.get("logit_bias", []), list):
             raise OptionError("the sampling settings are not a mapping")
         bias = dict(parse_logit_bias(str(text)) for text in values.get("logit_bias", []))
-        params = SamplingParams.from_dict({**values, "logit_bias": bias})
+        grammar = values.get("grammar") and Grammar(**values["grammar"])
+        params = SamplingParams.from_dict({**values, "logit_bias": bias, "grammar": grammar})
         if not (params.seed is None or (isinstance(params.seed, int) and params.seed >= 0)):
             raise OptionError(f"seed is {params.seed!r}: it must be a whole number or null")
         return params

@@ -7,6 +7,7 @@ from typing import Any
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.chat.conversation import Conversation
+from specrun.cli.options.grammar import read_grammar
 from specrun.cli.options.samplers import read_breakers
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
 from specrun.runtime.samplers.order import (
@@ -109,6 +110,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "dynatemp_range": _number,
     "dynatemp_exp": _number,
     "samplers": _samplers,
+    "grammar": read_grammar,
     "seed": _seed,
     "stop": _stop,
     MAX_TOKENS: _limit,
@@ -169,6 +171,7 @@ def describe_sampling(params: SamplingParams, max_tokens: int | None) -> str:
     parts += [f"DRY {params.dry_multiplier:g}"] if "dry" in params.chain else []
     if params.samplers != DEFAULT_ORDER and not params.mirostat:
         parts.append(f"in the order {';'.join(params.samplers)}")
+    parts += [f"by a {params.grammar.noun}"] if params.grammar is not None else []
     parts += [f"{len(params.logit_bias)} logit biases"] if params.logit_bias else []
     parts += [f"at most {max_tokens} tokens"] if max_tokens is not None else []
     return " · ".join(parts)
@@ -189,6 +192,8 @@ def _shown(name: str, value: Any) -> str:  # noqa: ANN401 - values of any settin
         return "no limit" if value is None else str(value)
     if name in ("stop", "dry_sequence_breakers"):
         return ", ".join(map(repr, value)) or "none"
+    if name == "grammar":
+        return "none" if value is None else value.noun
     if name == "samplers":
         return ";".join(value)
     if name == "logit_bias":

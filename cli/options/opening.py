@@ -19,6 +19,7 @@ from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.fixed_shape import Shape
+from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online import LearnFrom
 
 if TYPE_CHECKING:
@@ -187,7 +188,9 @@ def template_text(template: TemplateSettings) -> str | None:
 
 
 def check_sampling(params: SamplingParams, opened: Runtime | Engine) -> None:
-    """Raise if a logit bias names a token that the target lacks."""
+    """Raise if a logit bias names a token that the target lacks, or a grammar does not compile."""
+    if params.grammar is not None:
+        compiled(params.grammar, opened.vocabulary)
     size = opened.vocabulary.size
     for token in params.logit_bias:
         if token >= size:

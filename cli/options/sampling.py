@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from specrun.cli.options.grammar import GRAMMAR_OPTIONS, chosen_grammar
 from specrun.cli.options.group import SAMPLING, Decorator, option_group
 from specrun.cli.options.samplers import SAMPLER_OPTIONS, sampler_settings
 from specrun.cli.options.types import MAX_COUNT, SHARE, LogitBiasType, NumberListType
@@ -34,6 +35,10 @@ def _build(
     seed: int,
     predict: int,
     reverse_prompt: tuple[str, ...],
+    json_schema: str | None,
+    grammar: str | None,
+    regex: str | None,
+    grammar_after: str | None,
     **others: Any,  # noqa: ANN401 - options with the names of SamplingParams
 ) -> AnswerSettings:
     params = SamplingParams(
@@ -41,6 +46,7 @@ def _build(
         logit_bias=dict(logit_bias),
         seed=None if seed == RANDOM_SEED else seed,
         stop=reverse_prompt,
+        grammar=chosen_grammar(json_schema, grammar, regex, grammar_after),
         **sampler_settings(**others),
     )
     return AnswerSettings(params, None if predict < 0 else predict)
@@ -129,6 +135,7 @@ answer_options = option_group(
         LogitBiasType(),
         multiple=True,
     ),
+    *GRAMMAR_OPTIONS,
     *SAMPLER_OPTIONS,
 )
 

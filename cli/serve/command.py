@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 import click
 
-from specrun.bindings.errors import MissingPackageError, OptionError
+from specrun.bindings.errors import OptionError
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
 from specrun.cli.options.adapters import lora_option
@@ -26,19 +25,13 @@ from specrun.cli.options.output import terminal_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
 from specrun.cli.serve.addresses import bound_socket, is_loopback, url_of
+from specrun.cli.serve.packages import require_packages
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.table import count_text
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.engine import Engine
 
-_PACKAGES = {
-    "starlette": "starlette",
-    "uvicorn": "uvicorn",
-    "sse_starlette": "sse-starlette",
-    "msgspec": "msgspec",
-    "prometheus_client": "prometheus-client",
-}
 _EPILOG = """\b
 Examples:
   specrun serve --demo                                   the embedded models on http://127.0.0.1:8080
@@ -175,9 +168,7 @@ def serve(
     lora: tuple[str, ...],
 ) -> None:
     """Answer over HTTP: OpenAI's API and llama-server's, several conversations at once."""
-    for module, package in _PACKAGES.items():
-        if importlib.util.find_spec(module) is None:
-            raise MissingPackageError("specrun serve", package, "serve")
+    require_packages()
     from specrun.cli.serve.app import create_app
     from specrun.cli.serve.server import run_server
 

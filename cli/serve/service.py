@@ -13,9 +13,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Literal
+from weakref import WeakSet
 
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.grammars import bound_text
 from specrun.cli.serve.prompts import PromptReader, Prompts
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.settings import ServeSettings
@@ -49,7 +51,7 @@ class Delta:
     finish: Finish | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Answer:
     """The choices of a request while they are made; `results` are those that have ended."""
 
@@ -116,7 +118,8 @@ class AnswerService:
         self.prompts = PromptReader(engine)
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
-        self._answers: set[Answer] = set()
+        # Weak: one that nobody came to read counts no more, and its streams end with it.
+        self._answers: WeakSet[Answer] = WeakSet()
 
     def tell(self, result: GenerationResult) -> None:
         """Tell all observers of a choice that has ended."""
@@ -133,7 +136,10 @@ class AnswerService:
         prompts = await self.prompts.read(request)
         self._require_room(len(prompts.tokens) * request.n)
         seed = random_if_unset(request.params.seed)
-        params, speculative = request.params.replace(seed=seed), request.speculative
+        asked, vocabulary = request.params.grammar, self.engine.vocabulary
+        grammar = await bound_text(asked, request.plan, vocabulary, prompts.end)
+        params = request.params.replace(seed=seed, grammar=grammar)
+        speculative = request.speculative
         try:
             streams = [
                 self.engine.submit(

@@ -316,4 +316,9 @@ def _own_answers(states: TrainFeatures, seed: int) -> AnswerSettings | None:
         return None
     from specrun.train.data.own_answers import AnswerSettings
 
-    return AnswerSettings(temperature=states.answer_temp, longest=states.answer_length, seed=seed)
+    return AnswerSettings(
+        temperature=states.answer_temp,
+        longest=states.answer_length,
+        seed=seed,
+        parallel=states.parallel,
+    )

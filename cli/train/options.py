@@ -24,6 +24,7 @@ from specrun.cli.options.group import (
 )
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.parallel import parallel_option
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, SHARE_BELOW_ONE
 from specrun.cli.terminal.terminal import Terminal
 
@@ -67,6 +68,7 @@ class TrainFeatures:
     answers: str
     answer_temp: float
     answer_length: int
+    parallel: int
 
 
 def _source(target: Path | None, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
@@ -213,6 +215,7 @@ states_options = option_group(
     _ANSWERS.option(
         "--answer-length N", "The most tokens of its answers.", click.IntRange(1), default=512
     ),
+    parallel_option(_ANSWERS),
 )
 
 

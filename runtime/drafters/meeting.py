@@ -91,7 +91,8 @@ class SharedDraftContext:
 
     def evaluate(self) -> float:
         """Evaluate what the first parts ask for, as much as fits a batch; return the seconds."""
-        context, taken = self.context, []
+        context = self.context
+        taken: list[ContextPart] = []
         n_tokens = n_outputs = 0
         for part in self.asking:
             n_tokens, n_outputs = n_tokens + part.asked.n_tokens, n_outputs + part.asked.n_outputs

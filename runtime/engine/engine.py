@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import EngineStream
+from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.opening import (
     RuntimeOptions,
     opening,
@@ -186,12 +187,15 @@ class Engine:
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
         drafters of point masses, but for what batches of another size round otherwise. With
-        `trace` the stream has a trace of every round, which changes nothing but takes time.
+        `trace` the stream has a trace of every round, which changes nothing but takes time. Raises
+        `GrammarError` for a grammar that cannot be compiled.
         """
         params = params or SamplingParams()
         choice = self._choices.find(params, drafter, n_max, accept)
         n_top = require_count(top_logprobs)
         tokens = prompt_tokens(self.vocabulary, prompt)
+        if params.grammar is not None:  # here, where nobody else waits for it; it is kept
+            compiled(params.grammar, self.vocabulary)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         stream = EngineStream(seed)
         request = Request(
@@ -227,11 +231,8 @@ class Engine:
         trace: bool = False,
     ) -> EngineStream:
         """Ask for an answer to {"role", "content"} messages; the rest as for `submit`."""
-        from specrun.runtime.chat_template import chat_tokens
-
-        tokens = chat_tokens(self.chat_template, self.vocabulary, messages)
         return self.submit(
-            tokens,
+            self.chat_prompt(messages),
             params,
             max_tokens=max_tokens,
             index=index,
@@ -242,6 +243,12 @@ class Engine:
             accept=accept,
             trace=trace,
         )
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation, rendered by the model's chat template."""
+        from specrun.runtime.chat_template import chat_tokens
+
+        return chat_tokens(self.chat_template, self.vocabulary, messages)
 
     def generate_many(
         self,
@@ -254,18 +261,53 @@ class Engine:
         accept: str | None = None,
     ) -> list[GenerationResult]:
         """Return the continuations of all prompts, in their order; the rest as for `submit`."""
+        asked = list(prompts)
+        rooms, indices = [max_tokens] * len(asked), [0] * len(asked)
+        return list(
+            self.each_of_many(
+                asked,
+                params,
+                max_tokens=rooms,
+                indices=indices,
+                drafter=drafter,
+                n_max=n_max,
+                accept=accept,
+            )
+        )
+
+    def each_of_many(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: Sequence[int | None],
+        indices: Sequence[int],
+        drafter: str | None = None,
+        n_max: int | None = None,
+        accept: str | None = None,
+    ) -> Iterator[GenerationResult]:
+        """Yield the continuations of all prompts in turn; each has its own limit and index.
+
+        Where one fails, or nobody takes the rest, those that are not done are cancelled.
+        """
         streams = [
             self.submit(
-                prompt, params, max_tokens=max_tokens, drafter=drafter, n_max=n_max, accept=accept
+                prompt,
+                params,
+                max_tokens=most,
+                index=index,
+                drafter=drafter,
+                n_max=n_max,
+                accept=accept,
             )
-            for prompt in prompts
+            for prompt, most, index in zip(prompts, max_tokens, indices, strict=True)
         ]
         try:
-            return [stream.result for stream in streams]
-        except BaseException:  # one failed, or Ctrl-C: nobody waits for the others
+            for stream in streams:
+                yield stream.result
+        finally:
             for stream in streams:
                 stream.cancel()
-            raise
 
     # -- what is open ------------------------------------------------------------------------------
 

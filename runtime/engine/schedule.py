@@ -2,9 +2,10 @@
 
 A turn is one evaluation of all draft trees. Before it, prompts are read: no more tokens than a
 piece of one may have, so that is how much a long prompt delays a round of the other answers. They
-are taken first come, first served. Where the cache is full, what idle slots still hold goes first,
-least recently used first; then the newest answers wait, and leave their cells to the older ones if
-need be: the oldest always goes on, so every answer ends.
+are taken first come, first served; of those in slots a short one need not wait for a long one, of
+which at least every second turn reads a piece. Where the cache is full, what idle slots still hold
+goes first, least recently used first; then the newest answers wait, and leave their cells to the
+older ones if need be: the oldest always goes on, so every answer ends.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class Schedule:
     load: Load = field(default_factory=Load)
     _queue: deque[Request] = field(default_factory=deque)
     _admitted: int = 0
+    _passed_over: int = 0  # the number of the oldest reader, where another read before it
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -306,18 +308,38 @@ class Schedule:
     # -- the cache ---------------------------------------------------------------------------------
 
     def _read_prompts(self) -> None:
-        """Read prompts, the oldest first, as many tokens as a piece may have, if there is room."""
-        budget: int | None = None
-        for seat in self._busy():
+        """Read prompts, if there is room: no more tokens than a piece of one may have.
+
+        Where a prompt was read to its end its first token comes before a part of another is read.
+        """
+        left: int | None = None
+        any_ended = False
+        for seat in self._readers():
             while seat.reads or seat.reads_again:
                 piece = min(seat.n_unread, seat.target.longest_piece)
-                if budget is not None and piece > budget:
-                    return
+                ends = piece == seat.n_unread
+                if left is not None and (piece > left or (any_ended and not ends)):
+                    break
                 if piece and not self._make_room(piece, seat):
                     self.load.waited += 1
                     return
-                budget = (seat.target.longest_piece if budget is None else budget) - piece
+                left = (seat.target.longest_piece if left is None else left) - piece
+                any_ended = any_ended or ends
                 self._read_piece(seat, piece)
+
+    def _readers(self) -> list[Seat]:
+        """Return those that read prompts, in the order in which they may.
+
+        What has least left goes first, but never twice before the oldest.
+        """
+        readers = [seat for seat in self._busy() if seat.reads or seat.reads_again]
+        if not readers or readers[0].number == self._passed_over:
+            self._passed_over = 0
+            return readers
+        oldest = readers[0]
+        readers.sort(key=lambda seat: (seat.n_unread, seat.number))
+        self._passed_over = 0 if readers[0] is oldest else oldest.number
+        return readers
 
     def _read_piece(self, seat: Seat, piece: int) -> None:
         """Read the next tokens of a text; after the last of a prompt its answer drafts."""

@@ -33,6 +33,9 @@ from specrun.runtime.target import (
 )
 from specrun.runtime.tree import DraftTree
 
+_SHORT_PROMPT = 32
+_PIECES = (256, 192, 128, 96, 64)
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -103,6 +106,11 @@ class SlotTarget(TargetModel):
     def max_nodes(self) -> int:
         """The most tree nodes beside the root: a share of what one evaluation takes."""
         return (super().max_nodes + 1) // len(self._shared.slots) - 1
+
+    @property
+    def longest_piece(self) -> int:
+        """The most tokens of a prompt that are evaluated at once: others wait for them."""
+        return min(super().longest_piece, self._shared.longest_piece)
 
     @property
     def n_waiting(self) -> int:
@@ -203,6 +211,7 @@ class SharedEvaluation:
         self.context, self.clock = context, clock
         self._curve = curve
         self.n_positions = min(n_positions, context.n_ctx)
+        self.longest_piece = longest_piece(curve) if n_slots > 1 else context.n_batch
         n_ids = context.options.n_sequences // n_slots
         self.slots: list[SlotTarget] = []
         self._rows = Batch(context.n_batch, context.options.n_sequences)
@@ -259,6 +268,16 @@ class SharedEvaluation:
         plain = min(plain, whole)
         added = (whole - plain) / (n_tokens - k) if n_tokens > k else 0.0
         return [(plain / k + added * (n - 1)) / whole for n in counts]
+
+
+def longest_piece(curve: CostCurve) -> int:
+    """Return how many tokens of a prompt are read at once where others may wait.
+
+    As many as take no longer than two short prompts: whoever asks something short while a long
+    prompt is being read waits for one piece of it, and is to wait little longer than alone.
+    """
+    most = 2.0 * curve.seconds(_SHORT_PROMPT)
+    return next((n for n in _PIECES if curve.seconds(n) <= most), _SHORT_PROMPT)
 
 
 def longest_prefix(

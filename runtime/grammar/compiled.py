@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from specrun.bindings.errors import SpecrunError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.state import Cursor, GrammarState, Lexicon
@@ -23,7 +24,19 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _LONGEST_MESSAGE = 400
+# Ten times llguidance's own, which a schema of a thousand optional fields exceeds: a mask may then
+# take tens of milliseconds, and none that takes less does so.
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 20_000,
+    "step_max_items": 500_000,
+    "initial_lexer_fuel": 10_000_000,
+    "step_lexer_fuel": 2_000_000,
+    "max_grammar_size": 5_000_000,
+    "verbose_errors": False,
+}
 _UNFORCED = {"no_forcing": True}
+_SHOWN = re.compile(r"\s*(\d+ \||\^\s*$)")
+_PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 _OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
 _KEPT = 16  # compiled grammars: clients repeat theirs
 # As llama.cpp's grammars of schemas: without a bound, small models fill answers with spaces.
@@ -152,7 +165,10 @@ class _Tokenizer:
         """Return the tokens of a text in the middle of another."""
         vocabulary = self._vocabulary()
         data = text.encode() if isinstance(text, str) else text
-        return [] if vocabulary is None else vocabulary.tokenize_within(data)
+        try:
+            return [] if vocabulary is None else vocabulary.tokenize_within(data)
+        except SpecrunError:  # a closed model: native code must not meet an error
+            return []
 
 
 def _tokenizer(vocabulary: Vocabulary, spelled: list[bytes]) -> LLTokenizer:
@@ -170,9 +186,10 @@ def _tokenizer(vocabulary: Vocabulary, spelled: list[bytes]) -> LLTokenizer:
 
 def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     """Return the matcher at the beginning of a grammar."""
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
-    matcher = LLMatcher(tokenizer, _source(grammar), log_level=0)
+    limits = LLParserLimits(**_LIMITS)
+    matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
     if matcher.is_error():
         raise _refusal(grammar, matcher.get_error())
     return matcher
@@ -224,10 +241,19 @@ def _unforced(grammar: Grammar, source: str) -> str:
     if not isinstance(options, dict):
         raise _refusal(grammar, "its %llguidance options are no JSON object")
     before, after = source[: found.end()], source[end:]
-    return f"{before}{json.dumps({**options, **_UNFORCED})}{after}"
+    return f"\n{before}{json.dumps({**options, **_UNFORCED})}{after}"
 
 
 def _refusal(grammar: Grammar, message: str) -> GrammarError:
-    """Return one sentence of a compiler's message, which may show the place on further lines."""
-    why = " ".join(message.split()) or "no reason is given"
-    return GrammarError(f"the {grammar.noun} cannot be compiled: {why[:_LONGEST_MESSAGE]}")
+    """Return one sentence of a compiler's message, which shows the place on further lines.
+
+    The places of all but Lark grammars are in the text that was made of them: nobody knows that.
+    """
+    lines = [line for line in message.splitlines() if not _SHOWN.match(line)]
+    why = " ".join(" ".join(lines).split())
+    if grammar.kind == "lark":
+        why = _PLACE.sub(lambda found: f"line {int(found[1]) - 1}: ", why)
+    else:
+        why = _PLACE.sub("", why)
+    why = why[:_LONGEST_MESSAGE] or "no reason is given"
+    return GrammarError(f"the {grammar.noun} cannot be compiled: {why}")

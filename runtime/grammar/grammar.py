@@ -14,6 +14,12 @@ from specrun.bindings.errors import OptionError
 
 GrammarKind = Literal["json-schema", "gbnf", "lark", "regex"]
 
+_NOUNS = {
+    "json-schema": "JSON schema",
+    "gbnf": "GBNF grammar",
+    "lark": "Lark grammar",
+    "regex": "regular expression",
+}
 _LONGEST = 8 << 20  # characters: above it, reading alone would hold up everybody else
 
 
@@ -36,6 +42,8 @@ class Grammar:
     after: str = ""
 
     def __post_init__(self) -> None:
+        if self.kind not in _NOUNS:
+            raise GrammarError(f"{self.kind!r} is no kind of grammar: give {', '.join(_NOUNS)}")
         for name, value in (("grammar", self.source), ("after", self.after)):
             if not isinstance(value, str):
                 raise GrammarError(f"{name} is {type(value).__name__}: it must be a text")
@@ -88,9 +96,4 @@ class Grammar:
     @property
     def noun(self) -> str:
         """What messages call it."""
-        nouns = {
-            "json-schema": "JSON schema",
-            "regex": "regular expression",
-            "lark": "Lark grammar",
-        }
-        return nouns.get(self.kind, "GBNF grammar")
+        return _NOUNS[self.kind]

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.engine import Engine
+from specrun.runtime.results import GenerationResult
 from specrun.train.data.data_file import Document
 from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 
@@ -25,12 +27,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How the target answers: temperature, most tokens, and a drafter for speed."""
+    """How the target answers: temperature, most tokens, a drafter, how many prompts at once."""
 
     temperature: float = 0.0
     longest: int = 512
     drafter: str = "prompt-lookup"
     seed: int = 0
+    parallel: int = 1
 
     @property
     def params(self) -> SamplingParams:
@@ -75,16 +78,13 @@ def answer_prompts(
     ]
     missing = [number for number, key in enumerate(keys) if key not in known]
     if missing:
-        options = {"n_ctx": max_length, "n_threads": n_threads, "n_threads_batch": n_threads}
-        with (
-            target as path,
-            Runtime(path, drafter=settings.drafter, **options) as runtime,
-            store.open("a", encoding="utf-8") as file,
-        ):
-            for done, number in enumerate(missing, len(keys) - len(missing) + 1):
-                result = runtime.generate(
-                    prompts[number], settings.params, max_tokens=rooms[number], index=number
-                )
+        asked_now = [_Asked(prompts[number], rooms[number], number) for number in missing]
+        options = {"n_threads": n_threads, "n_threads_batch": n_threads}
+        with target as path, store.open("a", encoding="utf-8") as file:
+            answers = _answers(path, settings, asked_now, max_length, options)
+            for done, (number, result) in enumerate(
+                zip(missing, answers, strict=True), len(keys) - len(missing) + 1
+            ):
                 known[keys[number]] = result.token_ids
                 record = {"key": keys[number], "answer": result.token_ids, "text": result.text}
                 file.write(json.dumps(record) + "\n")
@@ -93,6 +93,34 @@ def answer_prompts(
                     progress(done, len(keys))
     pairs = zip(prompts, keys, strict=True)
     return [TokenSequence.of([*prompt, *known[key]], len(prompt)) for prompt, key in pairs]
+
+
+class _Asked(NamedTuple):
+    """A prompt, the room for its answer, and the number that keys its noise."""
+
+    prompt: Sequence[int]
+    room: int
+    number: int
+
+
+def _answers(
+    path: Path,
+    settings: AnswerSettings,
+    asked: Sequence[_Asked],
+    max_length: int,
+    options: Mapping[str, Any],
+) -> Iterator[GenerationResult]:
+    """Yield the target's answers in turn; several are made at once where that is asked for."""
+    n, drafter, params = settings.parallel, settings.drafter, settings.params
+    if n == 1:
+        with Runtime(path, drafter=drafter, n_ctx=max_length, **options) as runtime:
+            for each in asked:
+                yield runtime.generate(each.prompt, params, max_tokens=each.room, index=each.number)
+        return
+    with Engine(path, drafter, slots=n, n_ctx=n * max_length, **options) as engine:
+        prompts = [each.prompt for each in asked]
+        rooms, numbers = [each.room for each in asked], [each.number for each in asked]
+        yield from engine.each_of_many(prompts, params, max_tokens=rooms, indices=numbers)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from specrun.cli.serve.anthropic.conversation import read_choice, read_conversat
 from specrun.cli.serve.anthropic.form import MessageForm
 from specrun.cli.serve.body import Fields, read_body
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.grammars import read_format
 from specrun.cli.serve.replies import json_reply, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
@@ -43,8 +44,10 @@ def read_message_request(fields: Fields, service: AnswerService) -> AnswerReques
     # The fields of sampling have OpenAI's names but for this.
     sampled = Fields({**fields.values, "stop": None if stop is None else list(stop)})
     output = fields.fields("output_config")
-    if output is not None and "format" in output:
-        raise RequestError("output_config.format is not understood yet", "output_config.format")
+    form = None if output is None else output.fields("format")
+    params = read_sampling(sampled, settings, service.engine.vocabulary)
+    if form is not None:
+        params = params.replace(grammar=read_format(form))
     conversation = read_conversation(fields, bounds)
     prefill = ""
     if conversation[-1]["role"] == "assistant" and len(conversation) > 1:
@@ -63,7 +66,7 @@ def read_message_request(fields: Fields, service: AnswerService) -> AnswerReques
     return AnswerRequest(
         messages=turn.messages,
         prefill=prefill,
-        params=read_sampling(sampled, settings, service.engine.vocabulary),
+        params=params,
         max_tokens=read_length(fields, settings),
         tools=turn.tools,
         template_kwargs=turn.template_kwargs,

@@ -17,7 +17,6 @@ DONE = b"data: [DONE]\n\n"
 MOST_TOP = 20
 """OpenAI's limit of likely tokens beside each."""
 
-_NOT_YET = ("response_format", "grammar", "json_schema")
 _NO_TURN = ChatTurn(())
 
 
@@ -34,9 +33,6 @@ def read_request(
     `top_logprobs` None asks for no log-probabilities at all.
     """
     settings = service.settings
-    for name in _NOT_YET:
-        if fields.get(name) not in (None, [], "", {"type": "text"}):
-            raise RequestError(f"{name} is not understood yet: leave it out", name)
     n = fields.integer("n", 1, settings.bounds.choices) or 1
     best_of = fields.integer("best_of", 1, settings.bounds.choices)
     if best_of not in (None, n):

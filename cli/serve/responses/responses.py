@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from specrun.cli.serve.body import Fields, read_body
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.grammars import read_format
 from specrun.cli.serve.replies import json_reply, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.responses.form import ResponseForm
@@ -49,8 +50,9 @@ def read_response_request(fields: Fields, service: AnswerService) -> AnswerReque
         raise RequestError("background: this server answers at once, leave it out", "background")
     text = fields.fields("text")
     form = None if text is None else text.fields("format")
-    if form is not None and form.get("type") != "text":
-        raise RequestError("text.format is not understood yet: give text", "text.format")
+    params = read_sampling(fields, settings, service.engine.vocabulary)
+    if form is not None:
+        params = params.replace(grammar=read_format(form))
     most = fields.integer("max_output_tokens", 0, _MOST)
     turn = plan_turn(
         service.engine,
@@ -62,7 +64,7 @@ def read_response_request(fields: Fields, service: AnswerService) -> AnswerReque
     )
     return AnswerRequest(
         messages=turn.messages,
-        params=read_sampling(fields, settings, service.engine.vocabulary),
+        params=params,
         max_tokens=read_length(fields, settings) if most is None else most,
         tools=turn.tools,
         template_kwargs=turn.template_kwargs,

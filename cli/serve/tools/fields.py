@@ -159,6 +159,7 @@ def plan_turn(
         schemas=_schemas(used, choice),
         think=think_tags_of(template.source) if splits_reasoning else None,
         most_calls=None if parallel else 1,
+        must_call=choice.mode == "required",
     )
     id_length = known.id_length if known is not None else None
     return ChatTurn(for_template(messages, id_length), used, template_kwargs or {}, plan)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.replies import Content, Part, ReplyParser, ToolSyntax
+from specrun.runtime.grammar import Grammar
+from specrun.runtime.replies import Content, ForcedCalls, Part, ReplyParser, ToolSyntax
 from specrun.runtime.replies.syntaxes import ThinkTags
 from specrun.runtime.results import TokenEvent
 
@@ -16,13 +17,15 @@ from specrun.runtime.results import TokenEvent
 class ReplyPlan:
     """What is looked for in a reply; nothing: all of its text is content.
 
-    `schemas` are those of the arguments, by the names of the tools that may be called.
+    `schemas` are those of the arguments, by the names of the tools that may be called. With
+    `must_call` the reply is nothing but calls, behind its reasoning.
     """
 
     syntax: ToolSyntax | None = None
     schemas: Mapping[str, Any] = field(default_factory=dict)
     think: ThinkTags | None = None
     most_calls: int | None = None
+    must_call: bool = False
 
     @property
     def is_active(self) -> bool:
@@ -34,6 +37,20 @@ class ReplyPlan:
         """Texts that take a reply apart, which may be control tokens."""
         calls = self.syntax.marks if self.syntax is not None and self.schemas else ()
         return (*calls, *(self.think or ()))
+
+    def thinks_already(self, prompt_end: str) -> bool:
+        """Whether a prompt ends with the tag that opens the reasoning."""
+        return self.think is not None and prompt_end.rstrip().endswith(self.think[0])
+
+    def grammar(self, vocabulary: Vocabulary, prompt_end: str) -> Grammar | None:
+        """Return the grammar of the calls that have to come, None where none have to."""
+        if not self.must_call or self.syntax is None:
+            return None
+        control = {mark: token for token, mark in control_tokens(self.marks, vocabulary).items()}
+        several = self.most_calls != 1
+        forced = ForcedCalls(self.syntax.form, self.schemas, control, several=several)
+        thinking = self.thinks_already(prompt_end)
+        return Grammar.lark(forced.grammar(self.think, thinking=thinking))
 
     def new_id(self) -> str:
         """Return an id for a call."""
@@ -53,12 +70,11 @@ class PartReader:
         self._marks: dict[int, str] = {}
         if not plan.is_active:
             return
-        thinking = plan.think is not None and prompt_end.rstrip().endswith(plan.think[0])
         self._parser = ReplyParser(
             plan.syntax,
             plan.schemas,
             think=plan.think,
-            thinking=thinking,
+            thinking=plan.thinks_already(prompt_end),
             most_calls=plan.most_calls,
         )
         self._marks = control_tokens(plan.marks, vocabulary)

@@ -39,18 +39,23 @@ class GuidedDrafter(Drafter):
         )
         self.forced = self.forced_accepted = 0
         self._drafter = drafter
+        # What was asked for, the forced tokens, and what the drafter is asked for below them.
+        self._asked: tuple[DraftRequest, list[int], DraftRequest] | None = None
         # Of this round: the forced tokens, the drafter's tree, and where its nodes went; None where
         # the round's tree is the drafter's own.
         self._round: tuple[int, DraftTree, dict[int, int]] | None = None
 
+    def prepare(self, request: DraftRequest) -> bool:
+        """Let the drafter draft a step further, below what the grammar forces."""
+        return self._drafter.prepare(self._below_forced(request)[1])
+
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return forced tokens, and below them what the grammar allows of the drafter's tree."""
+        forced, below = self._below_forced(request)
+        self._asked = None
+        own = self._drafter.propose(below)
         place = request.state.grammar
         assert place is not None
-        if place.closed:
-            raise GrammarError("the answer left its grammar: a rule kept what the grammar forbids")
-        forced = place.forced(min(request.max_depth, request.max_nodes))
-        own = self._drafter.propose(_after(request, forced) if forced else request)
         kept, places = allowed_part(own, place.after(forced))
         if kept is own and not forced:
             self._round = None
@@ -61,6 +66,18 @@ class GuidedDrafter(Drafter):
         if own.rows is None:
             return tree
         return dataclasses.replace(tree, rows=_rows_of(own.rows, where))
+
+    def _below_forced(self, request: DraftRequest) -> tuple[list[int], DraftRequest]:
+        """Return the forced tokens and the request for what follows, the same for the same one."""
+        if self._asked is None or self._asked[0] is not request:
+            place = request.state.grammar
+            assert place is not None
+            if place.closed:
+                problem = "the answer left its grammar: a rule kept what the grammar forbids"
+                raise GrammarError(problem)
+            forced = place.forced(min(request.max_depth, request.max_nodes))
+            self._asked = request, forced, _after(request, forced) if forced else request
+        return self._asked[1:]
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the drafter what became of its own tree; what was left out was rejected."""

@@ -286,6 +286,10 @@ def test_the_command_records_and_replays(tiny_model: Path, tmp_path: Path) -> No
     results = json.loads(done.stdout)["results"]
     assert [result["drafter"] for result in results] == ["prompt-lookup", "lookahead"]
     assert {result["n_texts"] for result in results} == {2}
+    together = tmp_path / "together.jsonl"
+    asked = ("-p", "one two one two one", "-p", "a b a b a", "-n", "20")
+    assert bench(*base, *asked, "--keep", together, "--parallel", "2").exit_code == 0
+    assert together.read_text() == kept.read_text()
     again = bench(*base, "--texts", kept)
     assert json.loads(again.stdout)["results"] == results
     assert bench("-m", tiny_model, "--texts", kept, "--curve", "cpu", "-o", "md").stdout.startswith(

@@ -22,6 +22,7 @@ from specrun.bindings.errors import (
 )
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.engine import Engine
+from specrun.runtime.engine.schedule import Schedule, Seat
 
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 GREEDY = SamplingParams(temperature=0.0)
@@ -243,6 +244,34 @@ def test_a_long_prompt_is_read_between_the_rounds_of_others(files: dict[str, Pat
     pieces = load.pieces - before.pieces
     assert pieces >= 4
     assert load.evaluations - before.evaluations >= pieces
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the long one, which was there before, reads a piece of its own every other turn."""
+    seen: list[int] = []
+    read = Schedule._read_piece
+
+    def noted(schedule: Schedule, seat: Seat, piece: int) -> None:
+        assert seat.request is not None
+        seen.append(len(seat.request.prompt))
+        read(schedule, seat, piece)
+
+    monkeypatch.setattr(Schedule, "_read_piece", noted)
+    with Engine(files["shallow"], slots=3, context=sized(4096)) as engine:
+        long = engine.submit([(7 * place) % 90 for place in range(1000)], GREEDY, max_tokens=1)
+        while not seen:
+            time.sleep(0.0005)
+        shorts = [
+            engine.submit([place + 5, *PROMPTS[0]], GREEDY, max_tokens=1) for place in range(40)
+        ]
+        results = [long.result, *(each.result for each in shorts)]
+    assert all(len(each.token_ids) == 1 for each in results)
+    order = "".join("l" if n == 1000 else "s" for n in seen)
+    assert "sl" in order, "short prompts waited until the long one was read"
+    # Two short prompts fit a turn: the long one is passed over in no two turns.
+    assert max(map(len, order[: order.rindex("l")].split("l"))) <= 2
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,18 @@ def test_an_interrupted_run_asks_only_what_is_left(
     assert len(calls) == 2 + len(PROMPTS)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_several_at_once_are_answered_as_in_turn(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path, calls, temperature: float
+) -> None:
+    in_turn = asked(taught, tokenizer, tmp_path / "a.jsonl", temperature=temperature)
+    calls.clear()
+    together = asked(taught, tokenizer, tmp_path / "b.jsonl", temperature=temperature, parallel=4)
+    assert calls == []
+    assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
+    assert [each.ids.tolist() for each in together] == [each.ids.tolist() for each in in_turn]
+
+
 def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(
     taught, tokenizer: TargetTokenizer, tmp_path: Path
 ) -> None:

@@ -1,0 +1,1 @@
+"""`specrun bench load`: throughput by the number of conversations, and waiting behind a prompt."""

@@ -1,0 +1,168 @@
+"""Calls that have to come: the grammar makes a model that knows no tools call them, exactly so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from support.loopback_server import serving
+from support.tool_templates import HERMES, LLAMA3, MISTRAL, QWEN_CODER, function_tool
+
+from specrun.bindings.errors import OptionError
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.engine import Engine
+from specrun.runtime.grammar import Grammar
+from specrun.runtime.grammar.compiled import compiled
+from specrun.runtime.replies import ForcedCalls, Reply, ReplyParser, syntax_of
+
+MISTRAL_V11 = MISTRAL + "{# name[ARGS]{} #}"
+FAMILIES = {
+    # A random model would think for ever.
+    "hermes": HERMES[: HERMES.index("{% if enable_thinking")] + "{% endif %}",
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "mistral v11": MISTRAL_V11,
+    "qwen3-coder": QWEN_CODER,
+}
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+WEATHER: Any = function_tool("get_weather")
+WEATHER["function"]["parameters"] = {**CITY, "additionalProperties": False}
+CLOCK: Any = function_tool("clock")
+CLOCK["function"]["parameters"] = {"type": "object", "additionalProperties": False}
+NOTE: Any = function_tool("note", text="string")
+ASK: list[Any] = [{"role": "user", "content": "Rain?"}]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A random model a family; its marks are control tokens in one of them."""
+    folder = tmp_path_factory.mktemp("families")
+    marks = ("[TOOL_CALLS]", "[ARGS]", "<|end|>")
+    paths = {}
+    for name, template in FAMILIES.items():
+        controls = marks if name == "mistral v11" else ("<|end|>",)
+        paths[name] = folder / f"{name}.gguf"
+        spec = RandomLlama(
+            vocab_size=320,
+            controls=controls,
+            chat_template=template,
+            width=16,
+            layers=1,
+            context=2048,
+        )
+        write_random_llama(paths[name], spec)
+    return paths
+
+
+def created(address: str, **options: Any) -> Any:
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    given: dict[str, Any] = {"model": "x", "messages": ASK, "tools": [WEATHER, CLOCK], **options}
+    return client.chat.completions.create(**given)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_knows_no_tools_calls_them(models, family):
+    named: Any = {"type": "function", "function": {"name": "clock"}}
+    with Engine(models[family], slots=1, n_threads=1, n_ctx=2048) as engine:
+        with serving(engine) as address:
+            replies = [
+                created(address, tool_choice="required", seed=seed, parallel_tool_calls=False)
+                for seed in range(4)
+            ]
+            clock = created(address, tool_choice=named, seed=1, parallel_tool_calls=False)
+            calls = ""
+            for chunk in created(address, tool_choice=named, seed=1, stream=True):
+                delta = chunk.choices[0].delta
+                assert not delta.content
+                calls += "".join(call.function.name or "" for call in delta.tool_calls or [])
+    for reply in (*replies, clock):
+        (choice,) = reply.choices
+        (call,) = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls"
+        assert not choice.message.content
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "clock":
+            assert arguments == {}
+        else:
+            assert arguments["city"] in ("Paris", "Rome")
+    assert clock.choices[0].message.tool_calls[0].function.name == "clock"
+    assert calls.startswith("clock")
+
+
+@pytest.mark.parametrize("thinking", [False, True], ids=["closed", "open"])
+def test_what_is_forced_is_what_is_read(models, thinking):
+    """Texts of the grammar parse as calls; texts beside it are not taken. No model is asked."""
+    think = ("<think>", "</think>")
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (WEATHER, NOTE)}
+    rome = '"arguments": {"city": "Rome"}}'
+    texts = {
+        "hermes": f'<tool_call>\n{{"name": "get_weather", {rome}\n</tool_call>',
+        "llama3": '{"name": "get_weather", "parameters": {"city": "Rome"}}',
+        "mistral": f'[TOOL_CALLS][{{"name": "get_weather", {rome}]',
+        "qwen3-coder": "<tool_call>\n<function=note>\n<parameter=text>\na\nb\n</parameter>\n"
+        "</function>\n</tool_call>",
+    }
+    for family, text in texts.items():
+        with Engine(models[family], slots=1, n_threads=1, n_ctx=64) as engine:
+            syntax = syntax_of(FAMILIES[family])
+            forced = ForcedCalls(syntax.form, schemas, {})
+            grammar = Grammar.lark(forced.grammar(think, thinking=thinking))
+            whole = ("Hm.</think>\n" if thinking else "<think>Hm.</think>\n\n") + text
+            for said, is_taken in ((whole, True), (whole + "x", False), (f"So: {text}", False)):
+                assert follows(engine, grammar, said) is is_taken, (family, said)
+            assert follows(engine, grammar, text) is not thinking
+        parser, reply = ReplyParser(syntax, schemas, think=think, thinking=thinking), Reply()
+        reply.add([*parser.push(whole), *parser.finish()])
+        assert (len(reply.calls), reply.content, reply.reasoning) == (1, "", "Hm.")
+
+
+def follows(engine: Engine, grammar: Grammar, text: str) -> bool:
+    """Whether a text, to its end, is one of the grammar's."""
+    vocabulary = engine.vocabulary
+    tokens = vocabulary.tokenize(text, add_special=False)
+    (end,) = vocabulary.end_of_generation
+    state = compiled(grammar, vocabulary).start(0)
+    try:
+        for token in [*tokens, end]:
+            if not state.allows(token):
+                return False
+            state = state.after([token])
+    except OptionError:
+        return False
+    return True
+
+
+def test_several_calls_where_they_may(models):
+    with Engine(models["hermes"], slots=1, n_threads=1, n_ctx=2048) as engine:
+        with serving(engine) as address:
+            counts = {
+                len(
+                    created(
+                        address,
+                        tools=[CLOCK],
+                        tool_choice="required",
+                        seed=seed,
+                        max_tokens=400,
+                        temperature=1.0,
+                        extra_body={"min_p": 0.0, "top_k": 0, "top_p": 1.0},
+                    )
+                    .choices[0]
+                    .message.tool_calls
+                )
+                for seed in range(6)
+            }
+    assert max(counts) > 1
+
+
+def test_a_schema_that_cannot_be_forced_is_named(models):
+    tool: Any = function_tool("f")
+    tool["function"]["parameters"] = {"type": "object", "properties": {"a": {"type": "nothing"}}}
+    with Engine(models["hermes"], slots=1, n_threads=1, n_ctx=1024) as engine:
+        with serving(engine) as address:
+            with pytest.raises(openai.BadRequestError, match="cannot be forced") as caught:
+                created(address, tools=[tool], tool_choice="required")
+            assert created(address, tools=[tool], max_tokens=5).choices[0].message
+    assert caught.value.param == "tools"

@@ -1,0 +1,113 @@
+"""--json-schema, --grammar, --regex, --grammar-after: answers that follow, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specrun.bindings.errors import ModelError, OptionError
+from specrun.cli.chat.conversation import Conversation, load_conversation, save_conversation
+from specrun.cli.chat.settings import change_setting, describe_sampling, setting_lines
+from specrun.runtime import Grammar, SamplingParams
+
+from .conftest import Models, Run
+
+SCHEMA = '{"enum": ["abc", "abd"]}'
+GBNF = 'root ::= "x" [0-9] [0-9]'
+
+
+def said(run: Run, models: Models, *options: object, **settings: Any) -> str:
+    result = run("generate", "-m", models.target, "-p", "hello", "-n", 30, *options, **settings)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.removesuffix("\n")
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt-lookup(min_ngram=1)"])
+def test_answers_follow_schemas(run: Run, models: Models, tmp_path: Path, drafter: str) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(SCHEMA)
+    for given in (SCHEMA, file):
+        assert json.loads(said(run, models, "--drafter", drafter, "-j", given)) in ("abc", "abd")
+    assert json.loads(said(run, models, "--json-schema", "-", input=SCHEMA)) in ("abc", "abd")
+
+
+def test_answers_follow_grammars(run: Run, models: Models, tmp_path: Path) -> None:
+    gbnf, lark = tmp_path / "numbers.gbnf", tmp_path / "numbers.lark"
+    gbnf.write_text(GBNF)
+    lark.write_text("start: /x[0-9]{2}/")
+    for given in (GBNF, gbnf, lark):
+        text = said(run, models, "--grammar", given)
+        assert text[0] == "x"
+        assert text[1:].isdigit()
+        assert len(text) == 3
+    assert said(run, models, "--regex", "[ab]{4}").strip("ab") == ""
+
+
+def test_statistics_count_forced_tokens(run: Run, models: Models) -> None:
+    given = ("--drafter", "prompt-lookup", "--json", "-j", '{"const": "always the same"}')
+    stats = json.loads(said(run, models, *given))["stats"]
+    assert stats["forced"] >= stats["forced_accepted"] > 10
+    assert stats["rounds"] < 10
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("-j", '{"type": "x"}'), 2, "the JSON schema cannot be compiled: "),
+        (("-j", "{nope"), 2, "the JSON schema is no JSON: "),
+        (("-j", "nowhere.json"), 3, "there is no file nowhere.json"),
+        (("--grammar", "nowhere.gbnf"), 3, "there is no file nowhere.gbnf"),
+        (("--grammar", "root ::= x"), 2, "the GBNF grammar cannot be compiled: Rule 'x' not found"),
+        (("--regex", "a("), 2, "the regular expression cannot be compiled: "),
+        (("--regex", "a", "-j", "{}"), 2, "give one of --json-schema and --regex"),
+        (("--grammar-after", "a"), 2, "--grammar-after needs --json-schema, --grammar or --regex"),
+    ],
+)
+def test_refusals(
+    run: Run, models: Models, options: tuple[str, ...], code: int, message: str
+) -> None:
+    result = run("generate", "-m", models.target, "-p", "hello", *options)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert f"Error: {message}" in result.stderr
+
+
+def test_a_schema_is_no_grammar(run: Run, models: Models, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(SCHEMA)
+    result = run("generate", "-m", models.target, "-p", "hello", "--grammar", file)
+    assert result.exit_code == 2
+    assert "give it as --json-schema" in result.stderr
+
+
+def test_a_chat_sets_shows_and_keeps_its_grammar(tmp_path: Path) -> None:
+    conversation = Conversation(SamplingParams())
+    change_setting(conversation, "grammar", SCHEMA, vocab_size=9)
+    assert conversation.params.grammar == Grammar.json_schema(SCHEMA)
+    assert "grammar" in "\n".join(setting_lines(conversation))
+    assert "by a JSON schema" in describe_sampling(conversation.params, None)
+    save_conversation(conversation, tmp_path / "talk.json")
+    assert load_conversation(tmp_path / "talk.json").params == conversation.params
+    change_setting(conversation, "grammar", "none", vocab_size=9)
+    assert conversation.params.grammar is None
+    with pytest.raises(OptionError, match="no JSON"):
+        change_setting(conversation, "grammar", "{a", vocab_size=9)
+
+
+def test_a_broken_grammar_of_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    save_conversation(Conversation(SamplingParams(grammar=Grammar.regex("a"))), path)
+    values = json.loads(path.read_text())
+    for grammar in (
+        "a",
+        {"kind": "regex"},
+        {"kind": "a", "source": "b"},
+        {"kind": "regex", "source": 3},
+        [1],
+    ):
+        values["sampling"]["grammar"] = grammar
+        path.write_text(json.dumps(values))
+        with pytest.raises(ModelError, match="is not a saved conversation"):
+            load_conversation(path)
