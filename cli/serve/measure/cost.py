@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from specrun.runtime.engine import Engine
 
 _TEXT = " something"
+_TEMPLATE = "{{ messages[0].content }}"
 _STATS = SpecStats(
     drafter="none",
     rule="exact",
@@ -122,12 +123,12 @@ class PacedEngine:
         """A template of messages alone."""
         from specrun.runtime.chat_template import ChatTemplate
 
-        return ChatTemplate("{{ messages[0].content }}")
+        return ChatTemplate(_TEMPLATE)
 
     @property
     def options(self) -> Any:  # noqa: ANN401 - what the server reads of them
         """Options that say nothing."""
-        return SimpleNamespace(chat_template=None, accept="exact")
+        return SimpleNamespace(chat_template=_TEMPLATE, accept="exact")
 
     @property
     def model(self) -> Any:  # noqa: ANN401 - what the server reads of it
