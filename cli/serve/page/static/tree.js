@@ -85,7 +85,8 @@ export class TreeView {
     this.groups = new Map();
   }
 
-  draw(round, rootText, { grows }) {
+  // Draw a round's tree, which grows within about so many milliseconds; 0: it is there at once.
+  draw(round, rootText, growth) {
     const layout = placed(round);
     const room = this.container.clientWidth || 560;
     const across = room >= 460; // else the tree grows downwards, as on a phone
@@ -110,7 +111,7 @@ export class TreeView {
       viewBox: `0 0 ${size.width} ${size.height}`,
       role: "tree",
       "aria-label": "Draft tree: arrow keys move between its tokens",
-      class: grows ? "grows" : null,
+      class: growth ? "grows" : null,
     });
     this.places = new Map(layout.places.map((place) => [place.id, place]));
     this.groups.clear();
@@ -118,23 +119,18 @@ export class TreeView {
     picture.append(edges);
     for (const place of layout.places) {
       if (place.parent !== null) {
-        edges.append(edge(at(this.places.get(place.parent)), at(place), place, width, across));
+        const line = edge(at(this.places.get(place.parent)), at(place), place, width, across);
+        edges.append(grown(line, place.depth / (layout.depth + 1), growth));
       }
       const { x, y } = at(place);
       const group = node(place, width, place.kind === "root" ? rootText : place.text);
-      this.groups.set(place.id, group);
+      this.groups.set(place.id, grown(group, place.depth / (layout.depth + 1), growth));
       // What grows is moved by its style, which replaces an attribute: the place is an outer one's.
       picture.append(svg("g", { transform: `translate(${x} ${y})`, role: "none" }, group));
       group.addEventListener("pointerenter", () => this.show(place.id));
       group.addEventListener("focus", () => this.show(place.id));
       group.addEventListener("click", () => this.show(place.id));
       group.addEventListener("keydown", (event) => this._move(event, place));
-    }
-    // The delay of each depth makes the tree grow; a style set by script is no inline style.
-    if (grows) {
-      for (const place of layout.places) {
-        this.groups.get(place.id).style.animationDelay = `${place.depth * 45}ms`;
-      }
     }
     const first = this.groups.get(ROOT);
     first.setAttribute("tabindex", "0");
@@ -175,6 +171,13 @@ export class TreeView {
     return undefined;
   }
 }
+
+// Let an element come when a share of the growth is over. Styles set by script are not inline.
+const grown = (element, share, growth) => {
+  element.style.animationDelay = `${growth * share * 0.6}ms`;
+  element.style.animationDuration = `${growth * 0.4}ms`;
+  return element;
+};
 
 const edge = (from, to, place, width, across) => {
   const [half, middle] = [BOX.height / 2, width / 2];

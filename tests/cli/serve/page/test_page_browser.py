@@ -292,6 +292,24 @@ def test_what_ends_an_answer_is_said(visit: Visit, replay: Replay, address: str)
     assert not alert.is_visible()
 
 
+def test_a_long_answer_comes_whole_and_in_order(visit: Visit, replay: Replay, address: str) -> None:
+    drafts = [(" was", -1), (" lit", 0)]
+    rounds = [round_of(number, drafts, [0, 1], f" {number}") for number in range(400)]
+    replay.answers = [rounds]
+    page = visit(address)
+    ask(page)
+    ended(page)
+    wait_for_round(page, 400)
+    said = page.locator(".message.assistant .text").text_content()
+    assert said == "".join(map(text_of, rounds))
+    assert page.locator(".token[data-round]").count() == 3 * 400
+    page.locator("#tape").focus()
+    page.keyboard.press("PageDown")
+    assert chosen_round(page) == 390
+    assert page.locator(".token.chosen").last.text_content() == " 389"
+    assert page.locator(".token.chosen").last.is_visible()
+
+
 def test_a_question_that_got_no_answer_comes_back(
     visit: Visit, replay: Replay, address: str
 ) -> None:
