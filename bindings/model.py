@@ -31,6 +31,8 @@ from specrun.bindings.workers import freed_while_there
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
 
+_POOLINGS = {1: "mean", 2: "first", 3: "last"}  # llama_pooling_type
+
 
 class Reader(Protocol):
     """A context of a model."""
@@ -244,6 +246,12 @@ class Model:
         native, handle = self._native, self.handle
         encodes = native.llama_model_has_encoder(handle) or native.llama_model_is_diffusion(handle)
         return bool(native.llama_model_has_decoder(handle)) and not encodes
+
+    @property
+    def pooling(self) -> str | None:
+        """How the states of a text become its embedding, if the model was trained to make any."""
+        value = self.header.metadata.get(f"{self.architecture}.pooling_type")
+        return _POOLINGS.get(value) if isinstance(value, int) else None
 
     @property
     def chat_template(self) -> str | None:

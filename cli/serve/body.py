@@ -14,6 +14,7 @@ from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.settings import Bounds
 
 _Value = TypeVar("_Value")
+_MOST_WHOLE = 10**300
 _SHOWN = 60  # characters of a value in a message
 
 
@@ -127,8 +128,11 @@ class Fields:
         return default if value is None else value
 
     def number(self, name: str) -> float | None:
-        """Return a number."""
-        return self._typed(name, (int, float), "a number")
+        """Return a number, one that is not too large to be a float."""
+        value = self._typed(name, (int, float), "a number")
+        if isinstance(value, int) and abs(value) > _MOST_WHOLE:
+            raise self.wrong(name, "a number of a size that floats have")
+        return None if value is None else float(value)
 
     def integer(self, name: str, least: int, most: int) -> int | None:
         """Return a whole number within bounds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from specrun.bindings.errors import OptionError
@@ -41,6 +42,7 @@ _MOST_SEED = 2**64 - 1
 _LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
 _SPECULATIVE = ("drafter", "n_max", "accept", "trace")
 _PREFIX = "speculative."
+_FAR = 1e30  # a bias that decides alone, and that a logit of 32 bits can have added
 
 
 def read_sampling(
@@ -52,7 +54,7 @@ def read_sampling(
     for name, own in _NUMBERS.items():
         value = fields.number(name)
         if value is not None:
-            changes[own], names[own] = float(value), name
+            changes[own], names[own] = value, name
     for name in _COUNTS:
         value = fields.integer(name, -1, _MOST)
         if value is not None:
@@ -75,7 +77,7 @@ def read_sampling(
         changes["grammar"] = read_grammar(fields)
     bias = _read_bias(fields, vocabulary, bounds)
     if fields.flag("ignore_eos"):
-        bias |= dict.fromkeys(vocabulary.end_of_generation, float("-inf"))
+        bias |= dict.fromkeys(vocabulary.end_of_generation, -inf)
     if bias:
         changes["logit_bias"] = {**settings.params.logit_bias, **bias}
     try:
@@ -124,7 +126,7 @@ def _read_bias(fields: Fields, vocabulary: Vocabulary, bounds: Bounds) -> dict[i
             if not 0 <= token < vocabulary.size:
                 problem = f"logit_bias names token {token}: the model has {vocabulary.size} tokens"
                 raise RequestError(problem, "logit_bias")
-            bias[token] = float("-inf") if amount is False else float(amount)
+            bias[token] = -inf if amount is False else float(max(-_FAR, min(_FAR, amount)))
     return bias
 
 

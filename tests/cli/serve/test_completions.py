@@ -227,7 +227,7 @@ def test_biases_forbid_and_force_tokens(client: TestClient, demo_engine: Engine)
     (token,) = demo_engine.vocabulary.tokenize(usual, add_special=False)
     for bias in ({str(token): -100}, [[token, False]], [[usual, False]]):
         assert complete(client, **fields, logit_bias=bias)["choices"][0]["text"] != usual
-    forced = complete(client, **fields, logit_bias={"300": 100})["choices"][0]["text"]
+    forced = complete(client, **fields, logit_bias={"300": 10**400})["choices"][0]["text"]
     assert forced == demo_engine.vocabulary.piece(300).decode()
 
 

@@ -56,6 +56,7 @@ COMPLETIONS = [
     ({"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
     ({"prompt": "a", "temperature": -1}, "temperature"),
     ({"prompt": "a", "temperature": "hot"}, "temperature"),
+    ({"prompt": "a", "temperature": 10**400}, "temperature"),
     ({"prompt": "a", "top_p": 1.1}, "top_p"),
     ({"prompt": "a", "top_k": -2}, "top_k"),
     ({"prompt": "a", "dynatemp_exponent": -1}, "dynatemp_exponent"),
