@@ -78,7 +78,7 @@ def function_tool(function: Mapping[str, Any], where: str, schema: str = "parame
     if parameters is not None and not isinstance(parameters, dict):
         field_name = f"{where}.{schema}"
         raise RequestError(f"{field_name} is {shown(parameters)}: give a JSON schema", field_name)
-    own = {"name": name, "description": description or ""}
+    own: dict[str, Any] = {"name": name, "description": description or ""}
     if function.get("strict") is True:
         own["strict"] = True
     return {"type": "function", "function": {**own, "parameters": parameters or _NO_ARGUMENTS}}

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from starlette.testclient import TestClient
+from support.api_clients import openai_client
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES, LLAMA3, MISTRAL, QWEN_CODER, function_tool
@@ -63,9 +64,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def created(address: str, **options: Any) -> Any:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     given: dict[str, Any] = {"model": "x", "messages": ASK, "tools": [WEATHER, CLOCK], **options}
-    return client.chat.completions.create(**given)
+    return openai_client(address).chat.completions.create(**given)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
