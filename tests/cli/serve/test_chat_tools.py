@@ -117,6 +117,19 @@ def test_no_tools_where_none_are_to_be_called(tool_vocabulary):
     assert "get_weather" not in tool_vocabulary.detokenize(engine.asked[0].prompt)
 
 
+def test_only_the_allowed_tools_are_called(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, HERMES, [CALLS["hermes"]])
+    with serving(engine) as address:
+        for name, n_calls in (("get_weather", 1), ("add", 0)):
+            listed = [{"type": "function", "function": {"name": name}}]
+            allowed = {"mode": "auto", "tools": listed}
+            choice = {"type": "allowed_tools", "allowed_tools": allowed}
+            _, _, calls, _ = streamed(address, tools=[WEATHER, ADD], tool_choice=choice)
+            assert len(calls) == n_calls
+    # All are shown, so that the prompt is the same and is not read again.
+    assert engine.asked[0].prompt == engine.asked[1].prompt
+
+
 def test_a_call_that_was_cut_short_ends_for_its_length(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, HERMES, [f"<tool_call>{CALL}</tool_call>"])
     with serving(engine) as address:
@@ -164,6 +177,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two of a name": ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
     "a choice": ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
+    "allowed tools": (
+        {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": [1]}},
+        "tool_choice",
+    ),
     "a choice of nothing": ({"tool_choice": "required"}, "tool_choice"),
     "a choice of another": (
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "rm"}}},
