@@ -140,6 +140,26 @@ def follows(engine: Engine, grammar: Grammar, text: str) -> bool:
     return True
 
 
+def test_drafts_change_no_call(models):
+    """Point masses keep the text for a seed, at temperature 1 and under a grammar, too."""
+    said: dict[str, list[Any]] = {}
+    for drafter in ("none", "prompt-lookup(n=4)"):
+        with Engine(models["mistral"], drafter, slots=1, n_threads=1, n_ctx=2048) as engine:
+            with serving(engine) as address:
+                replies = [
+                    created(address, tool_choice="required", seed=seed, temperature=1.0)
+                    for seed in range(3)
+                ]
+        said[drafter] = [
+            [call.function.model_dump() for call in reply.choices[0].message.tool_calls]
+            for reply in replies
+        ]
+        if drafter != "none":
+            drafted = [reply.usage.completion_tokens_details for reply in replies]
+            assert sum(each.accepted_prediction_tokens for each in drafted) > 0
+    assert said["none"] == said["prompt-lookup(n=4)"]
+
+
 def test_several_calls_where_they_may(models):
     with Engine(models["hermes"], slots=1, n_threads=1, n_ctx=2048) as engine:
         with serving(engine) as address:
