@@ -7,6 +7,8 @@ import { TreeView } from "./tree.js";
 
 const DRAW_EVERY = 110; // ms: rounds may come faster than anybody can see
 
+const LONGEST_GROWTH = 650; // ms
+
 export class RoundsView {
   // `onChoose` is told which round is shown, and whether somebody chose it.
   constructor(onChoose) {
@@ -14,7 +16,7 @@ export class RoundsView {
     this.answer = null;
     this.index = -1;
     this.follows = true;
-    this.drawnAt = 0;
+    this.drawnAt = this.treeDrawnAt = 0;
     this.timer = null;
     this.tree = new TreeView(byId("tree"), (place) => this._drawLaw(place));
     this.tape = new Tape(byId("tape"), (index) => this.choose(index));
@@ -81,7 +83,11 @@ export class RoundsView {
       this.round = round;
       this.width = width;
       this.rootText = lastToken(answer, this.index);
-      this.tree.draw(round, this.rootText, { grows: isNew });
+      // While rounds come fast, a tree is whole before the next one takes its place.
+      const now = performance.now();
+      const growth = isNew ? Math.min(LONGEST_GROWTH, 0.8 * (now - this.treeDrawnAt)) : 0;
+      this.treeDrawnAt = now;
+      this.tree.draw(round, this.rootText, growth);
       this._drawLaw(null);
     }
     drawFigures(byId("figures"), answer);
@@ -128,7 +134,7 @@ const drawFigures = (list, answer) => {
     figure("drafts kept", drafted ? percent(kept / drafted) : "–"),
     figure("tokens a second", decoding > 0 ? String(Math.round(tokens / decoding)) : "–"),
     figure(
-      `cost of ${cost.together} tokens at once`,
+      `cost of ${cost.together} tokens`,
       (cost.expected_s / cost.single_s).toFixed(2),
       " × one",
     ),
