@@ -12,7 +12,7 @@ from support.every_drafter import named, write_all
 from support.tiny_models import F32
 
 from specrun.bindings.context_options import ContextOptions
-from specrun.runtime import SamplingParams
+from specrun.runtime import Grammar, SamplingParams
 from specrun.runtime.engine import Engine
 from specrun.runtime.engine.trace import BEST, RoundTrace
 from specrun.runtime.results import GenerationResult, TokenEvent
@@ -218,6 +218,25 @@ def test_seconds_add_up_and_evaluations_are_counted(files: dict[str, Path]) -> N
             assert cost.single_s > 0.0
             texts.add(cost.texts)
     assert texts == {1, 2}, "two slots, three answers: together, and the last one alone"
+
+
+def test_laws_under_a_grammar_are_masked_as_acceptance_saw_them(files: dict[str, Path]) -> None:
+    """The state moves on when tokens are committed: read later, the masks would be others."""
+    pytest.importorskip("llguidance")
+    schema = {"enum": ["left", "right"]}
+    params = WHOLE.replace(grammar=Grammar.json_schema(schema))
+    with open_engine(files, CHAIN) as engine:
+        _, traces, result = traced(engine, params)
+        befores = [engine.vocabulary.detokenize(spelled(traces[:n])) for n in range(len(traces))]
+    assert result.text in ('"left"', '"right"')
+    wanted = ('"left"', '"right"')
+    for before, trace in zip(befores, traces, strict=True):
+        root = next(law for law in trace.laws if law.node == -1)
+        assert all(each.probability > 0.0 for each in root.target)
+        texts = [each.text for each in root.target]
+        if before not in wanted:
+            assert all(any(full.startswith(before + text) for full in wanted) for text in texts)
+            assert set(texts) != {each.text for each in root.model}, "the model's law has no mask"
 
 
 def test_rounds_of_auto_name_the_drafter_that_it_chose(files: dict[str, Path]) -> None:
