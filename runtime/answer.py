@@ -141,7 +141,8 @@ class Answer:
         self._params = params.effective()
         self._max_tokens, self._n_max = max_tokens, n_max
         # Compiled before anything is evaluated: what the compiler has against it is said at once.
-        self._grammar = params.grammar and compiled(params.grammar, session.vocabulary)
+        grammar = params.grammar
+        self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
         self._guided: GuidedDrafter | None = None
         self._counter = RoundCounter()
         self._departures = Departures()
@@ -262,10 +263,12 @@ class Answer:
             )
             return sequential_rounds(session.target, conversation, small, settings)
         state = self._sampler_state()
-        verifying = DecodeSettings(rule, self._params, limits, end_tokens, state, self._witness)
         if self._grammar is not None:
             self._guided = GuidedDrafter(session.drafter)
-        return decode_rounds(target, conversation, verifying, self._guided)
+        verifying = DecodeSettings(
+            rule, self._params, limits, end_tokens, state, self._witness, self._guided
+        )
+        return decode_rounds(target, conversation, verifying)
 
     def _sampler_state(self) -> SamplerState:
         """Return what samplers know before the first token."""

@@ -27,7 +27,6 @@ from specrun.runtime.acceptance.certain import CertainLaws
 from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest, Keep, RoundOutcome
-from specrun.runtime.grammar import GrammarState
 from specrun.runtime.law import Law
 from specrun.runtime.limits import Allowance, RoundLimits
 from specrun.runtime.noise import NoiseSource
@@ -48,7 +47,8 @@ class DecodeSettings:
     """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
     `limits` counts down: it is good for one answer. `state` is what samplers start from. `witness`
-    decides nothing: it is for traces.
+    decides nothing: it is for traces. `drafter` drafts for this answer in place of the
+    conversation's.
     """
 
     rule: Rule
@@ -57,6 +57,7 @@ class DecodeSettings:
     end_tokens: frozenset[int] = frozenset()
     state: SamplerState = FRESH
     witness: Witness | None = None
+    drafter: Drafter | None = None
 
     @property
     def keep(self) -> Keep:
@@ -118,19 +119,16 @@ class Round:
 
 
 def decode_rounds(
-    target: Target,
-    conversation: Conversation,
-    settings: DecodeSettings,
-    drafter: Drafter | None = None,
+    target: Target, conversation: Conversation, settings: DecodeSettings
 ) -> Iterator[Round | None]:
     """Yield rounds until an end token, the token limit or the end of the context.
 
     None is yielded where an evaluation waits for other conversations'. The target has cached all
     tokens of the conversation but the last; they grow with every round. State is consistent at each
-    yield: a consumer may stop there. `drafter` drafts for this answer, None for the conversation's.
+    yield: a consumer may stop there.
     """
     tokens, noise = conversation.tokens, conversation.noise
-    drafter = conversation.drafter if drafter is None else drafter
+    drafter = settings.drafter or conversation.drafter
     limits, state = settings.limits, settings.state
     allowance = limits.next_round(len(tokens))
     while allowance is not None:
@@ -146,10 +144,7 @@ def decode_rounds(
             yield None
         # Accept: a path down the tree, and the target's own token after it.
         accepted, state = _accept(settings, state, tokens, tree, rows, noise)
-        path, next_token = _cut_at_end(tree, accepted, settings.end_tokens)
-        if state.grammar is not None:
-            path, next_token, place = _cut_where_over(tree, path, next_token, state.grammar)
-            state = state.at(place)
+        path, next_token, state = _cut_at_end(settings, state, tree, accepted)
         # Commit: keep the keys and values of the path, drop those of all other nodes.
         target.commit(conversation, tree, path)
         if next_token is not None:
@@ -363,26 +358,19 @@ def _law_after(
 
 
 def _cut_at_end(
-    tree: DraftTree, accepted: Acceptance, end_tokens: frozenset[int]
-) -> tuple[tuple[int, ...], int | None]:
-    """Return path and next token, cut at the first end token, after which nothing is generated."""
-    path, tokens = accepted.path, tree.tokens
-    for index, node in enumerate(path):
-        if tokens[node] in end_tokens:
-            return path[: index + 1], None
-    return path, accepted.next_token
+    settings: DecodeSettings, state: SamplerState, tree: DraftTree, accepted: Acceptance
+) -> tuple[tuple[int, ...], int | None, SamplerState]:
+    """Return path and next token, cut where the answer is whole, and the state after them.
 
-
-def _cut_where_over(
-    tree: DraftTree, path: tuple[int, ...], next_token: int | None, place: GrammarState
-) -> tuple[tuple[int, ...], int | None, GrammarState]:
-    """Return path and next token, cut where the grammar allows nothing more; and its place there.
-
-    All that could follow is the end of the text, in as many ways as the model has: no draw of it is
-    needed, and none would be different.
+    Nothing is generated after an end token. Where a grammar allows nothing more, all that could
+    follow is the end of the text: no draw of it is needed.
     """
+    path, tokens, place, end_tokens = accepted.path, tree.tokens, state.grammar, settings.end_tokens
     for index, node in enumerate(path):
-        place = place.moved(tree.tokens[node])
-        if place.is_over:
-            return path[: index + 1], None, place
-    return path, next_token, place if next_token is None else place.moved(next_token)
+        if place is not None:
+            place = place.moved(tokens[node])
+        if tokens[node] in end_tokens or (place is not None and place.is_over):
+            return path[: index + 1], None, state.at(place)
+    if place is not None:
+        place = place.moved(accepted.next_token)
+    return path, accepted.next_token, state.at(place)

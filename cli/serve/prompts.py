@@ -55,7 +55,7 @@ class PromptReader:
         vocabulary, prefill = self._engine.vocabulary, request.prefill
         with self._rendering:
             prompt = chat_prompt(
-                self._engine.chat_template,
+                self._engine.tool_template if request.tools else self._engine.chat_template,
                 vocabulary,
                 request.messages,
                 tools=request.tools,

@@ -26,7 +26,8 @@ from specrun.runtime.target import PlacedRows
 class DraftMeeting:
     """The draft models of an engine, and what its conversations wait to have evaluated by them.
 
-    `n_drafting` is how many conversations draft now: where it is one, nothing is waited for.
+    `n_drafting` is how many conversations draft now: where it is one, nothing is waited for. What
+    an evaluation costs each of them follows from it, so drafts shrink with the load.
     """
 
     def __init__(self, n_texts: int) -> None:

@@ -261,7 +261,7 @@ class GrammarState:
         kept = mask[:n].nonzero()[0]
         if not len(kept):
             return logits
-        row = np.full_like(logits, -math.inf)
+        row: _Row = np.full_like(logits, -math.inf)
         row[kept] = logits[kept]
         return row
 

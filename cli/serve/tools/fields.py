@@ -78,7 +78,9 @@ def function_tool(function: Mapping[str, Any], where: str, schema: str = "parame
     if parameters is not None and not isinstance(parameters, dict):
         field_name = f"{where}.{schema}"
         raise RequestError(f"{field_name} is {shown(parameters)}: give a JSON schema", field_name)
-    own = {"name": name, "description": description or "", "parameters": parameters}
+    own: dict[str, Any] = {"name": name, "description": description or ""}
+    if function.get("strict") is True:
+        own["strict"] = True
     return {"type": "function", "function": {**own, "parameters": parameters or _NO_ARGUMENTS}}
 
 
@@ -140,7 +142,7 @@ def plan_turn(
     if choice.mode == "required" and not tools:
         raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
     used = tools if choice.mode != "none" else ()
-    template = _template(engine)
+    template = _template(engine, used)
     if template is None:  # what needs one says so
         if used:
             raise RequestError("tools need a chat template, and this model has none", "tools")
@@ -160,14 +162,17 @@ def plan_turn(
         think=think_tags_of(template.source) if splits_reasoning else None,
         most_calls=None if parallel else 1,
         must_call=choice.mode == "required",
+        strict=frozenset(
+            tool["function"]["name"] for tool in used if tool["function"].get("strict")
+        ),
     )
     id_length = known.id_length if known is not None else None
     return ChatTurn(for_template(messages, id_length), used, template_kwargs or {}, plan)
 
 
-def _template(engine: Engine) -> ChatTemplate | None:
+def _template(engine: Engine, tools: Sequence[Tool]) -> ChatTemplate | None:
     try:
-        return engine.chat_template
+        return engine.tool_template if tools else engine.chat_template
     except TemplateError:
         return None
 

@@ -45,9 +45,9 @@ def silent(tool_vocabulary: Vocabulary) -> Iterator[tuple[ScriptedEngine, str]]:
         yield engine, address
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def demo_engine() -> Iterator[Engine]:
-    """The embedded family with two slots; several tests share what it has cached."""
+    """The embedded family with two slots; a module's tests share what it has cached."""
     others = ("prompt-lookup", "draft(n=3, sampling=argmax)")
     with Engine.demo(slots=2, others=others, n_ctx=2048, n_threads=1, trust=True) as engine:
         yield engine

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import openai
 import pytest
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
-from support.tiny_models import TEMPLATE
+from support.tiny_models import CONTROLS, TEMPLATE
 from support.tool_templates import ADD, HERMES, LLAMA3, MISTRAL, TEMPLATES, WEATHER
+
+from specrun.convert.gguf import Metadata
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.convert.tokenizer import BytePairVocabulary
+from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
+from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.engine import Engine
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 ASK: list[Any] = [{"role": "user", "content": "Rain in Paris?"}]
@@ -198,3 +206,38 @@ def test_a_template_without_tools_is_refused(tool_vocabulary):
         with pytest.raises(openai.BadRequestError, match="knows no tools") as caught:
             client(address).chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER])
     assert caught.value.param == "tools"
+
+
+def test_a_second_template_is_taken_for_tools(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, TEMPLATE, [CALLS["hermes"]])
+    engine.tool_template = ChatTemplate(HERMES)
+    with serving(engine) as address:
+        create = client(address).chat.completions.create
+        called = create(model="tiny", messages=ASK, tools=[WEATHER]).choices[0]
+        plain = create(model="tiny", messages=ASK).choices[0]
+    assert (called.finish_reason, plain.finish_reason) == ("tool_calls", "stop")
+    with_tools, without = (tool_vocabulary.detokenize(asked.prompt) for asked in engine.asked)
+    assert ("get_weather" in with_tools, "get_weather" in without) == (True, False)
+
+
+class TwoTemplates(BytePairVocabulary):
+    """A vocabulary that comes with a second template, as some files have it."""
+
+    def describe(self, metadata: Metadata) -> None:
+        super().describe(metadata)
+        metadata.text("tokenizer.chat_template.tool_use", HERMES)
+
+
+def test_a_file_may_have_two_templates(tmp_path, tiny_model):
+    plain = synthetic_vocabulary(320, controls=CONTROLS, chat_template=TEMPLATE)
+    vocabulary = TwoTemplates(**{f.name: getattr(plain, f.name) for f in fields(plain)})
+    path = tmp_path / "two templates.gguf"
+    write_random_llama(path, RandomLlama(vocabulary=vocabulary, width=16, layers=1))
+    options: dict[str, Any] = {"slots": 1, "n_threads": 1, "n_ctx": 64}
+    with Engine(path, **options) as engine:
+        assert engine.tool_template.source == HERMES
+        assert engine.chat_template.source == TEMPLATE
+    with Engine(path, **options, chat_template=MISTRAL) as engine:
+        assert engine.tool_template.source == MISTRAL
+    with Engine(tiny_model, **options) as engine:
+        assert engine.tool_template is engine.chat_template
