@@ -169,10 +169,12 @@ class ThisMachine:
         prompts = self._prompts.fitting
         result = tune(options, lambda model: prompt_tokens(model, prompts), self._tuning)
         save_plans(options, result)
-        drafting = (
-            [plan for plan in setting.candidates if plan.options] for setting in result.settings
+        # What was run stands first, fastest first.
+        found = (
+            next((plan.options for plan in setting.candidates if plan.options), None)
+            for setting in result.settings
         )
-        fastest = [max(plans, key=lambda plan: plan.speed).options for plans in drafting if plans]
+        fastest = [options for options in found if options]
         return [f"draft({quoted(str(draft))}, {plan})" for plan in dict.fromkeys(fastest)]
 
     def _tuning(self, _what: str, share: float) -> None:
