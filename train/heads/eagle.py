@@ -172,10 +172,11 @@ class EagleLearner(ChainLearner):
         super().__init__(self.head, target, source, MEASURED_DEPTH)
         self._often = self._others = None
         if often is not None:
-            rest = torch.ones(target.output.shape[0], dtype=torch.bool)
-            rest[often] = False
-            self._often = often.to(self.device)
-            self._others = rest.nonzero()[:, 0].to(self.device)
+            is_often = torch.zeros(target.output.shape[0], dtype=torch.int8)
+            is_often[often] = 1
+            # Sorted, not selected: where memory is estimated, tensors have shapes only.
+            others = torch.argsort(is_often, stable=True)[: len(is_often) - len(often)]
+            self._often, self._others = often.to(self.device), others.to(self.device)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of states and tokens, and where chains are trained, of all their steps."""

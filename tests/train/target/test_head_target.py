@@ -68,6 +68,7 @@ RECIPES: tuple[HeadRecipe, ...] = (
     MedusaRecipe(heads=2, from_law=True),
     HydraRecipe(heads=2),
     EagleRecipe(noise=0.0),
+    EagleRecipe(noise=0.0, law_tokens=200),
     Eagle3Recipe(steps=2),
 )
 
