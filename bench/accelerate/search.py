@@ -281,8 +281,11 @@ class Search:
         for temperature in self._options.temperatures:
             for workload in self._options.workloads:
                 rows += measured(self._record, temperature, workload)
-        best = max(rows, key=lambda row: row.speed_up.value, default=None)
-        if best is None:
+        if not rows:
             return ""
+        paying = (row for row in rows if row.pays)
+        best = max(paying, key=lambda row: row.speed_up.value, default=None)
+        if best is None:
+            return "plain decoding, as nothing was faster yet"
         where = f"{best.workload}, temperature {best.temperature:g}"
         return f"{best.drafter} {best.speed_up.value:.2f} times plain ({where})"
