@@ -193,7 +193,7 @@ class _Step:
     def shown(self, done: str = "") -> str:
         """Return what is being done, how long everything takes yet, and the best so far."""
         left = ""
-        if self.ends is not None:
-            seconds = max(0.0, self.ends - time.monotonic())
+        seconds = 0.0 if self.ends is None else self.ends - time.monotonic()
+        if seconds >= 1.0:
             left = f", about {duration_text(seconds)} left"
         return f"{self.text}{done}{left}{self.best}"
