@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _CHOOSES_A_DRAFTER = ("-md", "--model-draft", "-hfd", "--drafter", "--spec-type")
 _CHOOSES_A_MODEL = ("-m", "--model", "-hf", "--demo")
 _TRAINING = (
-    "--n-prompts 2000 --answer-length 256 --max-length 384 --steps 5500 --batch-tokens 1024 "
-    "--learning-rate 1e-3 --outtype q8_0"
+    "--n-prompts 2000 --answer-length 256 --max-length 384 --law-tokens 8192 --unroll 2 "
+    "--steps 7000 --batch-tokens 1024 --learning-rate 2e-3 --outtype q8_0"
 )
 """How its head is trained: what two cores do in two hours."""
 
