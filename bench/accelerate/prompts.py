@@ -17,7 +17,7 @@ from specrun.runtime.tuning.default_drafter import EDITED, QUESTIONS
 PROMPTS = "your prompts"
 """The workload of prompts that a user gave."""
 
-_MOST = 8  # held-out prompts of a file, spread over it: more would only take longer
+_MOST = 6  # held-out prompts of a file, spread over it: more would only take longer
 _FEWEST = 4  # of a file, from which some are held out
 
 _QUESTIONS = (

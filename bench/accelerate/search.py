@@ -22,6 +22,7 @@ from specrun.bench.diagnosis.work import Work
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafters.combinators import auto_expression
+from specrun.runtime.language import parse_expression, short_label
 
 WITHOUT_FILE = ("prompt-lookup", "lookahead", "auto")
 _NEEDS_NOTHING = "needs no file"
@@ -222,7 +223,8 @@ class Search:
                 sure = (_LEAST_SWEEPS - repetition) * n_first - number
                 ahead = per_sweep * max(sure, len(left) - number)
                 seconds = ahead if done else options.seconds
-                self._sweep(temperature, workload, repetition, seconds)
+                share = 0.55 + 0.45 * done / max(done + len(left) - number, _LEAST_SWEEPS * n_first)
+                self._sweep(temperature, workload, repetition, (share, seconds))
                 done += 1
                 per_sweep = (self._machine.now() - started) / done
 
@@ -242,14 +244,13 @@ class Search:
         return repetition not in sweeps or not set(wanted) <= set(sweeps[repetition].works)
 
     def _sweep(
-        self, temperature: float, workload: str, repetition: int, seconds: float | None
+        self, temperature: float, workload: str, repetition: int, progress: tuple[float, float]
     ) -> None:
+        """Sweep, and keep what was measured; `progress` is the share done and the seconds left."""
         record, options = self._record, self._options
-        total = options.repetitions * len(options.temperatures) * len(options.workloads)
-        share = 0.55 + 0.45 * len(record.sweeps) / max(total, len(record.sweeps))
         drafters = hopeful(record, temperature, options.workloads)
         what = f"comparing {len(drafters)} drafters on {workload}, temperature {temperature:g}"
-        self._say(what, share, seconds)
+        self._say(what, *progress)
         found = self._machine.sweep(temperature, workload, [PLAIN, *drafters], repetition)
         for name, work in found.items():
             if isinstance(work, str):
@@ -281,8 +282,12 @@ class Search:
         for temperature in self._options.temperatures:
             for workload in self._options.workloads:
                 rows += measured(self._record, temperature, workload)
-        best = max(rows, key=lambda row: row.speed_up.value, default=None)
-        if best is None:
+        if not rows:
             return ""
+        paying = (row for row in rows if row.pays)
+        best = max(paying, key=lambda row: row.speed_up.value, default=None)
+        if best is None:
+            return "plain decoding, as nothing was faster yet"
         where = f"{best.workload}, temperature {best.temperature:g}"
-        return f"{best.drafter} {best.speed_up.value:.2f} times plain ({where})"
+        drafter = short_label(parse_expression(best.drafter))
+        return f"{drafter} {best.speed_up.value:.2f} times plain ({where})"

@@ -53,7 +53,6 @@ _FITTED_TOKENS = 64  # written at each temperature, to plan and to judge cuts by
 _WARM_UP_TOKENS = 8
 _STEP = 256  # contexts are as long as texts need, in such steps
 _SHORTEST = 24  # tokens of an answer
-_USUAL_ARMS = 5
 _MOST_CUTS, _FEWEST_CUTS = 10, 3
 _CUT_BUDGET = 25.0  # seconds
 _WRITTEN = 4e8  # bytes of a cut that are written in a second, about
@@ -87,6 +86,7 @@ class ThisMachine:
         self._clock, self._progress = clock, progress
         self._context = options.context
         self._curve: CostCurve | None = None
+        self._answer_tokens: int | None = None  # known when it is known how many are compared
         self._opened = ExitStack()
         self._arms: dict[str, dict[str, Arm]] = {}
 
@@ -119,22 +119,27 @@ class ThisMachine:
             )
             save_curve(curve, self._target, context, layers)
         self._curve = curve
-        self._fit(curve)
+        self._fit()
         return curve
 
-    def _fit(self, curve: CostCurve) -> None:
-        """Choose answers so long that two sweeps take their time, and a context that holds them."""
+    def _fit(self) -> None:
+        """Choose a context that holds the longest prompt and its answer."""
         with Model(self._target, vocab_only=True) as model:
             prompts = [text for texts in self._prompts.held_out.values() for text in texts]
             longest = max(map(len, prompt_tokens(model, [*prompts, *self._prompts.fitting])))
-        answers = 2 * _USUAL_ARMS * len(self._params) * len(prompts)
-        affordable = int(self._seconds / (answers * curve.seconds(1)))
-        self._n_tokens = min(self._n_tokens, max(_SHORTEST, affordable))
         needed = longest + max(self._n_tokens, _FITTED_TOKENS) + _STEP // 4
         rounded = -(-needed // _STEP) * _STEP
         given = self._context.n_ctx
         fitting = rounded if given == 0 else min(given, rounded)
         self._context = dataclasses.replace(self._context, n_ctx=fitting)
+
+    def _affordable_tokens(self, n_drafters: int) -> int:
+        """Return how long answers may be, so that two sweeps of everything take their time."""
+        prompts = sum(map(len, self._prompts.held_out.values()))
+        answers = 2 * n_drafters * len(self._params) * prompts
+        one_token = self._curve.seconds(1) if self._curve else 0.1
+        affordable = int(self._seconds / (answers * one_token))
+        return min(self._n_tokens, max(_SHORTEST, affordable))
 
     # -- what could draft --------------------------------------------------------------------------
 
@@ -169,10 +174,12 @@ class ThisMachine:
         prompts = self._prompts.fitting
         result = tune(options, lambda model: prompt_tokens(model, prompts), self._tuning)
         save_plans(options, result)
-        drafting = (
-            [plan for plan in setting.candidates if plan.options] for setting in result.settings
+        # What was run stands first, fastest first.
+        found = (
+            next((plan.options for plan in setting.candidates if plan.options), None)
+            for setting in result.settings
         )
-        fastest = [max(plans, key=lambda plan: plan.speed).options for plans in drafting if plans]
+        fastest = [options for options in found if options]
         return [f"draft({quoted(str(draft))}, {plan})" for plan in dict.fromkeys(fastest)]
 
     def _tuning(self, _what: str, share: float) -> None:
@@ -234,6 +241,8 @@ class ThisMachine:
     ) -> dict[str, Work | str]:
         """Answer the prompts of a workload, prompt by prompt with every drafter in turn."""
         self._close_others(drafters)
+        if self._answer_tokens is None:
+            self._answer_tokens = self._affordable_tokens(len(drafters))
         found: dict[str, Work | str] = {}
         arms: dict[str, Arm] = {}
         for drafter in drafters:
@@ -249,7 +258,7 @@ class ThisMachine:
             # In turn forwards and backwards: a machine that grows busier slows all of them alike.
             order = list(arms) if (number + seed) % 2 == 0 else list(reversed(arms))
             answers = {
-                drafter: arms[drafter].answer(number, params, self._n_tokens, seed=seed)
+                drafter: arms[drafter].answer(number, params, self._answer_tokens, seed=seed)
                 for drafter in order
             }
             # A prompt that is answered with nothing tells nothing.

@@ -80,8 +80,8 @@ class TrainingOrder:
 
     @property
     def head(self) -> Path:
-        """The finished head's file; its name says what it is."""
-        return self.folder / f"{self.folder.name}-head.gguf"
+        """The finished head's file."""
+        return self.folder / "head.gguf"
 
 
 def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -> Path:

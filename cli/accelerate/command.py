@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,22 +170,30 @@ def _progress(
 
         def tell(status: Status) -> None:
             nonlocal step
-            left = status.seconds_left
-            text = status.what + ("" if left is None else f", about {duration_text(left)} left")
             best = f"\nbest so far: {one_line(status.best, _LONGEST_BEST)}" if status.best else ""
-            step = _Step(text, status.share, best)
-            show(text + best, status.share)
+            ends = None if status.seconds_left is None else time.monotonic() + status.seconds_left
+            step = _Step(status.what, status.share, best, ends)
+            show(step.shown(), step.share)
 
         def progress(share: float) -> None:
-            show(f"{step.text} ({100 * share:.0f} %){step.best}", step.share)
+            show(step.shown(f" ({100 * share:.0f} %)"), step.share)
 
         yield tell, progress
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step as it is shown, and the share of all steps that is done before it."""
+    """A step as it is shown, the share of all steps that is done before it, and about the end."""
 
     text: str
     share: float
     best: str = ""
+    ends: float | None = None
+
+    def shown(self, done: str = "") -> str:
+        """Return what is being done, how long everything takes yet, and the best so far."""
+        left = ""
+        seconds = 0.0 if self.ends is None else self.ends - time.monotonic()
+        if seconds >= 1.0:
+            left = f", about {duration_text(seconds)} left"
+        return f"{self.text}{done}{left}{self.best}"

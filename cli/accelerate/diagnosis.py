@@ -80,7 +80,7 @@ def verdict_lines(diagnosis: Diagnosis) -> list[str]:
 
 def _drafts(diagnosis: Diagnosis) -> str:
     if diagnosis.acceptance is None:
-        return "none: it had nothing to say"
+        return "none: it had nothing to say, or nothing that seemed to pay"
     rounds = f"in {100 * diagnosis.coverage:.0f} % of the rounds"
     nodes = f"{diagnosis.nodes_per_drafting_round:.1f} tokens each"
     return f"{rounds}, {nodes}, {100 * diagnosis.acceptance:.0f} % of the depths accepted"

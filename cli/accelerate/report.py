@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specrun.runtime.tuning.profile import Choice
 
 _LONGEST_REASON = 160
+_MOST_TYPES = 4
 
 
 def print_report(result: AccelerateResult, terminal: Terminal) -> None:
@@ -34,6 +35,7 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
         terminal.note(f"not compared: {_short(left.what)}: {one_line(left.why, _LONGEST_REASON)}")
     for diagnosis in _telling(result.diagnoses):
         print_diagnosis(diagnosis, terminal)
+    _say_other_types(result, terminal)
     for temperature in temperatures:
         own = [choice for choice in result.choices if choice.temperature == temperature]
         # Where all kinds of texts have the same drafter, a line says so.
@@ -41,6 +43,17 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
         for choice in told:
             terminal.answer(f"{_choice_line(choice)}\n")
     _say_what_follows(result, terminal)
+
+
+def _say_other_types(result: AccelerateResult, terminal: Terminal) -> None:
+    """Name the files of other weight types beside the target, where its curve is too steep."""
+    from specrun.runtime.costs.weight_types import same_model
+
+    kinds = {reason.kind for diagnosis in result.diagnoses for reason in diagnosis.reasons}
+    others = same_model(result.target)
+    if others and "curve" in kinds:
+        names = ", ".join(path.name for path in others[:_MOST_TYPES])
+        terminal.note(f"other weight types beside it: {names}; specrun accelerate tries them, too")
 
 
 def _telling(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:

@@ -76,6 +76,16 @@ def test_where_nothing_pays_it_says_why_and_what_would_help(
     assert "specrun accelerate found nothing faster" in answer.stderr
 
 
+def test_other_weight_types_beside_it_are_named(
+    run: Run, models: Models, machine: Any, tmp_path: Path
+) -> None:
+    machine(STEEP, POOR)
+    for name in ("model-F16.gguf", "model-Q8_0.gguf"):
+        (tmp_path / name).write_bytes(models.target.read_bytes())
+    result = run("accelerate", tmp_path / "model-F16.gguf", "--temp", 0)
+    assert "other weight types beside it: model-Q8_0.gguf" in result.stderr
+
+
 def test_json_has_everything(run: Run, models: Models, machine: Any) -> None:
     machine(FLAT, GOOD)
     result = run("accelerate", models.target, "--json")

@@ -235,7 +235,7 @@ def test_prompts_are_split_into_fitted_and_held_out(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(40)))
     prompts = search_prompts(path)
     held_out = prompts.held_out[PROMPTS]
-    assert len(prompts.fitting) == len(held_out) == 8
+    assert len(prompts.fitting) == len(held_out) == 6
     assert not set(prompts.fitting) & set(held_out)
     assert search_prompts(None).digest != prompts.digest
     few = tmp_path / "few.txt"
