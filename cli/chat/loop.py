@@ -141,7 +141,7 @@ class Chat:
     def _writer(self) -> AnswerWriter:
         show_draft = self._display.show_draft
         if self._markdown and not show_draft:
-            from specrun.cli.terminal.markdown_writer import MarkdownWriter
+            from specrun.cli.terminal.markdown import MarkdownWriter
 
             return MarkdownWriter(self.terminal)
         return PlainWriter(self.terminal, show_draft=show_draft)

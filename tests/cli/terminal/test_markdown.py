@@ -8,8 +8,7 @@ from itertools import count
 
 import pytest
 
-from specrun.cli.terminal.markdown import MarkdownLines
-from specrun.cli.terminal.markdown_writer import MarkdownWriter
+from specrun.cli.terminal.markdown import MarkdownLines, MarkdownWriter
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.results import TokenEvent
 
