@@ -37,6 +37,8 @@ _LIMITS: dict[str, Any] = {
 _UNFORCED = {"no_forcing": True}
 _SHOWN = re.compile(r"\s*(\d+ \||\^\s*$)")
 _PLACE = re.compile(r"^at (\d+)\(\d+\): ")
+# A dot of GBNF, and what may hold one that is none: texts, sets of characters and comments.
+_GBNF_DOT = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(\.)', re.DOTALL)
 _OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
 _KEPT = 16  # compiled grammars: clients repeat theirs
 # As llama.cpp's grammars of schemas: without a bound, small models fill answers with spaces.
@@ -212,10 +214,15 @@ def _source(grammar: Grammar) -> str:
         source = grammar.source
     else:
         try:
-            source = gbnf_to_lark(grammar.source)
+            source = gbnf_to_lark(_GBNF_DOT.sub(_any_character, grammar.source))
         except Exception as problem:  # it raises plain ones, and what its parser runs into
             raise _refusal(grammar, str(problem)) from None
     return _unforced(grammar, source)
+
+
+def _any_character(found: re.Match[str]) -> str:
+    """Return what a dot of GBNF stands for: line breaks, too, which those of Lark leave out."""
+    return found[0] if found[1] is None else r"[^\x00]"
 
 
 def _with_spaces(schema: bool | dict[str, Any]) -> dict[str, Any]:

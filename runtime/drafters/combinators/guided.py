@@ -75,7 +75,9 @@ class GuidedDrafter(Drafter):
             if place.closed:
                 problem = "the answer left its grammar: a rule kept what the grammar forbids"
                 raise GrammarError(problem)
-            forced = place.forced(min(request.max_depth, request.max_nodes))
+            # A rule that weighs the drafter's laws would take a forced token for all of its law.
+            most = min(request.max_depth, request.max_nodes) if request.keep == "nothing" else 0
+            forced = place.forced(most)
             self._asked = request, forced, _after(request, forced) if forced else request
         return self._asked[1:]
 

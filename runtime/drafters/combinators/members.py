@@ -157,9 +157,9 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
     tokens, parents = list(own.tokens), list(own.parents)
     depths, flags = list(own.depths), list(own.is_candidate)
     rows: list[int] = []
-    for node, parent in enumerate(own.parents):
+    for number, parent in enumerate(own.parents):
         above = root if parent == ROOT else rows[parent]
-        rows.append(places.get(node, above))
+        rows.append(places.get(number, above))
     path: list[int] = []
     for merged in accepted:
         node = back.get(merged)

@@ -17,7 +17,7 @@ from support.tiny_grammars import FORCED, LAZY, SPELLINGS, STRICT, Language, gui
 
 from specrun.runtime import loop
 from specrun.runtime.acceptance import AcceptanceRule, ExactRule, build_rule, rule_names
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.drafter import Drafter, DraftRequest, Keep, NoDrafter
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 from specrun.runtime.grammar import GrammarError, GrammarState
 from specrun.runtime.grammar.compiled import CompiledGrammar
@@ -111,18 +111,9 @@ def test_a_text_in_which_the_grammar_begins_inside_a_draft() -> None:
 # -- what is drafted -------------------------------------------------------------------------------
 
 
-def drafted(language: Language, propose: Propose, tokens: Sequence[int] = ()) -> DraftTree:
-    state = language.start()
-    assert state.grammar is not None
-    noise = loop.Conversation(NoDrafter(), PROMPT).noise
-    request = DraftRequest(
-        [*PROMPT, *tokens],
-        language.params,
-        noise,
-        8,
-        16,
-        state=state.at(state.grammar.after(tokens)),
-    )
+def drafted(language: Language, propose: Propose, keep: Keep = "nothing") -> DraftTree:
+    noise, state = loop.Conversation(NoDrafter(), PROMPT).noise, language.start()
+    request = DraftRequest(PROMPT, language.params, noise, 8, 16, keep=keep, state=state)
     return GuidedDrafter(ScriptedDrafter(propose)).propose(request)
 
 
@@ -131,6 +122,11 @@ def test_what_the_grammar_forces_is_drafted() -> None:
     assert FORCED.words.spelled(tree.tokens) == "abca"[: len(FORCED.words.spelled(tree.tokens))]
     assert len(tree) >= 2
     assert all(draw.law is None for draws in tree.draws.values() for draw in draws)
+
+
+def test_nothing_is_forced_under_rules_that_weigh_the_drafters_laws() -> None:
+    """A forced token would stand for the drafter's law, of which such a rule states its own."""
+    assert drafted(FORCED, nothing, keep="laws") == DraftTree()
 
 
 def test_point_masses_are_pruned_where_the_grammar_ends_them() -> None:

@@ -146,11 +146,16 @@ def test_every_rule_stays_in_the_grammar(
     answers(files["shallow"], named("draft(FILE:twin, n=4)", files), params, accept=rule)
 
 
-def test_each_slot_of_an_engine_has_a_grammar_of_its_own(files: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    "drafter", ["prompt-lookup(min_ngram=1)", "draft(FILE:twin, n=4, sampling=argmax)"]
+)
+def test_each_slot_of_an_engine_has_a_grammar_of_its_own(
+    files: dict[str, Path], drafter: str
+) -> None:
     digits = WHOLE.replace(grammar=Grammar.regex("[0-9]{5}"))
     asked = [(prompt, params) for prompt in PROMPTS for params in (WHOLE, digits)]
     with Engine(
-        files["shallow"], "prompt-lookup(min_ngram=1)", slots=4, context=ContextOptions(**F32)
+        files["shallow"], named(drafter, files), slots=4, context=ContextOptions(**F32)
     ) as engine:
         streams = [engine.submit(prompt, params, max_tokens=LENGTH) for prompt, params in asked]
         texts = [stream.result.text for stream in streams]

@@ -42,6 +42,7 @@ SETTINGS = {
         dry_multiplier=0.9, dry_allowed_length=1, dry_penalty_last_n=4, presence_penalty=0.4
     ),
     "XTC": OFF.replace(xtc_probability=0.4, xtc_threshold=0.2),
+    "bias": OFF.replace(logit_bias={0: 1.2, 2: -2.0}),
     "typical": OFF.replace(typical_p=0.6, temperature=0.8),
     "dynamic temperature": OFF.replace(dynatemp_range=0.8, dynatemp_exp=1.5),
     "many, turned round": OFF.replace(
