@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from support.api_clients import close_clients
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
@@ -27,6 +28,13 @@ CONTROLS = (
     "<think>",
     "<|end|>",
 )
+
+
+@pytest.fixture(autouse=True)
+def closed_clients() -> Iterator[None]:
+    """Close the clients of each test."""
+    yield
+    close_clients()
 
 
 @pytest.fixture(scope="session")

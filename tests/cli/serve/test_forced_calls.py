@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from starlette.testclient import TestClient
+from support.api_clients import openai_client
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES, LLAMA3, MISTRAL, QWEN_CODER, function_tool
@@ -63,9 +64,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def created(address: str, **options: Any) -> Any:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     given: dict[str, Any] = {"model": "x", "messages": ASK, "tools": [WEATHER, CLOCK], **options}
-    return client.chat.completions.create(**given)
+    return openai_client(address).chat.completions.create(**given)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -138,6 +138,26 @@ def follows(engine: Engine, grammar: Grammar, text: str) -> bool:
     except OptionError:
         return False
     return True
+
+
+def test_drafts_change_no_call(models):
+    """Point masses keep the text for a seed, at temperature 1 and under a grammar, too."""
+    said: dict[str, list[Any]] = {}
+    for drafter in ("none", "prompt-lookup(n=4)"):
+        with Engine(models["mistral"], drafter, slots=1, n_threads=1, n_ctx=2048) as engine:
+            with serving(engine) as address:
+                replies = [
+                    created(address, tool_choice="required", seed=seed, temperature=1.0)
+                    for seed in range(3)
+                ]
+        said[drafter] = [
+            [call.function.model_dump() for call in reply.choices[0].message.tool_calls]
+            for reply in replies
+        ]
+        if drafter != "none":
+            drafted = [reply.usage.completion_tokens_details for reply in replies]
+            assert sum(each.accepted_prediction_tokens for each in drafted) > 0
+    assert said["none"] == said["prompt-lookup(n=4)"]
 
 
 def test_several_calls_where_they_may(models):
