@@ -133,6 +133,8 @@ class Context:
         params.n_threads = threads
         params.n_threads_batch = options.n_threads_batch or threads
         params.embeddings = options.hidden_states
+        if self.model.pooling is not None:
+            params.pooling_type = 0  # none: states are read token by token
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.type_k = CACHE_TYPES[options.cache_type_k]
         params.type_v = CACHE_TYPES[options.cache_type_v]

@@ -31,6 +31,8 @@ from specrun.bindings.workers import freed_while_there
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
 
+_POOLINGS = {1: "mean", 2: "first", 3: "last"}  # llama_pooling_type
+
 
 class Reader(Protocol):
     """A context of a model."""
@@ -246,9 +248,23 @@ class Model:
         return bool(native.llama_model_has_decoder(handle)) and not encodes
 
     @property
+    def pooling(self) -> str | None:
+        """How the states of a text become its embedding, if the model was trained to make any."""
+        value = self.header.metadata.get(f"{self.architecture}.pooling_type")
+        return _POOLINGS.get(value) if isinstance(value, int) else None
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja text of the file's chat template, or None."""
-        text: bytes | None = self._native.llama_model_chat_template(self.handle, None)
+        return self._template(None)
+
+    @property
+    def tool_template(self) -> str | None:
+        """The text of the template for conversations with tools, where that is another one."""
+        return self._template(b"tool_use")
+
+    def _template(self, name: bytes | None) -> str | None:
+        text: bytes | None = self._native.llama_model_chat_template(self.handle, name)
         return text.decode("utf-8", "replace") if text else None
 
     def metadata(self) -> dict[str, str]:

@@ -91,7 +91,7 @@ async def bound_text(
     """
     calls = plan.grammar(vocabulary, prompt_end)
     if calls is not None and asked is not None:
-        problem = "tool_choice asks for a call, and the grammar or response_format for text"
+        problem = "tool_choice or strict tools bind the text, and so does the grammar or format"
         raise RequestError(f"{problem}: give one of them", "tool_choice")
     grammar = asked if calls is None else calls
     if grammar is None:

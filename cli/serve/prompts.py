@@ -39,6 +39,7 @@ class PromptReader:
     async def read(self, request: AnswerRequest) -> Prompts:
         """Return the tokens of each prompt. Raises `TemplateError` where messages do not fit."""
         if request.messages:
+            self._require_template()
             prompt = await anyio.to_thread.run_sync(self._conversation, request)
             return Prompts([prompt.tokens], prompt.text[-_LONGEST_END:])
         if sum(map(len, request.prompts)) <= _SHORT:
@@ -49,13 +50,20 @@ class PromptReader:
         """Return the text that the template makes of the messages."""
         return (await anyio.to_thread.run_sync(self._conversation, request)).text
 
+    def _require_template(self) -> None:
+        """Raise `RequestError` where there is no template; its words are for clients."""
+        if self._engine.options.chat_template is None and self._engine.model.chat_template is None:
+            problem = "this model has no chat template, which messages need"
+            advice = "continue a prompt (/v1/completions), or give the server --chat-template-file"
+            raise RequestError(f"{problem}: {advice}", "messages")
+
     def _conversation(self, request: AnswerRequest) -> ChatPrompt:
         from specrun.runtime.chat_template import ChatPrompt, chat_prompt
 
         vocabulary, prefill = self._engine.vocabulary, request.prefill
         with self._rendering:
             prompt = chat_prompt(
-                self._engine.chat_template,
+                self._engine.tool_template if request.tools else self._engine.chat_template,
                 vocabulary,
                 request.messages,
                 tools=request.tools,

@@ -1,7 +1,8 @@
 """Replies to requests for answers: one JSON object, or server-sent events, one a round.
 
 What the objects and events look like is the API's own, a `ReplyForm`. A client that leaves frees
-its slots within a round; a stream's errors before the first token are replies with a status.
+its slots within a round. A stream's errors before the first token are replies with a status, unless
+that takes so long that the client should hear that it is waited for: then they are events.
 """
 
 from __future__ import annotations
@@ -77,22 +78,31 @@ async def reply(request: Request, answer: Answer, form: ReplyForm, *, streamed: 
     if not streamed:
         choices = await while_connected(request, answer, collected(answer))
         return Response(status_code=_LEFT) if choices is None else json_reply(form.whole(choices))
-    deltas = answer.deltas()
-    first = await while_connected(request, answer, anext(deltas))
-    if first is None:
+    settings, deltas = answer.service.settings, answer.deltas()
+    first = asyncio.ensure_future(anext(deltas))
+    if not await still_there(request, first, settings.head_seconds):
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
         await deltas.aclose()
         return Response(status_code=_LEFT)
-    send_timeout = answer.service.settings.send_seconds
+    if first.done():
+        first.result()  # an error, which still has a status
     events = _events(first, deltas, form)
-    return EventSourceResponse(events, sep="\n", ping=_PING_SECONDS, send_timeout=send_timeout)
+    return EventSourceResponse(
+        events, sep="\n", ping=_PING_SECONDS, send_timeout=settings.send_seconds
+    )
 
 
 async def _events(
-    first: Delta, deltas: AsyncGenerator[Delta], form: ReplyForm
+    first: asyncio.Future[Delta], deltas: AsyncGenerator[Delta], form: ReplyForm
 ) -> AsyncIterator[bytes]:
     try:
         async with aclosing(deltas):
-            yield form.begin() + form.delta(first)
+            begun = form.begin()
+            if begun and not first.done():
+                yield begun
+                begun = b""
+            yield begun + form.delta(await first)
             async for delta in deltas:
                 if events := form.delta(delta):
                     yield events
@@ -125,16 +135,25 @@ async def while_connected(
 ) -> _Value | None:
     """Return what `work` returns; where the client leaves before, end the answer, return None."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
+        return await task if await still_there(request, task) else None
     finally:
-        gone.cancel()
         if not task.done():
             task.cancel()
             answer.cancel()
-            await asyncio.gather(task, gone, return_exceptions=True)
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def still_there(
+    request: Request, work: asyncio.Future[_Value], seconds: float | None = None
+) -> bool:
+    """Wait for work, for so long at most; return whether the client is there then."""
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((work, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return work.done() or not gone.done()
+    finally:
+        gone.cancel()
 
 
 async def _disconnect(request: Request) -> None:

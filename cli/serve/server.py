@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from specrun.cli.serve.service import AnswerService
 
+_IDLE_SECONDS = 75  # longer than clients keep a connection that they do not use
 _MORE_SECONDS = 5.0  # in which answers that were ended say so
 _LAST_SECONDS = 1.0  # the same after a second signal
 
@@ -48,6 +49,7 @@ def server_of(
         ws="none",
         lifespan="off",
         server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=int(settings.drain_seconds + _MORE_SECONDS),
     )
     return DrainingServer(config, app.state.service, ready)

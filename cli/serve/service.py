@@ -138,6 +138,7 @@ class AnswerService:
         seed = random_if_unset(request.params.seed)
         asked, vocabulary = request.params.grammar, self.engine.vocabulary
         grammar = await bound_text(asked, request.plan, vocabulary, prompts.end)
+        self._require_room(len(prompts.tokens) * request.n)  # others came meanwhile
         params = request.params.replace(seed=seed, grammar=grammar)
         speculative = request.speculative
         try:

@@ -31,7 +31,8 @@ class ServeSettings:
     names are answered, so that no web page reaches the server by a name that its owner lets point
     here (DNS rebinding). `api_keys`, where there are any, are asked of everyone. `cors` are origins
     whose pages may ask, "*" for all. Answers that are under way when the server ends have
-    `drain_seconds` to finish; a reader that takes nothing for `send_seconds` is gone.
+    `drain_seconds` to finish; a reader that takes nothing for `send_seconds` is gone. A stream
+    begins with its first token, or after `head_seconds`.
     """
 
     model: str
@@ -43,3 +44,4 @@ class ServeSettings:
     bounds: Bounds = field(default_factory=Bounds)
     drain_seconds: float = 10.0
     send_seconds: float = 120.0
+    head_seconds: float = 10.0

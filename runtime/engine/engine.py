@@ -156,6 +156,7 @@ class Engine:
             self._owned: tuple[Owned, ...] = (choices, context, opened.weights, opened.model)
             owned.pop_all()
         self._template: ChatTemplate | None = None
+        self._tool_template: ChatTemplate | None = None
         self._changed = threading.Condition()
         self._requests: list[Request] = []
         self._closing = False
@@ -352,6 +353,17 @@ class Engine:
                 raise TemplateError(f"{self.model.path} has no chat template: give one")
             self._template = template_of(source, self.vocabulary)
         return self._template
+
+    @property
+    def tool_template(self) -> ChatTemplate:
+        """The template of conversations with tools: some models have another one for them."""
+        if self._tool_template is None:
+            from specrun.runtime.chat_template import template_of
+
+            source = None if self.options.chat_template else self.model.tool_template
+            other = source and template_of(source, self.vocabulary)
+            self._tool_template = other or self.chat_template
+        return self._tool_template
 
     def statistics(self) -> EngineStatistics:
         """Return what goes on now; numbers may be of neighbouring moments."""

@@ -219,12 +219,21 @@ def _raw_value(reader: Reader) -> Reading[str]:
     return text.removesuffix(END_PARAMETER).removeprefix("\n").removesuffix("\n")
 
 
+def takes_text(schema: object) -> bool:
+    """Whether a schema takes texts only."""
+    if not isinstance(schema, dict):
+        return False
+    known = schema.get("enum")
+    if isinstance(known, list):
+        return bool(known) and all(isinstance(value, str) for value in known)
+    return schema.get("type") == "string"
+
+
 def _typed(value: str, schema: object, key: str) -> object:
     """Return the argument as its schema has it: text, or what the text says in JSON."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     described = properties.get(key) if isinstance(properties, dict) else None
-    kind = described.get("type") if isinstance(described, dict) else None
-    if kind == "string":
+    if takes_text(described):
         return value
     try:
         return json.loads(value)

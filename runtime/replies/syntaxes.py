@@ -47,13 +47,14 @@ HERMES = ToolSyntax(
         '", "arguments": ',
         behind=f"}}\n{calls.END_TOOL_CALL}",
         separator="\n",
+        mark=calls.TOOL_CALL,
     ),
 )
 LLAMA3 = ToolSyntax(
     "llama3",
     calls.read_llama3,
     (calls.PYTHON_TAG,),
-    CallForm('{"name": "', '", "parameters": ', behind="}"),
+    CallForm('{"name": "', '", "parameters": ', behind="}", tag=calls.PYTHON_TAG),
 )
 MISTRAL = ToolSyntax(
     "mistral",
@@ -66,6 +67,7 @@ MISTRAL = ToolSyntax(
         before_all=f"{calls.TOOL_CALLS}[",
         behind_all="]",
         separator=", ",
+        mark=calls.TOOL_CALLS,
     ),
     id_length=9,
 )
@@ -73,7 +75,7 @@ MISTRAL_V11 = ToolSyntax(
     "mistral",
     calls.read_mistral,
     (calls.TOOL_CALLS, calls.CALL_ID, calls.ARGS),
-    CallForm(calls.TOOL_CALLS, calls.ARGS, separator=""),
+    CallForm(calls.TOOL_CALLS, calls.ARGS, separator="", mark=calls.TOOL_CALLS),
     id_length=9,
 )
 QWEN_CODER = ToolSyntax(
@@ -86,6 +88,7 @@ QWEN_CODER = ToolSyntax(
         behind=f"{calls.END_FUNCTION}\n{calls.END_TOOL_CALL}",
         separator="\n",
         tagged=True,
+        mark=calls.TOOL_CALL,
     ),
 )
 

@@ -55,6 +55,7 @@ class ScriptedEngine:
 
     def __post_init__(self) -> None:
         self.chat_template = ChatTemplate(self.template, bos="<s>", eos="</s>")
+        self.tool_template = self.chat_template
         self.drafter = "none"
         self.model = SimpleNamespace(n_ctx_train=1024, n_params=1, path="scripted")
         self.options = SimpleNamespace(chat_template=self.template)

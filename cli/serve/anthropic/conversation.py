@@ -148,7 +148,7 @@ def read_choice(fields: Fields) -> tuple[ToolChoice, bool]:
         name = choice.text("name")
         if name is None:
             raise choice.wrong("name", "the name of a tool")
-        return ToolChoice("required", name), parallel
+        return ToolChoice("required", frozenset([name])), parallel
     if kind not in _CHOICES:
         raise choice.wrong("type", "auto, any, tool or none")
     return ToolChoice(_CHOICES[kind]), parallel

@@ -37,7 +37,25 @@ if TYPE_CHECKING:
     from specrun.runtime.engine import Engine
 
 _TEXT = " something"
-_STATS = SpecStats("none", "exact", True, 1, 0, 0, None, None, (), *[None] * 3, 0, 0, 0, 0)
+_TEMPLATE = "{{ messages[0].content }}"
+_STATS = SpecStats(
+    drafter="none",
+    rule="exact",
+    exact=True,
+    rounds=1,
+    drafted=0,
+    accepted=0,
+    acceptance_rate=None,
+    mean_accepted_length=None,
+    acceptance_by_position=(),
+    tokens_per_second=None,
+    prompt_tokens_per_second=None,
+    time_to_first_token_s=None,
+    target_s=0.0,
+    drafter_s=0.0,
+    overhead_s=0.0,
+    wall_s=0.0,
+)
 _CLIENT = """
 import socket, sys
 for line in sys.stdin:
@@ -105,12 +123,12 @@ class PacedEngine:
         """A template of messages alone."""
         from specrun.runtime.chat_template import ChatTemplate
 
-        return ChatTemplate("{{ messages[0].content }}")
+        return ChatTemplate(_TEMPLATE)
 
     @property
     def options(self) -> Any:  # noqa: ANN401 - what the server reads of them
         """Options that say nothing."""
-        return SimpleNamespace(chat_template=None, accept="exact")
+        return SimpleNamespace(chat_template=_TEMPLATE, accept="exact")
 
     @property
     def model(self) -> Any:  # noqa: ANN401 - what the server reads of it

@@ -58,20 +58,20 @@ def _with_gap(prompt: Prompt, fields: Fields, service: AnswerService) -> Prompt:
     return fill_prompt(gap, service.engine, read_length(fields, service.settings), "suffix")
 
 
-def read_prompts(fields: Fields, bounds: Bounds) -> list[Prompt]:
+def read_prompts(fields: Fields, bounds: Bounds, name: str = "prompt") -> list[Prompt]:
     """Return the prompts: of a text, a list of them, tokens, or a list of lists of tokens."""
-    given = fields.get("prompt")
+    given = fields.get(name)
     if given is None:
-        raise RequestError(f"prompt is missing: give {_WANTED}", "prompt")
+        raise RequestError(f"{name} is missing: give {_WANTED}", name)
     if isinstance(given, str) or _are_tokens(given):
         return [_prompt(given)]
     if not isinstance(given, list) or not all(
         isinstance(each, str) or _are_tokens(each) for each in given
     ):
-        raise fields.wrong("prompt", _WANTED)
+        raise fields.wrong(name, _WANTED)
     if not 0 < len(given) <= bounds.prompts:
-        problem = f"prompt has {len(given)} prompts: give 1 to {bounds.prompts}"
-        raise RequestError(problem, "prompt")
+        problem = f"{name} has {len(given)} items: give 1 to {bounds.prompts}"
+        raise RequestError(problem, name)
     return [_prompt(each) for each in given]
 
 

@@ -46,7 +46,20 @@ def read_input(fields: Fields, bounds: Bounds) -> list[Message]:
             field = f"{where}.type"
             known = "message, function_call, function_call_output, reasoning"
             raise RequestError(f"{field} is {shown(kind)}: known are {known}", field)
-    return messages
+    return _one_beginning(messages)
+
+
+def _one_beginning(messages: list[Message]) -> list[Message]:
+    """Return the messages with those of the system at the beginning as one.
+
+    Clients send instructions and a developer's message; most templates take one, and only there.
+    """
+    roles = [message["role"] for message in messages]
+    count = next((place for place, role in enumerate(roles) if role != "system"), len(roles))
+    if count < 2:
+        return messages
+    text = "\n\n".join(message["content"] for message in messages[:count])
+    return [{"role": "system", "content": text}, *messages[count:]]
 
 
 def _message(item: dict[str, Any], where: str) -> Message:

@@ -25,10 +25,10 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether tools are called: "auto", "none" or "required"; `name` is the one that has to be."""
+    """Whether tools are called: "auto", "none" or "required"; `names` are those that may be."""
 
     mode: str = "auto"
-    name: str | None = None
+    names: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ def function_tool(function: Mapping[str, Any], where: str, schema: str = "parame
     if parameters is not None and not isinstance(parameters, dict):
         field_name = f"{where}.{schema}"
         raise RequestError(f"{field_name} is {shown(parameters)}: give a JSON schema", field_name)
-    own = {"name": name, "description": description or "", "parameters": parameters}
+    own: dict[str, Any] = {"name": name, "description": description or ""}
+    if function.get("strict") is True:
+        own["strict"] = True
     return {"type": "function", "function": {**own, "parameters": parameters or _NO_ARGUMENTS}}
 
 
@@ -89,15 +91,29 @@ def read_tool_choice(fields: Fields) -> ToolChoice:
         return ToolChoice()
     if given in ("auto", "none", "required"):
         return ToolChoice(given)
-    function = given.get("function") if isinstance(given, dict) else None
-    # The newer API has the name beside the type.
-    name = function.get("name") if isinstance(function, dict) else None
-    if name is None and isinstance(given, dict):
-        name = given.get("name")
-    if not isinstance(name, str):
-        form = '{"type": "function", "function": {"name": "..."}}'
-        raise fields.wrong("tool_choice", f"auto, none, required, or {form}")
-    return ToolChoice("required", name)
+    allowed = _inner(given, "allowed_tools")
+    name = _inner(given, "function").get("name")
+    if allowed.get("type", "allowed_tools") == "allowed_tools" and "tools" in allowed:
+        mode, tools = allowed.get("mode", "auto"), allowed["tools"]
+        names = [_inner(tool, "function").get("name") for tool in _listed(tools)]
+        if mode in ("auto", "required") and all(isinstance(each, str) for each in names):
+            return ToolChoice(mode, frozenset(names))
+    elif isinstance(name, str):
+        return ToolChoice("required", frozenset([name]))
+    form = '{"type": "function", "function": {"name": "..."}}'
+    raise fields.wrong("tool_choice", f"auto, none, required, or {form}")
+
+
+def _inner(value: object, name: str) -> Mapping[str, Any]:
+    """Return the object in a field; the newer API has what is in it beside the type instead."""
+    if not isinstance(value, dict):
+        return {}
+    inner = value.get(name, value)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _listed(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else [None]
 
 
 def read_turn(fields: Fields, engine: Engine, messages: Sequence[Message]) -> ChatTurn:
@@ -140,7 +156,7 @@ def plan_turn(
     if choice.mode == "required" and not tools:
         raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
     used = tools if choice.mode != "none" else ()
-    template = _template(engine)
+    template = _template(engine, used)
     if template is None:  # what needs one says so
         if used:
             raise RequestError("tools need a chat template, and this model has none", "tools")
@@ -160,23 +176,27 @@ def plan_turn(
         think=think_tags_of(template.source) if splits_reasoning else None,
         most_calls=None if parallel else 1,
         must_call=choice.mode == "required",
+        strict=frozenset(
+            tool["function"]["name"] for tool in used if tool["function"].get("strict")
+        ),
     )
     id_length = known.id_length if known is not None else None
     return ChatTurn(for_template(messages, id_length), used, template_kwargs or {}, plan)
 
 
-def _template(engine: Engine) -> ChatTemplate | None:
+def _template(engine: Engine, tools: Sequence[Tool]) -> ChatTemplate | None:
     try:
-        return engine.chat_template
+        return engine.tool_template if tools else engine.chat_template
     except TemplateError:
         return None
 
 
 def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any]:
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
-    if choice.name is None:
+    if choice.names is None:
         return schemas
-    if choice.name not in schemas:
-        problem = f"tool_choice names {choice.name!r}, which is not among the tools"
-        raise RequestError(problem, "tool_choice")
-    return {choice.name: schemas[choice.name]}
+    for name in choice.names:
+        if name not in schemas:
+            problem = f"tool_choice names {name!r}, which is not among the tools"
+            raise RequestError(problem, "tool_choice")
+    return {name: schema for name, schema in schemas.items() if name in choice.names}

@@ -18,7 +18,8 @@ class ReplyPlan:
     """What is looked for in a reply; nothing: all of its text is content.
 
     `schemas` are those of the arguments, by the names of the tools that may be called. With
-    `must_call` the reply is nothing but calls, behind its reasoning.
+    `must_call` the reply is nothing but calls, behind its reasoning; calls of `strict` tools follow
+    their schemas wherever they come.
     """
 
     syntax: ToolSyntax | None = None
@@ -26,6 +27,7 @@ class ReplyPlan:
     think: ThinkTags | None = None
     most_calls: int | None = None
     must_call: bool = False
+    strict: frozenset[str] = frozenset()
 
     @property
     def is_active(self) -> bool:
@@ -43,12 +45,18 @@ class ReplyPlan:
         return self.think is not None and prompt_end.rstrip().endswith(self.think[0])
 
     def grammar(self, vocabulary: Vocabulary, prompt_end: str) -> Grammar | None:
-        """Return the grammar of the calls that have to come, None where none have to."""
-        if not self.must_call or self.syntax is None:
+        """Return the grammar of calls that have to come, or to follow schemas; None for neither."""
+        if self.syntax is None or not (self.must_call or self.strict):
             return None
+        schemas = {
+            name: schema if self.must_call or name in self.strict else {}
+            for name, schema in self.schemas.items()
+        }
         control = {mark: token for token, mark in control_tokens(self.marks, vocabulary).items()}
         several = self.most_calls != 1
-        forced = ForcedCalls(self.syntax.form, self.schemas, control, several=several)
+        forced = ForcedCalls(
+            self.syntax.form, schemas, control, several=several, may_talk=not self.must_call
+        )
         thinking = self.thinks_already(prompt_end)
         return Grammar.lark(forced.grammar(self.think, thinking=thinking))
 

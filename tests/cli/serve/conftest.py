@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from support.api_clients import close_clients
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
@@ -29,6 +30,13 @@ CONTROLS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def closed_clients() -> Iterator[None]:
+    """Close the clients of each test."""
+    yield
+    close_clients()
+
+
 @pytest.fixture(scope="session")
 def tool_vocabulary(tiny_folder: Path) -> Iterator[Vocabulary]:
     path = tiny_folder / "tools.gguf"
@@ -45,9 +53,9 @@ def silent(tool_vocabulary: Vocabulary) -> Iterator[tuple[ScriptedEngine, str]]:
         yield engine, address
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def demo_engine() -> Iterator[Engine]:
-    """The embedded family with two slots; several tests share what it has cached."""
+    """The embedded family with two slots; a module's tests share what it has cached."""
     others = ("prompt-lookup", "draft(n=3, sampling=argmax)")
     with Engine.demo(slots=2, others=others, n_ctx=2048, n_threads=1, trust=True) as engine:
         yield engine

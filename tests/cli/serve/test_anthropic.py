@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from support.api_clients import anthropic_client
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tiny_models import TEMPLATE
@@ -25,19 +26,15 @@ GREEDY = {"temperature": 0.0}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-def client(address: str, key: str = "none") -> Any:
-    return anthropic.Anthropic(base_url=address, api_key=key, max_retries=0)
-
-
 def created(address: str, **options: Any) -> Any:
     given: dict[str, Any] = {"model": "tiny", "max_tokens": 500, "messages": ASK, **options}
-    return client(address).messages.create(**given)
+    return anthropic_client(address).messages.create(**given)
 
 
 def streamed(address: str, **options: Any) -> tuple[list[str], Any]:
     """The names of the events, and the message that the client made of them."""
     given: dict[str, Any] = {"model": "tiny", "max_tokens": 500, "messages": ASK, **options}
-    with client(address).messages.stream(**given) as stream:
+    with anthropic_client(address).messages.stream(**given) as stream:
         raw = {"message_start", "content_block_start", "content_block_delta"}
         raw |= {"content_block_stop", "message_delta", "message_stop"}
         names = [event.type for event in stream if event.type in raw]
@@ -60,7 +57,7 @@ def test_a_real_engine_answers_whole_and_streamed():
                 system="Be brief.",
                 stop_sequences=["zzz"],
             )
-            counted = client(address).messages.count_tokens(model="tiny", messages=ASK)
+            counted = anthropic_client(address).messages.count_tokens(model="tiny", messages=ASK)
     assert whole.role == "assistant"
     assert whole.stop_reason in ("max_tokens", "end_turn")
     assert blocks(whole) == blocks(message)
@@ -183,9 +180,9 @@ def test_a_key_is_asked_for_as_anthropic_sends_it(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, HERMES)
     ask = {"model": "tiny", "max_tokens": 5, "messages": ASK}
     with serving(engine, api_keys=("secret",)) as address:
-        assert client(address, "secret").messages.create(**ask).content
+        assert anthropic_client(address, "secret").messages.create(**ask).content
         with pytest.raises(anthropic.AuthenticationError) as caught:
-            client(address, "wrong").messages.create(**ask)
+            anthropic_client(address, "wrong").messages.create(**ask)
     assert caught.value.body["error"]["type"] == "authentication_error"
 
 
@@ -229,5 +226,5 @@ def test_a_template_without_tools_is_refused(tool_vocabulary):
         with pytest.raises(anthropic.BadRequestError, match="knows no tools"):
             created(address, tools=[WEATHER])
         with pytest.raises(anthropic.NotFoundError) as caught:
-            client(address).post("/v1/messages/nothing", body={}, cast_to=object)
+            anthropic_client(address).post("/v1/messages/nothing", body={}, cast_to=object)
     assert json.loads(caught.value.response.text)["error"]["type"] == "not_found_error"

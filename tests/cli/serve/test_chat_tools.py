@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import openai
 import pytest
+from support.api_clients import openai_client
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
-from support.tiny_models import TEMPLATE
+from support.tiny_models import CONTROLS, TEMPLATE
 from support.tool_templates import ADD, HERMES, LLAMA3, MISTRAL, TEMPLATES, WEATHER
+
+from specrun.convert.gguf import Metadata
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.convert.tokenizer import BytePairVocabulary
+from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
+from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.engine import Engine
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 ASK: list[Any] = [{"role": "user", "content": "Rain in Paris?"}]
@@ -23,17 +32,13 @@ CALLS = {
 }
 
 
-def client(address: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-
-
 def streamed(address: str, **options: Any) -> tuple[str, str, list[dict[str, str]], str | None]:
     """What a client puts together: content, reasoning, calls, and why it ended."""
     content = reasoning = ""
     calls: list[dict[str, str]] = []
     finish = None
     given: dict[str, Any] = {"model": "tiny", "messages": ASK, "stream": True, **options}
-    for chunk in client(address).chat.completions.create(**given):
+    for chunk in openai_client(address).chat.completions.create(**given):
         (choice,) = chunk.choices
         delta = choice.delta
         content += delta.content or ""
@@ -52,7 +57,7 @@ def test_calls_of_each_family_whole_and_streamed(tool_vocabulary, family):
     engine = ScriptedEngine(tool_vocabulary, TEMPLATES[family], [CALLS[family]])
     said = "" if family == "llama3" else "I look."
     with serving(engine) as address:
-        whole = client(address).chat.completions.create(
+        whole = openai_client(address).chat.completions.create(
             model="tiny", messages=ASK, tools=[WEATHER, ADD]
         )
         content, _, calls, finish = streamed(address, tools=[WEATHER, ADD])
@@ -75,7 +80,7 @@ def test_calls_of_each_family_whole_and_streamed(tool_vocabulary, family):
 def test_a_conversation_with_results_goes_on(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, MISTRAL, [CALLS["mistral"], "No rain."])
     with serving(engine) as address:
-        create = client(address).chat.completions.create
+        create = openai_client(address).chat.completions.create
         first = create(model="tiny", messages=ASK, tools=[WEATHER]).choices[0].message
         result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "dry"}
         messages = [*ASK, first.model_dump(exclude_none=True), result]
@@ -112,6 +117,19 @@ def test_no_tools_where_none_are_to_be_called(tool_vocabulary):
     assert "get_weather" not in tool_vocabulary.detokenize(engine.asked[0].prompt)
 
 
+def test_only_the_allowed_tools_are_called(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, HERMES, [CALLS["hermes"]])
+    with serving(engine) as address:
+        for name, n_calls in (("get_weather", 1), ("add", 0)):
+            listed = [{"type": "function", "function": {"name": name}}]
+            allowed = {"mode": "auto", "tools": listed}
+            choice = {"type": "allowed_tools", "allowed_tools": allowed}
+            _, _, calls, _ = streamed(address, tools=[WEATHER, ADD], tool_choice=choice)
+            assert len(calls) == n_calls
+    # All are shown, so that the prompt is the same and is not read again.
+    assert engine.asked[0].prompt == engine.asked[1].prompt
+
+
 def test_a_call_that_was_cut_short_ends_for_its_length(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, HERMES, [f"<tool_call>{CALL}</tool_call>"])
     with serving(engine) as address:
@@ -126,7 +144,7 @@ THINKING = "<think>\nIt may rain.\n</think>\n\nYes."
 def test_reasoning_is_split_from_content(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, HERMES, [THINKING])
     with serving(engine) as address:
-        message = client(address).chat.completions.create(model="tiny", messages=ASK)
+        message = openai_client(address).chat.completions.create(model="tiny", messages=ASK)
         content, reasoning, _, _ = streamed(address)
         body = {"reasoning_format": "none"}
         unsplit, nothing, _, _ = streamed(address, extra_body=body)
@@ -159,6 +177,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two of a name": ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
     "a choice": ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
+    "allowed tools": (
+        {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": [1]}},
+        "tool_choice",
+    ),
     "a choice of nothing": ({"tool_choice": "required"}, "tool_choice"),
     "a choice of another": (
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "rm"}}},
@@ -179,7 +201,7 @@ def test_what_is_wrong_is_named(silent, options, field):
     engine, address = silent
     with pytest.raises(openai.BadRequestError) as caught:
         given = {"model": "tiny", "messages": ASK, **options}
-        client(address).chat.completions.create(**given)
+        openai_client(address).chat.completions.create(**given)
     assert caught.value.param == field
     assert field in caught.value.message
     assert engine.asked == []
@@ -190,11 +212,48 @@ def test_what_a_template_refuses_is_a_bad_request(tool_vocabulary):
     messages: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call] * 2}]
     engine = ScriptedEngine(tool_vocabulary, LLAMA3)
     with serving(engine) as address, pytest.raises(openai.BadRequestError, match="one call"):
-        client(address).chat.completions.create(model="tiny", messages=messages, tools=[ADD])
+        openai_client(address).chat.completions.create(model="tiny", messages=messages, tools=[ADD])
 
 
 def test_a_template_without_tools_is_refused(tool_vocabulary):
     with serving(ScriptedEngine(tool_vocabulary, TEMPLATE)) as address:
         with pytest.raises(openai.BadRequestError, match="knows no tools") as caught:
-            client(address).chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER])
+            openai_client(address).chat.completions.create(
+                model="tiny", messages=ASK, tools=[WEATHER]
+            )
     assert caught.value.param == "tools"
+
+
+def test_a_second_template_is_taken_for_tools(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, TEMPLATE, [CALLS["hermes"]])
+    engine.tool_template = ChatTemplate(HERMES)
+    with serving(engine) as address:
+        create = openai_client(address).chat.completions.create
+        called = create(model="tiny", messages=ASK, tools=[WEATHER]).choices[0]
+        plain = create(model="tiny", messages=ASK).choices[0]
+    assert (called.finish_reason, plain.finish_reason) == ("tool_calls", "stop")
+    with_tools, without = (tool_vocabulary.detokenize(asked.prompt) for asked in engine.asked)
+    assert ("get_weather" in with_tools, "get_weather" in without) == (True, False)
+
+
+class TwoTemplates(BytePairVocabulary):
+    """A vocabulary that comes with a second template, as some files have it."""
+
+    def describe(self, metadata: Metadata) -> None:
+        super().describe(metadata)
+        metadata.text("tokenizer.chat_template.tool_use", HERMES)
+
+
+def test_a_file_may_have_two_templates(tmp_path, tiny_model):
+    plain = synthetic_vocabulary(320, controls=CONTROLS, chat_template=TEMPLATE)
+    vocabulary = TwoTemplates(**{f.name: getattr(plain, f.name) for f in fields(plain)})
+    path = tmp_path / "two templates.gguf"
+    write_random_llama(path, RandomLlama(vocabulary=vocabulary, width=16, layers=1))
+    options: dict[str, Any] = {"slots": 1, "n_threads": 1, "n_ctx": 64}
+    with Engine(path, **options) as engine:
+        assert engine.tool_template.source == HERMES
+        assert engine.chat_template.source == TEMPLATE
+    with Engine(path, **options, chat_template=MISTRAL) as engine:
+        assert engine.tool_template.source == MISTRAL
+    with Engine(tiny_model, **options) as engine:
+        assert engine.tool_template is engine.chat_template

@@ -8,10 +8,16 @@ from typing import Any
 
 import openai
 import pytest
+from starlette.testclient import TestClient
+from support.api_clients import openai_client
 from support.loopback_server import serving
+from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES, LLAMA3, MISTRAL, QWEN_CODER, function_tool
 
 from specrun.bindings.errors import OptionError
+from specrun.cli.serve.app import create_app
+from specrun.cli.serve.settings import ServeSettings
+from specrun.cli.serve.tools.plan import ReplyPlan
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.engine import Engine
 from specrun.runtime.grammar import Grammar
@@ -58,9 +64,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def created(address: str, **options: Any) -> Any:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     given: dict[str, Any] = {"model": "x", "messages": ASK, "tools": [WEATHER, CLOCK], **options}
-    return client.chat.completions.create(**given)
+    return openai_client(address).chat.completions.create(**given)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,7 +127,7 @@ def test_what_is_forced_is_what_is_read(models, thinking):
 def follows(engine: Engine, grammar: Grammar, text: str) -> bool:
     """Whether a text, to its end, is one of the grammar's."""
     vocabulary = engine.vocabulary
-    tokens = vocabulary.tokenize(text, add_special=False)
+    tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
     (end,) = vocabulary.end_of_generation
     state = compiled(grammar, vocabulary).start(0)
     try:
@@ -133,6 +138,26 @@ def follows(engine: Engine, grammar: Grammar, text: str) -> bool:
     except OptionError:
         return False
     return True
+
+
+def test_drafts_change_no_call(models):
+    """Point masses keep the text for a seed, at temperature 1 and under a grammar, too."""
+    said: dict[str, list[Any]] = {}
+    for drafter in ("none", "prompt-lookup(n=4)"):
+        with Engine(models["mistral"], drafter, slots=1, n_threads=1, n_ctx=2048) as engine:
+            with serving(engine) as address:
+                replies = [
+                    created(address, tool_choice="required", seed=seed, temperature=1.0)
+                    for seed in range(3)
+                ]
+        said[drafter] = [
+            [call.function.model_dump() for call in reply.choices[0].message.tool_calls]
+            for reply in replies
+        ]
+        if drafter != "none":
+            drafted = [reply.usage.completion_tokens_details for reply in replies]
+            assert sum(each.accepted_prediction_tokens for each in drafted) > 0
+    assert said["none"] == said["prompt-lookup(n=4)"]
 
 
 def test_several_calls_where_they_may(models):
@@ -166,3 +191,82 @@ def test_a_schema_that_cannot_be_forced_is_named(models):
                 created(address, tools=[tool], tool_choice="required")
             assert created(address, tools=[tool], max_tokens=5).choices[0].message
     assert caught.value.param == "tools"
+
+
+GOOD = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+    "llama3": '{"name": "get_weather", "parameters": {"city": "Rome"}}',
+    "mistral": 'Hm.[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Rome"}}]',
+    "mistral v11": 'Hm.[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}',
+    "qwen3-coder": "Hm.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n"
+    "</parameter>\n</function>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("family", GOOD)
+def test_what_begins_as_a_call_of_a_strict_tool_is_one(models, family):
+    plan = ReplyPlan(
+        syntax=syntax_of(FAMILIES[family]),
+        schemas={"get_weather": WEATHER["function"]["parameters"], "note": {"type": "object"}},
+        strict=frozenset({"get_weather"}),
+    )
+    good = GOOD[family]
+    with Engine(models[family], slots=1, n_threads=1, n_ctx=64) as engine:
+        grammar = plan.grammar(engine.vocabulary, "")
+        assert grammar is not None
+        for text, is_taken in (
+            (good, True),
+            ("", True),
+            ("It rains in Rome.", True),
+            (good.replace("Rome", "Bonn"), False),
+            (good.replace("get_weather", "rm"), False),
+            (good[: len(good) // 2], False),
+        ):
+            assert follows(engine, grammar, text) is is_taken, text
+    assert (
+        ReplyPlan(syntax=plan.syntax, schemas=plan.schemas).grammar(engine.vocabulary, "") is None
+    )
+
+
+def test_strict_is_read_from_every_api(tool_vocabulary):
+    function = {**WEATHER["function"], "strict": True}
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {
+            "messages": ASK,
+            "tools": [{"type": "function", "function": function}],
+        },
+        "/v1/responses": {"input": "Rain?", "tools": [{"type": "function", **function}]},
+        "/v1/messages": {
+            "messages": ASK,
+            "tools": [{"name": "f", "strict": True, "input_schema": {"type": "object"}}],
+        },
+    }
+    engine: Any = ScriptedEngine(tool_vocabulary, HERMES)
+    with TestClient(
+        create_app(engine, ServeSettings(model="x")), base_url="http://127.0.0.1:8080"
+    ) as client:
+        for path, body in asked.items():
+            assert client.post(path, json=body).status_code == 200
+    assert [each.params.grammar.kind for each in engine.asked] == ["lark"] * 3
+
+
+def test_schemas_of_a_hundred_thousand_characters(models):
+    """llama.cpp's grammars of tools fail above about as many."""
+    schemas = {
+        f"tool_{number}": {
+            "type": "object",
+            "properties": {
+                f"field_{number}_{k}": {"enum": [f"{number} {k} {value}" for value in range(20)]}
+                for k in range(8)
+            },
+        }
+        for number in range(64)
+    }
+    assert len(json.dumps(schemas)) > 100_000
+    plan = ReplyPlan(syntax=syntax_of(HERMES), schemas=schemas, must_call=True)
+    text = '<tool_call>\n{"name": "tool_63", "arguments": {"field_63_7": "63 7 19"}}\n</tool_call>'
+    with Engine(models["hermes"], slots=1, n_threads=1, n_ctx=64) as engine:
+        grammar = plan.grammar(engine.vocabulary, "")
+        assert grammar is not None
+        assert follows(engine, grammar, text)
+        assert not follows(engine, grammar, text.replace("7 19", "7 20"))

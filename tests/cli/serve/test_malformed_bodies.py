@@ -68,7 +68,7 @@ BODIES: dict[str, dict[str, Any]] = {
             {"type": "function_call_output", "call_id": "c", "output": "x"},
         ],
         "tools": [{"type": "function", "name": "f", "parameters": {}}],
-        "tool_choice": "auto",
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "f"}]},
         "reasoning": {"effort": "low"},
         "text": {"format": {"type": "text"}},
         "max_output_tokens": 5,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.tiny_models import F32
 
+from specrun.bindings.context_options import ContextOptions
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.runtime.engine import Engine
@@ -176,6 +179,19 @@ def test_paths_and_methods_that_there_are_not(client: TestClient) -> None:
     error = error_of(client.get("/v1/models/gpt-9"), 404)
     assert error["code"] == "model_not_found"
     assert error_of(client.post("/v1/embeddings", json={"input": "a"}), 501)["message"]
+
+
+def test_a_model_without_a_template_takes_no_messages(tiny_small_vocab: Path) -> None:
+    with Engine(tiny_small_vocab, slots=1, context=ContextOptions(**F32)) as engine:
+        app = create_app(engine, ServeSettings(model="plain"))
+        with TestClient(app, base_url="http://localhost") as client:
+            reply = client.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 2})
+            error = error_of(reply, 400)
+            assert (error["param"], "/v1/completions" in error["message"]) == ("messages", True)
+            assert str(tiny_small_vocab.parent) not in reply.text
+            body = {"prompt": [1, 2, 3], "max_tokens": 2}
+            assert client.post("/v1/completions", json=body).status_code == 200
+            assert client.get("/props").json()["chat_template"] == ""
 
 
 # -- who may ask -----------------------------------------------------------------------------------

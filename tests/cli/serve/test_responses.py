@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from support.api_clients import openai_client
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tiny_models import TEMPLATE
@@ -24,12 +25,8 @@ WEATHER: Any = {
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-def client(address: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-
-
 def created(address: str, **options: Any) -> Any:
-    return client(address).responses.create(
+    return openai_client(address).responses.create(
         **{"model": "tiny", "input": "Rain in Paris?", **options}
     )
 
@@ -57,7 +54,7 @@ def test_a_real_engine_answers_whole_and_streamed():
             ask = {"max_output_tokens": 12, "temperature": 0.0}
             whole = created(address, **ask)
             events, last = streamed(address, **ask)
-            counted = client(address).responses.input_tokens.count(
+            counted = openai_client(address).responses.input_tokens.count(
                 model="x", input="Rain in Paris?"
             )
             brief = created(address, instructions="Be brief.", **ask)
@@ -131,8 +128,10 @@ def test_what_the_model_said_before_is_one_message(tool_vocabulary):
         *({"type": "function_call_output", "call_id": f"c{k}", "output": "no"} for k in range(2)),
     ]
     with serving(engine) as address:
-        created(address, input=talk, tools=[WEATHER])
+        created(address, input=talk, tools=[WEATHER], instructions="You help.")
     prompt = tool_vocabulary.detokenize(engine.asked[0].prompt)
+    assert prompt.count("system\n") == 2  # the tools', and one of both
+    assert "system\nYou help.\n\nBe brief." in prompt
     assert prompt.count("assistant\n") == 2  # what it said, and what it is to say
     assert prompt.count("<tool_call>\n{") == 2
     assert prompt.count("<tool_response>") == 2

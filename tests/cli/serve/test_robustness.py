@@ -77,6 +77,24 @@ def test_a_client_that_leaves_the_queue_leaves_nothing_behind(demo_engine: Engin
         wait_until(lambda: n_busy(demo_engine) == 0)
 
 
+def test_a_stream_that_waits_for_long_begins_all_the_same(demo_engine: Engine) -> None:
+    with serving(demo_engine, head_seconds=0.05) as address:
+        long = [connected(address, ENDLESS) for _ in range(2)]
+        wait_until(lambda: n_busy(demo_engine) == 2)
+        waiting = connected(address, {**ENDLESS, "prompt": "os " * 3000})
+        assert b"200 OK" in waiting.recv(1 << 12)  # before its turn has come
+        assert n_busy(demo_engine) == 3
+        for connection in long:
+            connection.close()
+        data = b""
+        while b"context_length_exceeded" not in data:  # what has no status any more is an event
+            part = waiting.recv(1 << 16)
+            assert part
+            data += part
+        waiting.close()
+        wait_until(lambda: n_busy(demo_engine) == 0)
+
+
 def test_a_slow_reader_gets_it_all_and_holds_up_nobody(demo_engine: Engine) -> None:
     with serving(demo_engine) as address:
         fields = {**ENDLESS, "max_tokens": 100, "stream_options": {"include_usage": True}}

@@ -2,6 +2,8 @@
 
 import { byId, html } from "./dom.js";
 
+const SHOW_EVERY = 40; // ms
+
 export class ChatView {
   // `onRound` is told the answer and the round of a token that was clicked, `onAgain` which answer
   // is to be made again.
@@ -47,29 +49,42 @@ export class ChatView {
       this._finishFoot(foot, message);
       return;
     }
-    this.views.set(answer, { item, text, foot, message, tokens: new Map() });
+    const view = { item, text, foot, message, tokens: new Map(), pending: [], timer: null };
+    this.views.set(answer, view);
     text.addEventListener("click", (event) => {
       const { round } = event.target.dataset ?? {};
       if (round !== undefined) this.onRound(answer, Number(round));
     });
-    this.append(answer, answer.pieces);
+    view.pending.push(...answer.pieces);
+    this._flush(answer, view);
     if (answer.done) this.finish(answer);
     else item.classList.add("busy");
   }
 
+  // Take pieces of text; they are shown together soon, because every look at where the text ends
+  // lays all of it out again.
   append(answer, pieces) {
     const view = this.views.get(answer);
     if (!view) return;
+    view.pending.push(...pieces);
+    view.timer ??= setTimeout(() => this._flush(answer, view), SHOW_EVERY);
+  }
+
+  _flush(answer, view) {
+    clearTimeout(view.timer);
+    view.timer = null;
     const atEnd = this._isAtEnd();
     if (answer.thoughts) this._think(view, answer.thoughts);
-    for (const { text, kind, round } of pieces) {
+    const added = document.createDocumentFragment();
+    for (const { text, kind, round } of view.pending.splice(0)) {
       const token = html("span", { class: `token ${kind}`, "data-round": round }, text);
-      view.text.append(token);
+      added.append(token);
       if (round === null) continue;
       if (!view.tokens.has(round)) view.tokens.set(round, []);
       view.tokens.get(round).push(token);
     }
-    if (atEnd) this.toEnd(false);
+    view.text.append(added);
+    if (atEnd) this.toEnd(true);
   }
 
   _think(view, thoughts) {
@@ -80,6 +95,7 @@ export class ChatView {
   finish(answer) {
     const view = this.views.get(answer);
     if (!view) return;
+    this._flush(answer, view);
     view.item.classList.remove("busy");
     this._finishFoot(view.foot, view.message);
     this.toEnd(false);

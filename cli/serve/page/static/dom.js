@@ -18,8 +18,8 @@ export const svg = (name, attributes = {}, ...children) =>
 
 // Bars: a width set by script is no inline style, which the content policy forbids.
 export const bar = (kind, share) => {
-  const element = html("div", { class: `bar ${kind}` });
-  element.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  const element = html("div", { class: share === null ? `bar ${kind} unknown` : `bar ${kind}` });
+  element.style.width = `${Math.max(0, Math.min(1, share ?? 0)) * 100}%`;
   return element;
 };
 

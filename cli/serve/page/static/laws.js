@@ -61,8 +61,8 @@ export const drawLaw = (container, note, round, place, rootText) => {
   const drawn = rows.some((row) => row.q !== null);
   const body = html("tbody");
   for (const row of rows) {
-    const bars = html("td", {}, bar("p", row.p ?? 0));
-    if (drawn) bars.append(bar("q", row.q ?? 0));
+    const bars = html("td", {}, bar("p", row.p));
+    if (drawn) bars.append(bar("q", row.q));
     const numbers = drawn ? `${percent(row.p)} / ${percent(row.q)}` : percent(row.p);
     body.append(
       html(

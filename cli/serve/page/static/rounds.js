@@ -7,6 +7,9 @@ import { TreeView } from "./tree.js";
 
 const DRAW_EVERY = 110; // ms: rounds may come faster than anybody can see
 
+const LONGEST_GROWTH = 650; // ms
+const FAST = 250; // ms from round to round
+
 export class RoundsView {
   // `onChoose` is told which round is shown, and whether somebody chose it.
   constructor(onChoose) {
@@ -14,7 +17,7 @@ export class RoundsView {
     this.answer = null;
     this.index = -1;
     this.follows = true;
-    this.drawnAt = 0;
+    this.drawnAt = this.treeDrawnAt = 0;
     this.timer = null;
     this.tree = new TreeView(byId("tree"), (place) => this._drawLaw(place));
     this.tape = new Tape(byId("tape"), (index) => this.choose(index));
@@ -28,6 +31,7 @@ export class RoundsView {
   // Show an answer from now on; `update` says that it has grown.
   watch(answer) {
     this.answer = answer;
+    for (const element of [byId("tree"), byId("law")]) element.style.minHeight = "";
     this.follow(true);
     this.update();
   }
@@ -81,8 +85,9 @@ export class RoundsView {
       this.round = round;
       this.width = width;
       this.rootText = lastToken(answer, this.index);
-      this.tree.draw(round, this.rootText, { grows: isNew });
+      this.tree.draw(round, this.rootText, isNew ? this._growth() : 0);
       this._drawLaw(null);
+      if (this.follows) keepHeights();
     }
     drawFigures(byId("figures"), answer);
     drawDepths(byId("depths"), answer.rounds[this.index].acceptance_by_depth);
@@ -90,10 +95,25 @@ export class RoundsView {
     if (isNew) this.onChoose(answer, this.index, false);
   }
 
+  // A tree is whole before the next one takes its place; where rounds come fast nothing moves.
+  _growth() {
+    const now = performance.now();
+    const since = now - this.treeDrawnAt;
+    this.treeDrawnAt = now;
+    return since < FAST ? 0 : Math.min(LONGEST_GROWTH, 0.8 * since);
+  }
+
   _drawLaw(place) {
     if (this.round) drawLaw(byId("law"), byId("law-note"), this.round, place, this.rootText);
   }
 }
+
+// While rounds pass by, what is below them stays where it is.
+const keepHeights = () => {
+  for (const element of [byId("tree"), byId("law")]) {
+    element.style.minHeight = `${element.offsetHeight}px`;
+  }
+};
 
 const lastToken = (answer, index) => {
   const before = answer.rounds[index - 1];
@@ -128,7 +148,7 @@ const drawFigures = (list, answer) => {
     figure("drafts kept", drafted ? percent(kept / drafted) : "–"),
     figure("tokens a second", decoding > 0 ? String(Math.round(tokens / decoding)) : "–"),
     figure(
-      `cost of ${cost.together} tokens at once`,
+      `cost of ${cost.together} tokens`,
       (cost.expected_s / cost.single_s).toFixed(2),
       " × one",
     ),

@@ -75,7 +75,7 @@ const description = (place) => {
   return parts.join(", ");
 };
 
-const BOX = { height: 36, least: 58, most: 112, gap: 22, row: 46, margin: 14 };
+const BOX = { height: 36, least: 58, most: 112, gap: 22, row: 43, margin: 14 };
 
 export class TreeView {
   // `onShow` is told the place that is pointed at or focused, null when none is.
@@ -85,31 +85,33 @@ export class TreeView {
     this.groups = new Map();
   }
 
-  draw(round, rootText, { grows }) {
+  // Draw a round's tree, which grows within about so many milliseconds; 0: it is there at once.
+  draw(round, rootText, growth) {
     const layout = placed(round);
     const room = this.container.clientWidth || 560;
     const across = room >= 460; // else the tree grows downwards, as on a phone
     this.keys = across
       ? { child: "ArrowRight", parent: "ArrowLeft", next: "ArrowDown", last: "ArrowUp" }
       : { child: "ArrowDown", parent: "ArrowUp", next: "ArrowRight", last: "ArrowLeft" };
+    const pitch = across ? BOX.row : BOX.row + 10; // edges need room where they go down
     const columns = across ? layout.depth + 1 : layout.lines;
     const fair = (room - 2 * BOX.margin + BOX.gap) / columns - BOX.gap;
     const width = Math.max(BOX.least, Math.min(BOX.most, fair));
     const at = (place) => {
       const [column, row] = across ? [place.depth, place.line] : [place.line, place.depth];
-      return { x: BOX.margin + column * (width + BOX.gap), y: BOX.margin + row * BOX.row };
+      return { x: BOX.margin + column * (width + BOX.gap), y: BOX.margin + row * pitch };
     };
     const rows = across ? layout.lines : layout.depth + 1;
     const size = {
       width: 2 * BOX.margin + columns * (width + BOX.gap) - BOX.gap,
-      height: 2 * BOX.margin + rows * BOX.row - (BOX.row - BOX.height),
+      height: 2 * BOX.margin + rows * pitch - (pitch - BOX.height),
     };
     const picture = svg("svg", {
       ...size,
       viewBox: `0 0 ${size.width} ${size.height}`,
       role: "tree",
       "aria-label": "Draft tree: arrow keys move between its tokens",
-      class: grows ? "grows" : null,
+      class: growth ? "grows" : null,
     });
     this.places = new Map(layout.places.map((place) => [place.id, place]));
     this.groups.clear();
@@ -117,23 +119,18 @@ export class TreeView {
     picture.append(edges);
     for (const place of layout.places) {
       if (place.parent !== null) {
-        edges.append(edge(at(this.places.get(place.parent)), at(place), place, width, across));
+        const line = edge(at(this.places.get(place.parent)), at(place), place, width, across);
+        edges.append(grown(line, place.depth / (layout.depth + 1), growth));
       }
       const { x, y } = at(place);
       const group = node(place, width, place.kind === "root" ? rootText : place.text);
-      this.groups.set(place.id, group);
+      this.groups.set(place.id, grown(group, place.depth / (layout.depth + 1), growth));
       // What grows is moved by its style, which replaces an attribute: the place is an outer one's.
       picture.append(svg("g", { transform: `translate(${x} ${y})`, role: "none" }, group));
       group.addEventListener("pointerenter", () => this.show(place.id));
       group.addEventListener("focus", () => this.show(place.id));
       group.addEventListener("click", () => this.show(place.id));
       group.addEventListener("keydown", (event) => this._move(event, place));
-    }
-    // The delay of each depth makes the tree grow; a style set by script is no inline style.
-    if (grows) {
-      for (const place of layout.places) {
-        this.groups.get(place.id).style.animationDelay = `${place.depth * 45}ms`;
-      }
     }
     const first = this.groups.get(ROOT);
     first.setAttribute("tabindex", "0");
@@ -174,6 +171,13 @@ export class TreeView {
     return undefined;
   }
 }
+
+// Let an element come when a share of the growth is over. Styles set by script are not inline.
+const grown = (element, share, growth) => {
+  element.style.animationDelay = `${growth * share * 0.6}ms`;
+  element.style.animationDuration = `${growth * 0.4}ms`;
+  return element;
+};
 
 const edge = (from, to, place, width, across) => {
   const [half, middle] = [BOX.height / 2, width / 2];
