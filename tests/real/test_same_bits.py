@@ -10,7 +10,6 @@ prompts in all settings would take days.)
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,15 +63,6 @@ SAMPLED = [
 ]
 LENGTHS = [50, 400, 1100, 2000, 3000]
 Bits = list[list[tuple[int, float]]]
-
-
-@pytest.fixture(scope="module")
-def published() -> Path:
-    """The model as it was published; without it (a bare `pytest -m real`) there is no test."""
-    path = os.environ.get("SPECRUN_REAL_MODEL", "")
-    if not path:
-        pytest.skip("needs the published model: run `make test-real`")
-    return Path(path)
 
 
 @pytest.fixture(scope="module")
