@@ -227,6 +227,7 @@ class _Finder:
             seconds=options.seconds,
             memory=options.memory,
             has_own_prompts=options.prompts is not None,
+            forgets=options.again,
             progress=progress,
         )
 

@@ -63,7 +63,8 @@ class ThisMachine:
     """The `Machine` of a search, for one target; a context manager that closes what it opened.
 
     `params` are the sampling settings by temperature, `n_tokens` the most of an answer, `seconds`
-    what comparing may take, `memory` the bytes that target and drafter may take together.
+    what comparing may take, `memory` the bytes that target and drafter may take together. Where it
+    `forgets`, the cost curve is measured again.
     """
 
     def __init__(
@@ -77,11 +78,13 @@ class ThisMachine:
         seconds: float,
         memory: int | None = None,
         has_own_prompts: bool = False,
+        forgets: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._target, self._prompts, self._params = target, prompts, params
-        self._options, self._memory, self._has_own_prompts = options, memory, has_own_prompts
+        self._options, self._memory = options, memory
+        self._has_own_prompts, self._forgets = has_own_prompts, forgets
         self._n_tokens, self._seconds = n_tokens, seconds
         self._clock, self._progress = clock, progress
         self._context = options.context
@@ -104,10 +107,10 @@ class ThisMachine:
     # -- what is measured of the target ------------------------------------------------------------
 
     def curve(self) -> CostCurve:
-        """Return the target's curve: the one that was measured with these settings, or anew."""
+        """Return the curve that was measured with these settings, or a new one."""
         context, wanted = self._context, self._options.n_gpu_layers
         layers, _ = layers_here(self._target, context, wanted)
-        curve = load_curve(self._target, context, layers)
+        curve = None if self._forgets else load_curve(self._target, context, layers)
         if curve is None:
             curve = measure_target_costs(
                 self._target,

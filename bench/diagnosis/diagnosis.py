@@ -23,6 +23,7 @@ _GOOD = 0.8  # the acceptance of a good drafter
 _WORTH = 1.1  # by how much something must raise the speed to be worth saying
 _STEEP, _STEEP_AT = 1.5, 4  # times one token, for so many
 _SELDOM = 0.4  # of the rounds
+_FITS = 1.4  # times, up or down, that a plain token may take of what the curve says
 _QUOTING = ("prompt-lookup", "lookahead", "rest", "ngram", "auto")  # they need what repeats
 _MOST_REASONS = 3
 
@@ -104,9 +105,14 @@ class Diagnosis:
         """Whether drafts were kept often enough to make a difference."""
         return self.tokens_per_round >= PAYS
 
+    @property
+    def curve_fits(self) -> bool:
+        """Whether plain tokens took about what the curve says: else the machine was busy."""
+        return 1.0 / _FITS <= self.plain_ms / self.expected_plain_ms <= _FITS
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a mapping, ready for JSON."""
-        return {"pays": self.pays, **dataclasses.asdict(self)}
+        return {"pays": self.pays, "curve_fits": self.curve_fits, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,11 @@ def verdict_lines(diagnosis: Diagnosis) -> list[str]:
     else:
         verdict = "Drafting does not pay here, and no single thing stands in its way."
     lines = [verdict]
+    if not diagnosis.curve_fits:
+        took = f"a plain token took {diagnosis.plain_ms:.1f} ms"
+        curve = f"and by the curve {diagnosis.expected_plain_ms:.1f}"
+        busy = "the machine is busy, or was when that was measured (specrun tune -m measures again)"
+        lines.insert(0, f"The cost curve does not fit: {took}, {curve}: {busy}.")
     if diagnosis.pays and diagnosis.reasons:
         lines.append("What keeps it from more:")
     for reason in diagnosis.reasons:

@@ -14,6 +14,7 @@ from specrun.bench.diagnosis.work import Work
 from specrun.bench.drafters.comparison import DrafterBench, measure_drafters
 from specrun.bench.timing import Ratio
 from specrun.bindings.context_options import ContextOptions
+from specrun.cli.accelerate.diagnosis import verdict_lines
 from specrun.runtime.costs import CostCurve, save_curve
 from specrun.runtime.sampling import SamplingParams
 
@@ -56,6 +57,15 @@ def test_a_target_that_is_slower_than_its_curve_is_seen() -> None:
     diagnosis = diagnose("d", 0.0, Simulated().work(FLAT), slow, FLAT)
     assert diagnosis.expected > 1.3 * diagnosis.speed_up
     assert diagnosis.target_ms == pytest.approx(1.5 * diagnosis.expected_target_ms)
+    assert diagnosis.curve_fits
+
+
+def test_a_curve_of_a_busy_machine_is_seen() -> None:
+    works = (known.work(FLAT, slow=0.5) for known in (Simulated(), Simulated(0.8, 4)))
+    diagnosis = diagnose("d", 0.0, *works, FLAT)
+    assert not diagnosis.curve_fits
+    assert verdict_lines(diagnosis)[0].startswith("The cost curve does not fit")
+    assert verdict_lines(found(FLAT, Simulated(0.8, 4)))[0].startswith("Drafting pays")
 
 
 @pytest.mark.parametrize(
