@@ -320,9 +320,10 @@ def test_conversations_are_as_long_as_the_model_was_trained_for(files: dict[str,
 
 
 def test_no_thread_is_left(files: dict[str, Path]) -> None:
+    before = set(threads_of_engines())
     with Engine(files["shallow"], slots=1, context=sized(256)):
-        assert any(threads_of_engines())
+        assert set(threads_of_engines()) - before
     deadline = time.monotonic() + 5.0
-    while any(threads_of_engines()) and time.monotonic() < deadline:
+    while set(threads_of_engines()) - before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not any(threads_of_engines())
+    assert not set(threads_of_engines()) - before
