@@ -74,7 +74,7 @@ class SoakResult:
 
 
 @dataclass(slots=True)
-class _Tally:
+class Tally:
     """What was counted so far."""
 
     sessions: int = 0
@@ -87,6 +87,23 @@ class _Tally:
     rules: Counter[str] = field(default_factory=Counter)
     samples: list[Resources] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+
+    def result(self, seed: int, seconds: float) -> SoakResult:
+        """Return what was counted, in so many seconds."""
+        return SoakResult(
+            seed=seed,
+            seconds=seconds,
+            sessions=self.sessions,
+            refused=self.refused,
+            answers=self.answers,
+            tokens=self.tokens,
+            cut=self.cut,
+            faults=dict(self.faults),
+            drafters=dict(self.drafters),
+            rules=dict(self.rules),
+            growth=growth_of(self.samples),
+            failures=tuple(self.failures),
+        )
 
 
 def open_runtime(setup: Setup, drafter: str, target: Path) -> Runtime:
@@ -104,7 +121,7 @@ def soak(
 
     `opened` makes the runtimes that meet faults; those they are compared with are always new.
     """
-    started, tally, number = time.monotonic(), _Tally(), options.first
+    started, tally, number = time.monotonic(), Tally(), options.first
     with tempfile.TemporaryDirectory(prefix="specrun-soak-") as folder:
         files = write_files(Path(folder))
         held = _Sessions(files, tally, opened)
@@ -119,20 +136,7 @@ def soak(
                 progress(f"{passed / 60:.1f} minutes, {tally.sessions:,} sessions, {counts}")
         except KeyboardInterrupt:  # the user's: what was seen so far is worth a report
             progress("stopped")
-    return SoakResult(
-        seed=options.seed,
-        seconds=time.monotonic() - started,
-        sessions=tally.sessions,
-        refused=tally.refused,
-        answers=tally.answers,
-        tokens=tally.tokens,
-        cut=tally.cut,
-        faults=dict(tally.faults),
-        drafters=dict(tally.drafters),
-        rules=dict(tally.rules),
-        growth=growth_of(tally.samples),
-        failures=tuple(tally.failures),
-    )
+    return tally.result(options.seed, time.monotonic() - started)
 
 
 class _Sessions:
@@ -141,7 +145,7 @@ class _Sessions:
     def __init__(
         self,
         files: Mapping[str, Path],
-        tally: _Tally,
+        tally: Tally,
         opened: Callable[[Setup, str, Path], Runtime],
     ) -> None:
         self._files = files

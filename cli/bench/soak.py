@@ -18,6 +18,7 @@ Tiny float32 models are written into a temporary folder. Sessions follow each ot
 acceptance rules, prompts and settings; answers are cancelled, dropped, interrupted, their evaluations fail,
 runtimes are closed under them. Every answer has to be a fresh session's, and memory, handles and threads
 have to stay flat: anything else is a failure, with the session that repeats it (--first), and exit status 1.
+With --parallel one engine is asked for waves of answers, some of which are cancelled or dropped.
 """  # noqa: E501 - as it is shown
 
 
@@ -33,6 +34,12 @@ have to stay flat: anything else is a failure, with the session that repeats it 
     "--first", "Begin with this session, to repeat it.", click.IntRange(0, MAX_COUNT), default=0
 )
 @_SOAK.option("--sessions", "Hold no more than these.", click.IntRange(1, MAX_COUNT))
+@_SOAK.option(
+    "--parallel N",
+    "Conversations at a time, of one engine; 1 holds sessions, one after the other.",
+    click.IntRange(1, 64),
+    default=1,
+)
 @format_options
 @terminal_options
 def soak(
@@ -40,17 +47,21 @@ def soak(
     seed: int,
     first: int,
     sessions: int | None,
+    parallel: int,
     form: OutputForm,
     terminal: Terminal,
 ) -> None:
     """Answer for hours, with faults: no answer may differ, nothing may grow."""
     from specrun.bench.report import soak_table
+    from specrun.bench.soak.engine_soak import soak_engine
     from specrun.bench.soak.soak import SoakOptions, SoakResult
     from specrun.bench.soak.soak import soak as hold_sessions
 
     options = SoakOptions(60.0 * minutes, seed, first, sessions)
 
     def measure(say: Callable[[str], None]) -> list[SoakResult]:
+        if parallel > 1:
+            return [soak_engine(options, parallel, progress=say)]
         return [hold_sessions(options, progress=say)]
 
     (result,) = measure_and_print("soak", measure, soak_table, form, terminal)

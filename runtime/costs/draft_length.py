@@ -122,6 +122,7 @@ class DraftLength:
         self.most, self._seconds, self._step = most, seconds, step
         self._learnt: dict[bool, _Learnt] = {}
         self._thresholds: tuple[float, float, list[float], list[float]] | None = None
+        self._plain = 0.0  # T(1) when they were worked out: T may change with the load
         self._now: _Learnt | None = None
         self._drafted: list[float] = []
         self._reached, self._asked = 1.0, 0
@@ -217,14 +218,16 @@ class DraftLength:
     def _plan(self, learnt: _Learnt) -> None:
         """Work out the least r_n m to ask at, and the least r_n a to draft at, for every n."""
         # Plain decoding is always there to be had.
-        token, usual = min(learnt.seconds / learnt.tokens, self._seconds(1)), learnt.usual
+        plain = self._seconds(1)
+        token, usual = min(learnt.seconds / learnt.tokens, plain), learnt.usual
         if self._thresholds is not None:
-            before = self._thresholds[:2]
+            before = (*self._thresholds[:2], self._plain)
             if all(
                 abs(now - was) <= _STALE * was
-                for now, was in zip((token, usual), before, strict=True)
+                for now, was in zip((token, usual, plain), before, strict=True)
             ):
                 return
+        self._plain = plain
         costs = [self._seconds(n + 1) for n in range(self.most + 1)]
         asking, taking = [], []
         for n in range(self.most):

@@ -102,9 +102,14 @@ class DraftEnvironment:
         return TreeSize(seconds, draft, self.most_drafted, forgets=self.keeps_rows)
 
     def _seconds(self, text_share: Callable[[], float] | None) -> Callable[[int], float]:
-        """Return the seconds of an evaluation of n tokens, below a text of any length."""
-        curve = self.curve
+        """Return the seconds of an evaluation of n tokens, below a text of any length.
+
+        Where several conversations are evaluated together it is the share of each, if all have n.
+        """
+        curve, meeting = self.curve, self.meeting
         seconds: Callable[[int], float] = curve.seconds
+        if meeting is not None and self.by_clock:
+            seconds = lambda n: curve.seconds(n * meeting.n_drafting) / meeting.n_drafting  # noqa: E731
         if self.shape != "free":
             # A fixed width costs the same whatever is drafted.
             fixed = curve.seconds(self.most_drafted + 1)

@@ -22,11 +22,15 @@ from specrun.bindings.model import Model
 from specrun.bindings.rows import Rows
 from specrun.runtime.target import PlacedRows
 
+MOST_SEQUENCES = 256
+"""llama.cpp's limit (LLAMA_MAX_SEQ) for one context."""
+
 
 class DraftMeeting:
     """The draft models of an engine, and what its conversations wait to have evaluated by them.
 
-    `n_drafting` is how many conversations draft now: where it is one, nothing is waited for.
+    `n_drafting` is how many conversations draft now: where it is one, nothing is waited for. What
+    an evaluation costs each of them follows from it, so drafts shrink with the load.
     """
 
     def __init__(self, n_texts: int) -> None:

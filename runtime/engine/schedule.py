@@ -92,12 +92,14 @@ class Seat:
 class Load:
     """What an engine has done: evaluations of trees, the texts in them, and what had to wait.
 
-    `draft_evaluations` served the drafts of `drafting_texts` texts at once, counted over all.
+    `tokens` are those of the trees, roots included. `draft_evaluations` served the drafts of
+    `drafting_texts` texts at once, counted over all.
     """
 
     turns: int = 0
     evaluations: int = 0
     texts: int = 0
+    tokens: int = 0
     pieces: int = 0
     shared_prompt_tokens: int = 0
     evicted: int = 0
@@ -110,6 +112,11 @@ class Load:
     def texts_per_evaluation(self) -> float | None:
         """How many conversations an evaluation served."""
         return self.texts / self.evaluations if self.evaluations else None
+
+    @property
+    def tokens_per_text(self) -> float | None:
+        """How many tokens a conversation had evaluated at once: its drafts, and one."""
+        return self.tokens / self.texts if self.texts else None
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +155,7 @@ class Schedule:
         self.load.turns += 1
         self._end_cancelled()
         drafting = self._drafting()
-        self.meeting.n_drafting = len(drafting)
+        self.meeting.n_drafting = max(1, len(drafting))
         for seat in drafting:
             # Those that handed out a round save what is still read of it, and draft again or end.
             self._advance(seat)
@@ -158,9 +165,11 @@ class Schedule:
         self._draft_together()
         evaluated = self._fitting()
         if evaluated:
+            n_tokens = sum(seat.target.n_waiting for seat in evaluated)
             self.shared.evaluate([seat.target for seat in evaluated])
             self.load.evaluations += 1
             self.load.texts += len(evaluated)
+            self.load.tokens += n_tokens
         for seat in evaluated:
             self._advance(seat)
             self._hand_out(seat)

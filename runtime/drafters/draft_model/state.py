@@ -102,6 +102,11 @@ class DraftModelState:
         """Whether tokens are best evaluated with those of other conversations: `ask`."""
         return self._part is not None and self._part.waits
 
+    def read_along(self, tokens: Sequence[int], end: int) -> None:
+        """Cache a text up to `end`, if others share the context and would wait for all at once."""
+        if self._part is not None and len(self.cached) < end:
+            self.feed(tokens[len(self.cached) : end])
+
     def ask(self, tokens: Sequence[int]) -> None:
         """As `feed`, evaluated with what other conversations ask for: `answer` has the row."""
         self._unread = list(tokens)
@@ -209,6 +214,8 @@ class DraftTreeState(DraftModelState):
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round left."""
+        if self._part is not None:
+            self._part.withdraw()
         memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
         interrupted = bool(self._inherited)
         if interrupted or length < len(self.cached) or memory.last_position(self.main) >= end:
@@ -238,6 +245,21 @@ class DraftTreeState(DraftModelState):
 
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
         """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
+        self._fill_depth(parents, tokens)
+        return self.context.decode(self.batch)
+
+    def ask_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """As `evaluate`, with what other conversations ask for: `answer_depth` has the rows."""
+        assert self._part is not None
+        self._fill_depth(parents, tokens)
+        self._part.ask(self.batch)
+
+    def answer_depth(self) -> Rows | None:
+        """Return the rows of what was asked for; None while that waits."""
+        assert self._part is not None
+        return self._part.answered()
+
+    def _fill_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
         base = self.cells(len(self.cached))
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         ids = [self._sequence_for(parent, base + depth - 1) for parent in parents]
@@ -252,7 +274,6 @@ class DraftTreeState(DraftModelState):
         n, known = len(tokens), [self.known(token) for token in tokens]
         # One position for the whole depth: siblings stand side by side in different sequences.
         self.batch.fill(known, [base + depth - 1] * n, None, ids, [1] * n)
-        return self.context.decode(self.batch)
 
     def _sequence_for(self, parent: int, end: int) -> int:
         """Return the sequence of the next child of `parent`, which holds all before `end`."""
@@ -362,6 +383,10 @@ class ModelDrafter(ContextDrafter):
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Pass on: a cache may be chosen by the target's states."""
         self._model_state.learn_prompt(start, rows, count)
+
+    def read_along(self, tokens: Sequence[int], end: int) -> None:
+        """Read the prompt piece by piece."""
+        self._model_state.read_along(tokens, end)
 
     def rewind(self, length: int) -> None:
         """Drop the cache of tokens that were only guesses."""

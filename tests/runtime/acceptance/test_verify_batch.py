@@ -13,7 +13,7 @@ from support.scripted import LawTable
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import PADDING, ExactRule, GeneratorNoise
-from specrun.runtime.acceptance.verify_batch import verify_batch
+from specrun.runtime.acceptance.verify_batch import BatchCounts, count_batch, verify_batch
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource, SeededNoise
 from specrun.runtime.tree import DraftTree
@@ -64,6 +64,53 @@ def by_the_engines_rule(
     )
     tokens = [*(tree.tokens[node] for node in accepted.path), accepted.next_token]
     return tokens + [PADDING] * (k + 1 - len(tokens))
+
+
+# -- seeds, bonus tokens and counters --------------------------------------------------------------
+
+
+def test_seeds_are_the_noise_they_key() -> None:
+    batch = random_batch(5)
+    seeds = list(range(120))
+    by_seed = verify_batch(**batch, noise=seeds)
+    assert np.array_equal(by_seed, verify_batch(**batch, noise=[*map(SeededNoise, seeds)]))
+    assert not np.array_equal(by_seed, verify_batch(**batch, noise=seeds[::-1]))
+
+
+def test_a_bonus_token_is_given_or_left_out() -> None:
+    batch, seeds = random_batch(6), list(range(120))
+    drawn = verify_batch(**batch, noise=seeds)
+    given = verify_batch(**batch, noise=seeds, bonus_token_ids=np.full(120, 77))
+    without = verify_batch(**batch, noise=seeds, disable_bonus=True)
+    whole = (drawn[:, :3] == batch["draft_token_ids"]).all(axis=1)
+    assert 0 < whole.sum() < 120
+    assert (given[whole, 3] == 77).all()
+    assert (without[whole, 3] == PADDING).all()
+    # Nothing else changes.
+    assert np.array_equal(given[:, :3], drawn[:, :3])
+    assert np.array_equal(without[:, :3], drawn[:, :3])
+    assert np.array_equal(given[~whole], drawn[~whole])
+
+
+@pytest.mark.parametrize("disable_bonus", [False, True])
+def test_counters_are_those_of_the_rows(disable_bonus: bool) -> None:
+    batch, lengths = random_batch(7), np.arange(120) % 4
+    output = verify_batch(
+        **batch, noise=list(range(120)), num_draft_tokens=lengths, disable_bonus=disable_bonus
+    )
+    counts = count_batch(output, batch["draft_token_ids"], lengths)
+    accepted = emitted = 0
+    for row, length in enumerate(lengths.tolist()):
+        said = [token for token in output[row].tolist() if token != PADDING]
+        emitted += len(said)
+        ends_whole = said[:length] == batch["draft_token_ids"][row, :length].tolist()
+        accepted += length if ends_whole else len(said) - 1
+    assert (counts.drafted, counts.accepted, counts.emitted) == (lengths.sum(), accepted, emitted)
+    assert counts.possible == lengths.sum() + 120
+    assert counts.acceptance_rate == accepted / lengths.sum()
+    assert counts.system_efficiency == emitted / counts.possible
+    assert (counts + counts).acceptance_rate == counts.acceptance_rate
+    assert BatchCounts(0, 0, 0, 0).system_efficiency is None
 
 
 # -- equal to the engine's own rule ----------------------------------------------------------------

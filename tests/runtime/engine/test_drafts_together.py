@@ -11,8 +11,11 @@ from support.tiny_models import F32
 
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
+from specrun.bindings.rows import Rows
 from specrun.runtime import SamplingParams
+from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafters import meeting
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.meeting import MemoryPart
 from specrun.runtime.engine import Engine
 
@@ -53,6 +56,9 @@ def answers(
         "draft(FILE:twin, n=4, p_min=adaptive)",
         "draft(FILE:twin, n=auto)",
         "draft(FILE:twin, n=4, sampling=argmax)",
+        "draft(FILE:twin, tree=2x2)",
+        "draft(FILE:small, tree=3x2x1, sampling=with)",
+        "draft(FILE:twin, depth=3, topk=2, nodes=5)",
     ],
 )
 def test_texts_are_those_of_each_alone(
@@ -64,14 +70,21 @@ def test_texts_are_those_of_each_alone(
         assert served > 1.5, "drafts were not evaluated together"
 
 
-@pytest.mark.parametrize("accept", ["cascade-opt(alpha=0.3)", "bild(fallback=0.2)"])
+@pytest.mark.parametrize(
+    ("accept", "drafter"),
+    [
+        ("cascade-opt(alpha=0.3)", "draft(FILE:twin, n=4)"),
+        ("bild(fallback=0.2)", "draft(FILE:twin, n=4)"),
+        ("cascade-opt(alpha=0.3)", "draft(FILE:twin, tree=2x2)"),
+    ],
+)
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_rows_outlive_the_evaluations_of_others(
-    files: dict[str, Path], accept: str, params: SamplingParams
+    files: dict[str, Path], accept: str, drafter: str, params: SamplingParams
 ) -> None:
     """Rules that weigh the drafter's laws read its rows when all have drafted."""
-    together, served = answers(files, "draft(FILE:twin, n=4)", params, 3, accept)
-    assert together == answers(files, "draft(FILE:twin, n=4)", params, 1, accept)[0]
+    together, served = answers(files, drafter, params, 3, accept)
+    assert together == answers(files, drafter, params, 1, accept)[0]
     assert served > 1.5
 
 
@@ -106,6 +119,33 @@ def test_an_answer_that_ends_in_the_middle_of_a_draft_leaves_nothing(
     assert contexts == []
 
 
+def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_too(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or all others would wait until it has read the whole."""
+    read: list[int] = []
+    decode = meeting.SharedDraftContext.decode
+
+    def noted(
+        shared: meeting.SharedDraftContext, parts: Sequence[meeting.ContextPart]
+    ) -> tuple[Rows, float]:
+        read.append(sum(part.asked.n_tokens for part in parts))
+        return decode(shared, parts)
+
+    monkeypatch.setattr(meeting.SharedDraftContext, "decode", noted)
+    long = [(7 * place) % 90 for place in range(700)]
+    drafter = named("draft(FILE:twin, n=4)", files)
+    options = ContextOptions(**{**F32, "n_ctx": 2048})
+    with Engine(files["shallow"], drafter, slots=2, context=options) as engine:
+        together = engine.generate_many([PROMPTS[0], long], GREEDY, max_tokens=LENGTH)
+        piece = engine._schedule.seats[0].target.longest_piece
+    assert sum(read) > 700
+    assert max(read) <= piece < 700
+    with Engine(files["shallow"], "none", slots=1, context=options) as engine:
+        wanted = engine.generate_many([PROMPTS[0], long], GREEDY, max_tokens=LENGTH)
+    assert [each.token_ids for each in together] == [each.token_ids for each in wanted]
+
+
 def test_a_part_reaches_no_sequence_but_its_own(files: dict[str, Path]) -> None:
     drafter = named("draft(FILE:twin, n=4)", files)
     with Engine(files["shallow"], drafter, slots=2, n_ctx=512, n_threads=1) as engine:
@@ -119,3 +159,65 @@ def test_a_part_reaches_no_sequence_but_its_own(files: dict[str, Path]) -> None:
         assert (first.last_position(), second.last_position()) == (-1, cached)
         with pytest.raises(OptionError, match="sequence 1 is outside 0 to 0 of this part"):
             first.truncate(0, sequence=1)
+
+
+# -- how much is drafted, by the load --------------------------------------------------------------
+
+
+_TIMES = (1.0, 1.2, 2.0, 8.0)
+STEEPER = CostCurve((1, 8, 16, 64), _TIMES, _TIMES)
+"""Tokens are cheap until there are eight of them."""
+
+
+def drafted_at(load: int, *, by_clock: bool = True) -> int:
+    """How many tokens are drafted in a round where two are usually kept, after many of them."""
+    together = meeting.DraftMeeting(8)
+    environment = DraftEnvironment(
+        target=None,  # type: ignore[arg-type]
+        context=ContextOptions(),
+        costs=STEEPER,
+        meeting=together,
+        by_clock=by_clock,
+    )
+    length = environment.draft_length(0.05)
+    together.n_drafting = load
+    count = 0
+    for _ in range(200):
+        length.start(points=True)
+        count = 0
+        while length.goes_on() and length.takes(0.7):
+            count += 1
+        length.learn(min(count, 2))
+    return count
+
+
+def test_drafts_shrink_with_the_load() -> None:
+    alone, *more = [drafted_at(load) for load in (1, 2, 4, 8)]
+    assert alone > more[-1]
+    assert [alone, *more] == sorted([alone, *more], reverse=True)
+
+
+def test_under_a_lossy_rule_they_do_not() -> None:
+    assert drafted_at(8, by_clock=False) == drafted_at(1, by_clock=False) == drafted_at(1)
+
+
+def test_a_change_of_the_load_is_seen_at_once() -> None:
+    together = meeting.DraftMeeting(8)
+    environment = DraftEnvironment(
+        target=None,  # type: ignore[arg-type]
+        context=ContextOptions(),
+        costs=STEEPER,
+        meeting=together,
+    )
+    length = environment.draft_length(0.05)
+
+    def most() -> int:
+        length.start(points=True)
+        count = 0
+        while length.goes_on() and length.takes(0.95):
+            count += 1
+        return count
+
+    alone = most()
+    together.n_drafting = 8
+    assert most() < alone
