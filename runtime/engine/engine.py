@@ -10,24 +10,23 @@ import dataclasses
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
-from specrun.bindings.placement import placing
-from specrun.bindings.trial import trusting_files
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Owned, close_all
 from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.engine.choices import Choices
-from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
+from specrun.runtime.engine.schedule import Request, Schedule, Seat
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
+from specrun.runtime.engine.state import EngineStatistics, SlotState
 from specrun.runtime.engine.streams import EngineStream
-from specrun.runtime.engine.swaps import DrafterSwap
+from specrun.runtime.engine.swaps import DrafterSwaps
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online.store import open_rejections
 from specrun.runtime.opening import (
@@ -52,28 +51,6 @@ class Offer:
     drafter: str
     others: Sequence[str]
     rules: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """What an engine does now, and has done (`load`); `cells` of `n_ctx` are used."""
-
-    slots: int
-    busy: int
-    queued: int
-    n_ctx: int
-    cells: int
-    load: Load
-
-
-@dataclass(frozen=True, slots=True)
-class SlotState:
-    """What a slot does: its drafter, and of how many tokens of its text keys are cached."""
-
-    busy: bool
-    drafter: str
-    n_tokens: int
-    n_cached: int
 
 
 class Engine:
@@ -169,7 +146,7 @@ class Engine:
         self._tool_template: ChatTemplate | None = None
         self._changed = threading.Condition()
         self._requests: list[Request] = []
-        self._swaps: list[DrafterSwap] = []
+        self._swaps = DrafterSwaps()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="specrun engine", daemon=True)
         self._thread.start()
@@ -327,10 +304,9 @@ class Engine:
         Waits until no conversation is in the middle of an answer; requests that come meanwhile wait
         for it. They still choose it by the expression that the engine was opened with.
         """
-        swap = DrafterSwap(drafter, files)
         with self._changed:
             self._require_open()
-            self._swaps.append(swap)
+            swap = self._swaps.ask(drafter, files)
             self._changed.notify()
         swap.wait()
 
@@ -452,7 +428,7 @@ class Engine:
         why: BaseException = ClosedError("the engine was closed while an answer was being made")
         try:
             while self._take_requests():
-                self._swap_if_idle()
+                self._swaps.make_if_idle(self._choices, schedule, self.options)
                 schedule.turn()
         except BaseException as problem:  # a defect: nobody is to wait for ever
             why = problem
@@ -463,9 +439,7 @@ class Engine:
                 for request in self._requests:
                     schedule.add(request)
                 self._requests = []
-                swaps, self._swaps = self._swaps, []
-            for swap in swaps:
-                swap.end(ClosedError("the engine was closed before its drafter was swapped"))
+            self._swaps.end(ClosedError("the engine was closed before its drafter was swapped"))
             schedule.close(why)
             close_all(self._owned)
 
@@ -474,23 +448,9 @@ class Engine:
         schedule = self._schedule
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closing or self._requests or self._swaps or not schedule.is_idle
+                lambda: self._closing or self._requests or self._swaps.asked or not schedule.is_idle
             )
             taken, self._requests = self._requests, []
             for request in taken:
                 schedule.add(request)
             return not self._closing
-
-    def _swap_if_idle(self) -> None:
-        """Admit no more answers while a swap is asked for; make it once none is under way."""
-        schedule = self._schedule
-        schedule.admits = not self._swaps
-        if schedule.admits or any(not seat.is_idle for seat in schedule.seats):
-            return
-        with self._changed:
-            swaps, self._swaps = self._swaps, []
-        trust = trusting_files() if self.options.trust else nullcontext()
-        with trust, placing(self.options.placement):
-            for swap in swaps:
-                swap.make(self._choices, schedule)
-        schedule.admits = True

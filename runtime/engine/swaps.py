@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
+from specrun.bindings.placement import placing
+from specrun.bindings.trial import trusting_files
 from specrun.runtime.drafter import close_all
 from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Schedule
+from specrun.runtime.opening import RuntimeOptions
 
 
 class DrafterSwap:
@@ -48,3 +52,32 @@ class DrafterSwap:
         self._ended.wait()
         if self._problem:
             raise self._problem[0]
+
+
+class DrafterSwaps:
+    """The swaps that are asked for; whoever asks and whoever makes them are different threads."""
+
+    def __init__(self) -> None:
+        self.asked: list[DrafterSwap] = []
+
+    def ask(self, drafter: str, files: Mapping[str, Path] | None) -> DrafterSwap:
+        """Note a swap, for whoever waits for it."""
+        swap = DrafterSwap(drafter, files)
+        self.asked.append(swap)
+        return swap
+
+    def make_if_idle(self, choices: Choices, schedule: Schedule, options: RuntimeOptions) -> None:
+        """Admit no more answers while a swap is asked for; make it once none is under way."""
+        schedule.admits = not self.asked
+        if schedule.admits or any(not seat.is_idle for seat in schedule.seats):
+            return
+        trust = trusting_files() if options.trust else nullcontext()
+        with trust, placing(options.placement):
+            while self.asked:
+                self.asked.pop(0).make(choices, schedule)
+        schedule.admits = True
+
+    def end(self, problem: BaseException) -> None:
+        """Tell all that wait why there is no swap."""
+        while self.asked:
+            self.asked.pop(0).end(problem)

@@ -12,8 +12,8 @@ from typing import Any
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.chat_template import ChatTemplate
 from specrun.runtime.engine import EngineStream
-from specrun.runtime.engine.engine import EngineStatistics
 from specrun.runtime.engine.schedule import Load
+from specrun.runtime.engine.state import EngineStatistics
 from specrun.runtime.results import FinishReason, GenerationResult, SpecStats, TokenEvent, Usage
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.text import TextAssembler

@@ -29,8 +29,8 @@ from specrun.cli.serve.app import create_app
 from specrun.cli.serve.server import server_of
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import EngineStream
-from specrun.runtime.engine.engine import EngineStatistics
 from specrun.runtime.engine.schedule import Load
+from specrun.runtime.engine.state import EngineStatistics
 from specrun.runtime.results import GenerationResult, SpecStats, TokenEvent, Usage
 
 if TYPE_CHECKING:
