@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from specrun.bench.load.throughput import LoadBench, LoadResult
 
 _LOAD = Section("Load")
-_DEMO_DRAFTERS = ("draft(n=4)", "draft(tree=2x2x1)", "auto(draft(n=4), prompt-lookup)")
+_DEMO_DRAFTERS = (
+    "draft(n=auto)",
+    "draft(nodes=auto)",
+    "auto(draft(n=auto), prompt-lookup)",
+)
 _EPILOG = """\b
 Examples:
   specrun bench load --demo --pad-to 400M --plot load.png

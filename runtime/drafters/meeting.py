@@ -22,6 +22,9 @@ from specrun.bindings.model import Model
 from specrun.bindings.rows import Rows
 from specrun.runtime.target import PlacedRows
 
+MOST_SEQUENCES = 256
+"""llama.cpp's limit (LLAMA_MAX_SEQ) for one context."""
+
 
 class DraftMeeting:
     """The draft models of an engine, and what its conversations wait to have evaluated by them.

@@ -19,15 +19,13 @@ from specrun.bindings.model import Model
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule, rule_names
 from specrun.runtime.drafter import Drafter, close_all
 from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.meeting import MOST_SEQUENCES
 from specrun.runtime.language import parse_expression
 from specrun.runtime.loop import require_laws, require_rule
 from specrun.runtime.opening import OpenModels
 from specrun.runtime.sampling import SamplingParams, whole_number
 from specrun.runtime.session import require_fitting
 from specrun.runtime.target import target_context_options
-
-MOST_SEQUENCES = 256
-"""llama.cpp's limit (LLAMA_MAX_SEQ): every path of every slot's tree is a sequence."""
 
 
 class RuleKind(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Protocol
 from specrun.bindings.errors import OptionError
 from specrun.runtime.law import Law
 from specrun.runtime.tree import ROOT, DraftTree
-from specrun.runtime.trees.growth import LawSource, TreeSampling, most_likely
+from specrun.runtime.trees.growth import LawSource, Steps, TreeSampling, drive, most_likely
 from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves
 
 
@@ -129,7 +129,14 @@ def grow_by_path_probability(
 
     With `size` only those of them that pay.
     """
-    grown = expand_by_path_probability(shape.depth, shape.topk, laws, p_min)
+    return drive(path_probability_steps(shape, p_min, size), laws)
+
+
+def path_probability_steps(
+    shape: DynamicShape, p_min: float = 0.0, size: NodeChoice | None = None
+) -> Steps[DraftTree]:
+    """Grow a tree as `grow_by_path_probability` does."""
+    grown = yield from expansion_steps(shape.depth, shape.topk, p_min)
     if size is None:
         return grown.best(shape.nodes)
     return size.drafted(grown.tree_of(size.best(grown.values, grown.parents, shape.nodes)))
@@ -142,9 +149,14 @@ def expand_by_path_probability(
 
     A tree expanded less deep is the part of this one down to its depth.
     """
+    return drive(expansion_steps(depth, topk, p_min), laws)
+
+
+def expansion_steps(depth: int, topk: int, p_min: float = 0.0) -> Steps[GrownTree]:
+    """Expand as `expand_by_path_probability` does."""
     grown = GrownTree()
     expanded = [ROOT]
-    level_laws: Sequence[Law] = [laws.root()]
+    level_laws: Sequence[Law] = yield (), ()
     numbers = {ROOT: ROOT}  # of evaluated nodes, as the source of laws counts them
     for level in range(1, depth + 1):
         first = len(grown.tokens)
@@ -156,7 +168,7 @@ def expand_by_path_probability(
         # In the order in which they were made: siblings stay side by side.
         expanded = sorted(_best(grown.values, topk, first))
         parents = [numbers[grown.parents[node]] for node in expanded]
-        level_laws = laws.below(parents, [grown.tokens[node] for node in expanded])
+        level_laws = yield parents, [grown.tokens[node] for node in expanded]
         for node in expanded:
             numbers[node] = len(numbers) - 1
     return grown

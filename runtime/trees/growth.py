@@ -21,7 +21,7 @@ divides by.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from specrun.runtime.trees.topology import Topology
 TreeSampling = Literal["with", "without", "argmax"]
 Child = tuple[int, int]
 """A child's node and its token."""
+
+DrawnT = TypeVar("DrawnT")
 
 Propose = Callable[[TreeBuilder, int, Law, int, NoiseSource], list[Child]]
 """Adds up to so many draws from a law below a parent; returns the distinct children in order."""
@@ -132,10 +134,33 @@ def grow_tree(
     the first subtrees. A node gets no children if the most likely one has a probability under
     `p_min`.
     """
+    return drive(tree_steps(topology, propose, noise, start, p_min), laws)
+
+
+Steps = Generator[tuple[Sequence[int], Sequence[int]], Sequence[Law], DrawnT]
+"""A tree in the making: says which depth to evaluate, parents and tokens as in `LawSource.below`,
+without any for the root; is given the laws after them."""
+
+
+def drive(steps: Steps[DrawnT], laws: LawSource) -> DrawnT:
+    """Take all steps, the laws from a source; return what comes of them."""
+    try:
+        parents, tokens = next(steps)
+        while True:
+            parents, tokens = steps.send(laws.below(parents, tokens) if tokens else [laws.root()])
+    except StopIteration as ended:
+        drawn: DrawnT = ended.value
+        return drawn
+
+
+def tree_steps(
+    topology: Topology, propose: Propose, noise: NoiseSource, start: int, p_min: float = 0.0
+) -> Steps[DraftTree]:
+    """Grow a tree as `grow_tree` does."""
     builder = TreeBuilder()
     children = topology.children
     level = [(ROOT, ROOT)]  # (place in the topology, node) of what was evaluated last
-    level_laws: Sequence[Law] = [laws.root()] if len(topology) else []
+    level_laws: Sequence[Law] = (yield (), ()) if len(topology) else []
     # Evaluated nodes are numbered in the order of their evaluation (`LawSource.below`): `first` is
     # the number of level[0], `evaluated` how many there are.
     first, evaluated = ROOT, 0
@@ -161,7 +186,7 @@ def grow_tree(
                     tokens.append(token)
         if not grown:
             break
-        level, level_laws = grown, laws.below(parents, tokens)
+        level, level_laws = grown, (yield parents, tokens)
         first, evaluated = evaluated, evaluated + len(grown)
     return builder.build()
 

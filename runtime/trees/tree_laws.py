@@ -22,9 +22,16 @@ from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees.eagle2_tree import (
     DynamicShape,
     NodeChoice,
-    grow_by_path_probability,
+    path_probability_steps,
 )
-from specrun.runtime.trees.growth import LawSource, TreeSampling, grow_tree, proposal_scheme
+from specrun.runtime.trees.growth import (
+    LawSource,
+    Steps,
+    TreeSampling,
+    drive,
+    proposal_scheme,
+    tree_steps,
+)
 from specrun.runtime.trees.topology import Topology
 
 RANKED_TOKENS = 40
@@ -93,6 +100,16 @@ class PathLaws:
 
         return self._laws(self._below(parents, tokens, paths), paths)
 
+    def read(
+        self, parents: Sequence[int], tokens: Sequence[int], said: EvaluatedDepth
+    ) -> list[Law]:
+        """Return the laws after a depth that was evaluated elsewhere; without tokens, the root."""
+        first = len(self._tokens)
+        self._parents += parents
+        self._tokens += tokens
+        nodes = range(first, first + len(tokens))
+        return self._laws(said, lambda: [*map(self._path, nodes)] if tokens else [[]])
+
     def after(self, drafted: Sequence[int]) -> Law:
         """Return the law after a chain, whose laws before were asked for in turn."""
         # A chain's nodes are evaluated in turn: that before the last one has the number below.
@@ -133,6 +150,23 @@ def grow_draft(
 ) -> DraftTree:
     """Return a tree of a shape, as far as the request's limits and the drafter's own allow.
 
+    The rest is as for `draft_steps`.
+    """
+    steps = draft_steps(shape, request, room=room, sampling=sampling, p_min=p_min, size=size)
+    return drive(steps, laws)
+
+
+def draft_steps(
+    shape: Topology | DynamicShape,
+    request: DraftRequest,
+    *,
+    room: int | None = None,
+    sampling: TreeSampling = "argmax",
+    p_min: float = 0.0,
+    size: NodeChoice | None = None,
+) -> Steps[DraftTree]:
+    """Grow a tree as `grow_draft` does, the laws given step by step.
+
     `room` is how many nodes the drafter can evaluate (None: any number); the last node of a tree
     never is. `sampling` says how the children of a static shape are proposed; at temperature 0 they
     are the most likely tokens. Nothing is drafted below a law that gives no token the probability
@@ -147,11 +181,13 @@ def grow_draft(
         if room is not None:
             # It evaluates topk nodes of every depth but the last, more than it keeps.
             max_depth = min(max_depth, 1 + room // shape.topk)
-        return grow_by_path_probability(shape.limited(max_depth, max_nodes), laws, p_min, size)
+        limited = shape.limited(max_depth, max_nodes)
+        return (yield from path_probability_steps(limited, p_min, size))
     topology = shape.limited(max_depth, max_nodes)
     # A greedy law is sure of one token: draws from it would make no siblings.
     scheme = proposal_scheme("argmax" if request.params.is_greedy else sampling)
-    return grow_tree(topology, laws, scheme, request.noise, len(request.tokens), p_min)
+    start = len(request.tokens)
+    return (yield from tree_steps(topology, scheme, request.noise, start, p_min))
 
 
 def check_p_min(p_min: float) -> None:

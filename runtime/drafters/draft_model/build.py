@@ -26,7 +26,7 @@ from specrun.runtime.drafters.draft_model.state import (
 )
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.meeting import SharedDraftContext
+from specrun.runtime.drafters.meeting import MOST_SEQUENCES, SharedDraftContext
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.methods import TREE_OPTIONS, options_of
@@ -90,7 +90,6 @@ class DraftPlan:
     n_sequences: int
     n_outputs: int
     n_nodes: int
-    is_chain: bool = False
 
 
 def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -144,7 +143,7 @@ def plan_draft(
             name=str(expression),
         )
 
-    return DraftPlan(drafter, 1, 1, count, is_chain=True)
+    return DraftPlan(drafter, 1, 1, count)
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -210,7 +209,7 @@ def _with_draft_model(
 
     options = draft_context_options(env.context, model)
     options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
-    together = plan.is_chain and pair.tokens is None and not pair.by_text and model.can_branch
+    together = pair.tokens is None and not pair.by_text and model.can_branch
     contexts = _DraftContexts(model, options, env, together=together)
 
     def start() -> Drafter:
@@ -233,6 +232,8 @@ class _DraftContexts:
         self, model: Model, options: ContextOptions, env: DraftEnvironment, *, together: bool
     ) -> None:
         self._model, self._options = model, options
+        n_texts = 1 if env.meeting is None else env.meeting.n_texts
+        together = together and options.n_sequences * n_texts <= MOST_SEQUENCES
         self._meeting = env.meeting if together else None
         self._copies = env.keeps_rows
         self._shared: SharedDraftContext | None = None

@@ -209,6 +209,8 @@ class DraftTreeState(DraftModelState):
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round left."""
+        if self._part is not None:
+            self._part.withdraw()
         memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
         interrupted = bool(self._inherited)
         if interrupted or length < len(self.cached) or memory.last_position(self.main) >= end:
@@ -238,6 +240,21 @@ class DraftTreeState(DraftModelState):
 
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
         """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
+        self._fill_depth(parents, tokens)
+        return self.context.decode(self.batch)
+
+    def ask_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """As `evaluate`, with what other conversations ask for: `answer_depth` has the rows."""
+        assert self._part is not None
+        self._fill_depth(parents, tokens)
+        self._part.ask(self.batch)
+
+    def answer_depth(self) -> Rows | None:
+        """Return the rows of what was asked for; None while that waits."""
+        assert self._part is not None
+        return self._part.answered()
+
+    def _fill_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
         base = self.cells(len(self.cached))
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         ids = [self._sequence_for(parent, base + depth - 1) for parent in parents]
@@ -252,7 +269,6 @@ class DraftTreeState(DraftModelState):
         n, known = len(tokens), [self.known(token) for token in tokens]
         # One position for the whole depth: siblings stand side by side in different sequences.
         self.batch.fill(known, [base + depth - 1] * n, None, ids, [1] * n)
-        return self.context.decode(self.batch)
 
     def _sequence_for(self, parent: int, end: int) -> int:
         """Return the sequence of the next child of `parent`, which holds all before `end`."""

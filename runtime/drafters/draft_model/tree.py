@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
@@ -19,9 +20,13 @@ from specrun.runtime.trees.tree_laws import (
     EvaluatedDepth,
     PathLaws,
     Paths,
-    grow_draft,
+    draft_steps,
     ranking_params,
 )
+
+_Depth = tuple[Sequence[int], Sequence[int]]
+_Steps = Generator[_Depth, Sequence[Logits], DraftTree]
+"""A draft in the making: says which depth to evaluate, and is given the rows after it."""
 
 
 class DraftTreeDrafter(ModelDrafter):
@@ -61,28 +66,105 @@ class DraftTreeDrafter(ModelDrafter):
         # The row of a leaf takes a sequence of its own, beside those of what has children.
         self.keeps_rows = state.context.options.n_sequences > draft_size(shape)[0]
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
+        # A draft that is made depth by depth, for which request, and the tree that came of it.
+        self._steps: _Steps | None = None
+        self._asked: DraftRequest | None = None
+        self._prepared: DraftTree | None = None
+
+    def prepare(self, request: DraftRequest) -> bool:
+        """Draft a depth further, its evaluation made with those of other conversations."""
+        state = self._state
+        if self._steps is None or self._asked is not request:
+            if not state.waits:
+                return True
+            self._asked, self._steps = request, self._drafting(request)
+            return self._go_on(next, self._steps)
+        rows: Sequence[Logits] | None
+        if state.n_nodes:
+            depth = state.answer_depth()
+            n = state.batch.n_tokens
+            rows = None if depth is None else [state.shared(depth.logits(i)) for i in range(n)]
+        else:
+            row = state.answer()
+            rows = None if row is None else [row]
+        return rows is not None and self._go_on(self._steps.send, rows)
+
+    def _go_on(self, step: Callable[[Any], _Depth], given: object) -> bool:
+        """Take a step, and ask for what it needs; return whether the draft is complete."""
+        state = self._state
+        try:
+            parents, tokens = step(given)
+            if parents:
+                state.ask_depth(parents, tokens)
+            else:
+                state.ask(tokens)
+        except StopIteration as drafted:
+            self._steps, self._prepared = None, drafted.value
+            return True
+        except BaseException:
+            self._steps = None
+            raise
+        return False
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller where a limit, the drafter's own context or `p_min` cuts it."""
+        prepared, self._prepared, self._steps = self._prepared, None, None
+        if prepared is not None and self._asked is request:
+            return prepared
+        steps, state = self._drafting(request), self._state
+        try:
+            parents, tokens = next(steps)
+            while True:
+                if parents:
+                    depth = state.evaluate(parents, tokens)
+                    rows = [state.shared(depth.logits(row)) for row in range(len(tokens))]
+                else:
+                    rows = [state.feed(tokens)]
+                parents, tokens = steps.send(rows)
+        except StopIteration as drafted:
+            tree: DraftTree = drafted.value
+            return tree
+
+    def _drafting(self, request: DraftRequest) -> _Steps:
+        """Draft a tree: yields what to evaluate, parents and tokens, and takes the rows then.
+
+        Without parents that is the text's end: the tokens that are not cached, at least the last.
+        """
+        state = self._state
         ranks = self._sampling == "argmax" or request.params.is_greedy
-        rows = self._kept_rows(request, ranks=ranks)
+        kept = self._kept_rows(request, ranks=ranks)
         # At temperature 0 the order alone is asked for: every scheme takes the most likely tokens.
         if self._size is not None and not self._size.pays():
-            return DraftTree() if rows is None else rows.of(DraftTree())
+            return DraftTree() if kept is None else kept.of(DraftTree())
         params = self._ranking_params(request.params) if ranks else request.params
-        laws = self._laws(request, params, rows)
+        laws = self._laws(request, params)
         # A rule that reads the row of a leaf needs a cell for it.
-        room = self._state.room(request.tokens) - (rows is not None)
-        tree = grow_draft(
+        room = state.room(request.tokens) - (kept is not None)
+        steps = draft_steps(
             self._shape,
-            laws,
             request,
             room=room,
             sampling=self._sampling,
             p_min=self._p_min,
             size=self._size,
         )
-        return tree if rows is None else rows.of(tree)
+        try:
+            parents, tokens = next(steps)
+            while True:
+                first = state.n_nodes if parents else ROOT
+                rows = yield parents, tokens or self._uncached(request)
+                if kept is not None:
+                    kept.take(first, rows)
+                parents, tokens = steps.send(laws.read(parents, tokens, rows))
+        except StopIteration as drafted:
+            tree: DraftTree = drafted.value
+            return tree if kept is None else kept.of(tree)
+
+    def _uncached(self, request: DraftRequest) -> Sequence[int]:
+        """Return the tokens that are not cached; the last one's row is needed in any case."""
+        state, tokens = self._state, request.tokens
+        state.rewind(min(len(state.cached), len(tokens) - 1))
+        return tokens[len(state.cached) :]
 
     def _kept_rows(self, request: DraftRequest, *, ranks: bool) -> TreeRows | None:
         """Return what keeps the rows that the request asks for."""
@@ -99,35 +181,24 @@ class DraftTreeDrafter(ModelDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
         super().begin(tokens)
+        self._steps = self._prepared = None
         if self._size is not None:
             self._size.begin()
 
     def laws(self, request: DraftRequest) -> LawSource:
         """Return the laws by which this drafter ranks tokens after the request's tokens."""
-        return self._laws(request, self._ranking_params(request.params), None)
+        return self._laws(request, self._ranking_params(request.params))
 
-    def _laws(
-        self, request: DraftRequest, params: SamplingParams, kept: TreeRows | None
-    ) -> LawSource:
+    def _laws(self, request: DraftRequest, params: SamplingParams) -> PathLaws:
         """Return the model as a source of laws: one evaluation for each depth."""
-        state, tokens = self._state, request.tokens
+        state = self._state
 
         def root() -> EvaluatedDepth:
-            """Evaluate the committed tokens that are not cached, and at least the last one."""
-            # The last token's row is needed again, though its cell may still be there.
-            state.rewind(min(len(state.cached), len(tokens) - 1))
-            row = state.feed(tokens[len(state.cached) :])
-            if kept is not None:
-                kept.take(ROOT, [row])
-            return [row]
+            return [state.feed(self._uncached(request))]
 
         def below(parents: Sequence[int], drafted: Sequence[int], _paths: Paths) -> EvaluatedDepth:
-            first = state.n_nodes
             evaluated = state.evaluate(parents, drafted)
-            rows = [state.shared(evaluated.logits(row)) for row in range(len(drafted))]
-            if kept is not None:
-                kept.take(first, rows)
-            return rows
+            return [state.shared(evaluated.logits(row)) for row in range(len(drafted))]
 
         return PathLaws(root, below, request, params)
 

@@ -55,6 +55,9 @@ def answers(
         "draft(FILE:twin, n=4, p_min=adaptive)",
         "draft(FILE:twin, n=auto)",
         "draft(FILE:twin, n=4, sampling=argmax)",
+        "draft(FILE:twin, tree=2x2)",
+        "draft(FILE:small, tree=3x2x1, sampling=with)",
+        "draft(FILE:twin, depth=3, topk=2, nodes=5)",
     ],
 )
 def test_texts_are_those_of_each_alone(
@@ -66,14 +69,21 @@ def test_texts_are_those_of_each_alone(
         assert served > 1.5, "drafts were not evaluated together"
 
 
-@pytest.mark.parametrize("accept", ["cascade-opt(alpha=0.3)", "bild(fallback=0.2)"])
+@pytest.mark.parametrize(
+    ("accept", "drafter"),
+    [
+        ("cascade-opt(alpha=0.3)", "draft(FILE:twin, n=4)"),
+        ("bild(fallback=0.2)", "draft(FILE:twin, n=4)"),
+        ("cascade-opt(alpha=0.3)", "draft(FILE:twin, tree=2x2)"),
+    ],
+)
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_rows_outlive_the_evaluations_of_others(
-    files: dict[str, Path], accept: str, params: SamplingParams
+    files: dict[str, Path], accept: str, drafter: str, params: SamplingParams
 ) -> None:
     """Rules that weigh the drafter's laws read its rows when all have drafted."""
-    together, served = answers(files, "draft(FILE:twin, n=4)", params, 3, accept)
-    assert together == answers(files, "draft(FILE:twin, n=4)", params, 1, accept)[0]
+    together, served = answers(files, drafter, params, 3, accept)
+    assert together == answers(files, drafter, params, 1, accept)[0]
     assert served > 1.5
 
 

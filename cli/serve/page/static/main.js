@@ -29,6 +29,7 @@ function showRound(answer, round) {
 async function ask(text) {
   conversation.messages.push({ role: "user", content: text });
   chat.add(conversation.messages.at(-1));
+  listConversations();
   await answerNow();
 }
 

@@ -8,6 +8,7 @@ import { TreeView } from "./tree.js";
 const DRAW_EVERY = 110; // ms: rounds may come faster than anybody can see
 
 const LONGEST_GROWTH = 650; // ms
+const FAST = 250; // ms from round to round
 
 export class RoundsView {
   // `onChoose` is told which round is shown, and whether somebody chose it.
@@ -30,6 +31,7 @@ export class RoundsView {
   // Show an answer from now on; `update` says that it has grown.
   watch(answer) {
     this.answer = answer;
+    for (const element of [byId("tree"), byId("law")]) element.style.minHeight = "";
     this.follow(true);
     this.update();
   }
@@ -83,12 +85,9 @@ export class RoundsView {
       this.round = round;
       this.width = width;
       this.rootText = lastToken(answer, this.index);
-      // While rounds come fast, a tree is whole before the next one takes its place.
-      const now = performance.now();
-      const growth = isNew ? Math.min(LONGEST_GROWTH, 0.8 * (now - this.treeDrawnAt)) : 0;
-      this.treeDrawnAt = now;
-      this.tree.draw(round, this.rootText, growth);
+      this.tree.draw(round, this.rootText, isNew ? this._growth() : 0);
       this._drawLaw(null);
+      if (this.follows) keepHeights();
     }
     drawFigures(byId("figures"), answer);
     drawDepths(byId("depths"), answer.rounds[this.index].acceptance_by_depth);
@@ -96,10 +95,25 @@ export class RoundsView {
     if (isNew) this.onChoose(answer, this.index, false);
   }
 
+  // A tree is whole before the next one takes its place; where rounds come fast nothing moves.
+  _growth() {
+    const now = performance.now();
+    const since = now - this.treeDrawnAt;
+    this.treeDrawnAt = now;
+    return since < FAST ? 0 : Math.min(LONGEST_GROWTH, 0.8 * since);
+  }
+
   _drawLaw(place) {
     if (this.round) drawLaw(byId("law"), byId("law-note"), this.round, place, this.rootText);
   }
 }
+
+// While rounds pass by, what is below them stays where it is.
+const keepHeights = () => {
+  for (const element of [byId("tree"), byId("law")]) {
+    element.style.minHeight = `${element.offsetHeight}px`;
+  }
+};
 
 const lastToken = (answer, index) => {
   const before = answer.rounds[index - 1];
