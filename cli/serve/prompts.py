@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
@@ -32,8 +32,9 @@ class Prompts:
 class PromptReader:
     """Turns messages and texts into tokens, by the target's template and vocabulary."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, template_kwargs: Mapping[str, Any]) -> None:
         self._engine = engine
+        self._template_kwargs = template_kwargs
         self._rendering = threading.Lock()  # a template's sandbox counts for one conversation
 
     async def read(self, request: AnswerRequest) -> Prompts:
@@ -67,7 +68,7 @@ class PromptReader:
                 vocabulary,
                 request.messages,
                 tools=request.tools,
-                variables=request.template_kwargs,
+                variables={**self._template_kwargs, **request.template_kwargs},
             )
         tokens = vocabulary.tokenize(prefill, add_special=False)
         return ChatPrompt(prompt.tokens + tokens, prompt.text + prefill) if prefill else prompt
