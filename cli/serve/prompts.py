@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import anyio.to_thread
-
 from specrun.bindings.errors import OptionError
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.request import AnswerRequest, Prompt
+from specrun.cli.serve.threads import beside_the_loop
 from specrun.runtime.engine import Engine
 
 if TYPE_CHECKING:
@@ -41,15 +40,15 @@ class PromptReader:
         """Return the tokens of each prompt. Raises `TemplateError` where messages do not fit."""
         if request.messages:
             self._require_template()
-            prompt = await anyio.to_thread.run_sync(self._conversation, request)
+            prompt = await beside_the_loop(lambda: self._conversation(request))
             return Prompts([prompt.tokens], prompt.text[-_LONGEST_END:])
         if sum(map(len, request.prompts)) <= _SHORT:
             return Prompts(self._texts(request.prompts))
-        return Prompts(await anyio.to_thread.run_sync(self._texts, request.prompts))
+        return Prompts(await beside_the_loop(lambda: self._texts(request.prompts)))
 
     async def rendered(self, request: AnswerRequest) -> str:
         """Return the text that the template makes of the messages."""
-        return (await anyio.to_thread.run_sync(self._conversation, request)).text
+        return (await beside_the_loop(lambda: self._conversation(request))).text
 
     def _require_template(self) -> None:
         """Raise `RequestError` where there is no template; its words are for clients."""
