@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -70,6 +73,7 @@ class _ServerOptions:
         alias: str | None,
         drain: float,
         timeout: float,
+        chat_template_kwargs: Mapping[str, Any],
         offer: tuple[str, ...],
         offer_rule: tuple[str, ...],
     ) -> None:
@@ -78,7 +82,19 @@ class _ServerOptions:
         self.cors, self.alias = cors, alias
         self.drain, self.timeout = drain, timeout
         self.others, self.rules = offer, offer_rule
+        self.template_kwargs = chat_template_kwargs
         self.keys = _keys(api_key, api_key_file)
+
+
+def _read_object(_context: click.Context, _option: click.Parameter, text: str) -> dict[str, Any]:
+    """Return the JSON object of an option."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise click.BadParameter(f'{text!r} is no JSON object: give one, as {{"name": true}}')
+    return value
 
 
 def _keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
@@ -124,6 +140,11 @@ server_options = option_group(
         "--cors ORIGIN",
         "Let pages of this origin ask, as https://example.org; * is all; repeatable.",
         multiple=True,
+    ),
+    _SERVER.option(
+        "--chat-template-kwargs JSON",
+        'Variables of the chat template, as {"enable_thinking": false}; requests may have others.',
+        callback=_read_object,
     ),
     _SERVER.option(
         "--offer EXPR",
@@ -196,6 +217,7 @@ def serve(
         bounds=Bounds(queue=server.queue),
         drain_seconds=server.drain,
         send_seconds=server.timeout,
+        template_kwargs=server.template_kwargs,
     )
     # Before the model: that a port is in use is known at once.
     with bound_socket(server.host, server.port) as listener, ExitStack() as closed_last:

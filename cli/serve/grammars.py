@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import anyio.to_thread
-
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.threads import beside_the_loop
 from specrun.cli.serve.tools.plan import ReplyPlan
 from specrun.runtime.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.compiled import compiled
@@ -99,7 +98,7 @@ async def bound_text(
     if calls is None and plan.think is not None and plan.thinks_already(prompt_end):
         grammar = dataclasses.replace(grammar, after=plan.think[1])
     try:
-        await anyio.to_thread.run_sync(compiled, grammar, vocabulary)
+        await beside_the_loop(lambda: compiled(grammar, vocabulary))
     except GrammarError as error:
         if calls is not None:
             raise RequestError(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import anyio.to_thread
+from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.request import AnswerRequest, Prompt
+from specrun.cli.serve.threads import beside_the_loop
 from specrun.runtime.engine import Engine
 
 if TYPE_CHECKING:
@@ -32,23 +31,24 @@ class Prompts:
 class PromptReader:
     """Turns messages and texts into tokens, by the target's template and vocabulary."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, template_kwargs: Mapping[str, Any]) -> None:
         self._engine = engine
+        self._template_kwargs = template_kwargs
         self._rendering = threading.Lock()  # a template's sandbox counts for one conversation
 
     async def read(self, request: AnswerRequest) -> Prompts:
         """Return the tokens of each prompt. Raises `TemplateError` where messages do not fit."""
         if request.messages:
             self._require_template()
-            prompt = await anyio.to_thread.run_sync(self._conversation, request)
+            prompt = await beside_the_loop(lambda: self._conversation(request))
             return Prompts([prompt.tokens], prompt.text[-_LONGEST_END:])
         if sum(map(len, request.prompts)) <= _SHORT:
             return Prompts(self._texts(request.prompts))
-        return Prompts(await anyio.to_thread.run_sync(self._texts, request.prompts))
+        return Prompts(await beside_the_loop(lambda: self._texts(request.prompts)))
 
     async def rendered(self, request: AnswerRequest) -> str:
         """Return the text that the template makes of the messages."""
-        return (await anyio.to_thread.run_sync(self._conversation, request)).text
+        return (await beside_the_loop(lambda: self._conversation(request))).text
 
     def _require_template(self) -> None:
         """Raise `RequestError` where there is no template; its words are for clients."""
@@ -67,7 +67,7 @@ class PromptReader:
                 vocabulary,
                 request.messages,
                 tools=request.tools,
-                variables=request.template_kwargs,
+                variables={**self._template_kwargs, **request.template_kwargs},
             )
         tokens = vocabulary.tokenize(prefill, add_special=False)
         return ChatPrompt(prompt.tokens + tokens, prompt.text + prefill) if prefill else prompt

@@ -115,7 +115,7 @@ class AnswerService:
     def __init__(self, engine: Engine, settings: ServeSettings) -> None:
         self.engine = engine
         self.settings = settings
-        self.prompts = PromptReader(engine)
+        self.prompts = PromptReader(engine, settings.template_kwargs)
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
         # Weak: one that nobody came to read counts no more, and its streams end with it.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from specrun.runtime.sampling import SamplingParams
 
@@ -32,7 +34,8 @@ class ServeSettings:
     here (DNS rebinding). `api_keys`, where there are any, are asked of everyone. `cors` are origins
     whose pages may ask, "*" for all. Answers that are under way when the server ends have
     `drain_seconds` to finish; a reader that takes nothing for `send_seconds` is gone. A stream
-    begins with its first token, or after `head_seconds`.
+    begins with its first token, or after `head_seconds`. `template_kwargs` are variables of the
+    chat template, where a request does not set them itself.
     """
 
     model: str
@@ -45,3 +48,4 @@ class ServeSettings:
     drain_seconds: float = 10.0
     send_seconds: float = 120.0
     head_seconds: float = 10.0
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -42,7 +42,8 @@ STATS = SpecStats(
 class ScriptedEngine:
     """Answers each request with the next text of `script`, or its last one again.
 
-    Texts of control tokens in a script become those tokens. `max_tokens` cuts an answer.
+    Texts of control tokens in a script become those tokens. `max_tokens` cuts an answer; `fails`
+    ends it behind its first round.
     """
 
     vocabulary: Vocabulary
@@ -52,6 +53,7 @@ class ScriptedEngine:
     asked: list[SimpleNamespace] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     n_ctx: int = 1024
+    fails: Exception | None = None
 
     def __post_init__(self) -> None:
         self.chat_template = ChatTemplate(self.template, bos="<s>", eos="</s>")
@@ -101,6 +103,9 @@ class ScriptedEngine:
             events = said[start : start + self.round_size]
             line.say(events)
             n_said += len(events)
+            if self.fails is not None:
+                line.end(self.fails)
+                return
             while line.ready_tokens() and not line.cancelled:  # a reader as fast as the model
                 time.sleep(0.0002)
         if finish == "cancelled":

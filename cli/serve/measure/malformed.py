@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _MESSAGES = [{"role": "user", "content": "What does os.getcwd do?"}]
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 _TOOL = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
@@ -34,10 +35,11 @@ VALID: Mapping[str, Mapping[str, Any]] = {
         "stream": True,
         "stream_options": {"include_usage": True},
         "chat_template_kwargs": {"a": 1},
-        "response_format": {"type": "text"},
+        "response_format": {"type": "json_schema", "json_schema": {"schema": _SCHEMA}},
         "tools": [_TOOL],
         "tool_choice": "none",
     },
+    "/completions": {"prompt": "os.", "max_tokens": 2, "grammar": 'root ::= "a" | "b"'},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
     "/v1/messages": {"messages": _MESSAGES, "max_tokens": 2, "system": "Be brief."},
     "/tokenize": {"content": "os.", "with_pieces": True},

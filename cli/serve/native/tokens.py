@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +14,7 @@ from specrun.cli.serve.openai.messages import read_messages
 from specrun.cli.serve.replies import json_reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.service import AnswerService
+from specrun.cli.serve.threads import beside_the_loop
 from specrun.cli.serve.tools.fields import read_turn
 
 
@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
             return list(tokens)
         return [{"id": token, "piece": _piece(vocabulary, token)} for token in tokens]
 
-    return json_reply({"tokens": await anyio.to_thread.run_sync(work)})
+    return json_reply({"tokens": await beside_the_loop(work)})
 
 
 def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:

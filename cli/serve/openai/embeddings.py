@@ -6,8 +6,6 @@ import base64
 from http import HTTPStatus
 from typing import Any
 
-import anyio
-import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,9 +16,9 @@ from specrun.cli.serve.openai.completions import read_prompts
 from specrun.cli.serve.replies import json_reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.service import AnswerService
+from specrun.cli.serve.threads import beside_the_loop
 
 _FORMS = ("float", "base64")
-_ONE_AT_A_TIME = anyio.CapacityLimiter(1)
 
 
 async def embeddings(request: Request) -> Response:
@@ -42,7 +40,7 @@ async def embeddings(request: Request) -> Response:
         with TextEmbedder(model, options) as embedder:
             return [embedder.embed(tokens) for tokens in texts]
 
-    vectors = await anyio.to_thread.run_sync(work, limiter=_ONE_AT_A_TIME)
+    vectors = await beside_the_loop(work)
     if wanted not in (None, len(vectors[0])):
         problem = f"dimensions is {wanted}: this model's embeddings have {len(vectors[0])}"
         raise RequestError(f"{problem}, and were not trained to be cut", "dimensions")

@@ -95,8 +95,9 @@ def read_tool_choice(fields: Fields) -> ToolChoice:
     name = _inner(given, "function").get("name")
     if allowed.get("type", "allowed_tools") == "allowed_tools" and "tools" in allowed:
         mode, tools = allowed.get("mode", "auto"), allowed["tools"]
-        names = [_inner(tool, "function").get("name") for tool in _listed(tools)]
-        if mode in ("auto", "required") and all(isinstance(each, str) for each in names):
+        found = [_inner(tool, "function").get("name") for tool in _listed(tools)]
+        names = [each for each in found if isinstance(each, str)]
+        if mode in ("auto", "required") and len(names) == len(found):
             return ToolChoice(mode, frozenset(names))
     elif isinstance(name, str):
         return ToolChoice("required", frozenset([name]))

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from support.api_clients import openai_client
+from support.commands import run
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tiny_models import CONTROLS, TEMPLATE
@@ -165,6 +166,22 @@ def test_template_kwargs_reach_the_template_and_open_the_reasoning(tool_vocabula
     assert (content, reasoning) == ("Yes.", "It may.")
     assert closed[:2] == ("Yes.", "")
     assert tool_vocabulary.detokenize(engine.asked[1].prompt).endswith("\n\n</think>\n\n")
+
+
+def test_the_server_may_set_variables_of_the_template(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, HERMES, ["Yes."])
+    with serving(engine, template_kwargs={"enable_thinking": False}) as address:
+        streamed(address)
+        streamed(address, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+    off, on = (tool_vocabulary.detokenize(asked.prompt) for asked in engine.asked)
+    assert (off.endswith("</think>\n\n"), on.endswith("assistant\n")) == (True, True)
+
+
+def test_the_option_takes_an_object():
+    for text in ("{", "[1]", "x"):
+        result = run("serve", "--demo", "--chat-template-kwargs", text)
+        assert result.exit_code == 2
+        assert "no JSON object" in result.stderr
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
