@@ -27,7 +27,7 @@ from specrun.cli.options.opening import check_sampling, open_engine
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
-from specrun.cli.serve.addresses import bound_socket, is_loopback, url_of
+from specrun.cli.serve.http.addresses import bound_socket, is_loopback, url_of
 from specrun.cli.serve.packages import require_packages
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.cli.terminal.paths import read_text
@@ -191,7 +191,7 @@ def serve(
     """Answer over HTTP: OpenAI's API and llama-server's, several conversations at once."""
     require_packages()
     from specrun.cli.serve.app import create_app
-    from specrun.cli.serve.server import run_server
+    from specrun.cli.serve.http.server import run_server
 
     if not is_loopback(server.host) and not server.keys:
         problem = f"{server.host} can be reached from other machines, and there is no key"
