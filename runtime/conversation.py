@@ -39,7 +39,10 @@ class Conversation(CachedText):
 
     def read_prompt(self, target: TargetModel) -> Iterator[None]:
         """Evaluate the prompt turned to, all but its last token; yields after each piece."""
-        return target.prefill_pieces(self, len(self.tokens) - 1, self.drafter.learn_prompt)
+        drafter = self.drafter
+        for piece in target.prefill_pieces(self, len(self.tokens) - 1, drafter.learn_prompt):
+            drafter.read_along(self.tokens, self.n_cached)
+            yield piece
 
     def turn_to(self, target: TargetModel, prompt: Sequence[int]) -> int:
         """Take a prompt that is yet to be evaluated; return how many of its tokens are cached."""

@@ -133,6 +133,13 @@ class Drafter(ABC):
         unless `needs_hidden_states`.
         """
 
+    def read_along(self, tokens: Sequence[int], end: int) -> None:  # noqa: B027
+        """Read a prompt that the target has read up to `end`, where others wait for pieces of it.
+
+        Called after every piece, after `begin` and `learn_prompt`. What is not read so is read when
+        it is drafted for.
+        """
+
     def prepare(self, request: DraftRequest) -> bool:
         """Draft a step further, where that waits for other conversations' drafts; True: propose.
 

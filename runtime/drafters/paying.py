@@ -61,6 +61,10 @@ class TimedDrafter(Drafter):
         """Pass on."""
         self.inner.learn_prompt(start, rows, count)
 
+    def read_along(self, tokens: Sequence[int], end: int) -> None:
+        """Pass on."""
+        self.inner.read_along(tokens, end)
+
     def prepare(self, request: DraftRequest) -> bool:
         """Pass on."""
         return self.inner.prepare(request)

@@ -102,6 +102,11 @@ class DraftModelState:
         """Whether tokens are best evaluated with those of other conversations: `ask`."""
         return self._part is not None and self._part.waits
 
+    def read_along(self, tokens: Sequence[int], end: int) -> None:
+        """Cache a text up to `end`, if others share the context and would wait for all at once."""
+        if self._part is not None and len(self.cached) < end:
+            self.feed(tokens[len(self.cached) : end])
+
     def ask(self, tokens: Sequence[int]) -> None:
         """As `feed`, evaluated with what other conversations ask for: `answer` has the row."""
         self._unread = list(tokens)
@@ -378,6 +383,10 @@ class ModelDrafter(ContextDrafter):
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Pass on: a cache may be chosen by the target's states."""
         self._model_state.learn_prompt(start, rows, count)
+
+    def read_along(self, tokens: Sequence[int], end: int) -> None:
+        """Read the prompt piece by piece."""
+        self._model_state.read_along(tokens, end)
 
     def rewind(self, length: int) -> None:
         """Drop the cache of tokens that were only guesses."""

@@ -11,6 +11,7 @@ from support.tiny_models import F32
 
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
+from specrun.bindings.rows import Rows
 from specrun.runtime import SamplingParams
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafters import meeting
@@ -116,6 +117,33 @@ def test_an_answer_that_ends_in_the_middle_of_a_draft_leaves_nothing(
         contexts = [each for each in engine._schedule.meeting._contexts if each.asking]
     assert [each.token_ids for each in again] == [each.token_ids for each in wanted]
     assert contexts == []
+
+
+def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_too(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or all others would wait until it has read the whole."""
+    read: list[int] = []
+    decode = meeting.SharedDraftContext.decode
+
+    def noted(
+        shared: meeting.SharedDraftContext, parts: Sequence[meeting.ContextPart]
+    ) -> tuple[Rows, float]:
+        read.append(sum(part.asked.n_tokens for part in parts))
+        return decode(shared, parts)
+
+    monkeypatch.setattr(meeting.SharedDraftContext, "decode", noted)
+    long = [(7 * place) % 90 for place in range(700)]
+    drafter = named("draft(FILE:twin, n=4)", files)
+    options = ContextOptions(**{**F32, "n_ctx": 2048})
+    with Engine(files["shallow"], drafter, slots=2, context=options) as engine:
+        together = engine.generate_many([PROMPTS[0], long], GREEDY, max_tokens=LENGTH)
+        piece = engine._schedule.seats[0].target.longest_piece
+    assert sum(read) > 700
+    assert max(read) <= piece < 700
+    with Engine(files["shallow"], "none", slots=1, context=options) as engine:
+        wanted = engine.generate_many([PROMPTS[0], long], GREEDY, max_tokens=LENGTH)
+    assert [each.token_ids for each in together] == [each.token_ids for each in wanted]
 
 
 def test_a_part_reaches_no_sequence_but_its_own(files: dict[str, Path]) -> None:
