@@ -40,7 +40,7 @@ _PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 # A dot of GBNF, and what may hold one that is none: texts, sets of characters and comments.
 _GBNF_DOT = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(\.)', re.DOTALL)
 _OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
-_KEPT = 16  # compiled grammars: clients repeat theirs
+_KEPT = 64  # compiled grammars: clients repeat theirs
 # As llama.cpp's grammars of schemas: without a bound, small models fill answers with spaces.
 _SPACES = r" |\n{1,2}[ \t]{0,20}"
 
@@ -72,13 +72,14 @@ class GrammarCompiler:
         """Return the compiled grammar; raises `GrammarError` with the compiler's message."""
         with self._lock:
             known = self._compiled.get(grammar)
-            if known is None:
-                known = CompiledGrammar(grammar, self.lexicon, _matcher(grammar, self._tokenizer))
-                self._compiled[grammar] = known
+        if known is None:  # without the lock: others are not to wait for a large one
+            known = CompiledGrammar(grammar, self.lexicon, _matcher(grammar, self._tokenizer))
+        with self._lock:
+            known = self._compiled.setdefault(grammar, known)
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-            return known
+        return known
 
 
 _COMPILERS: weakref.WeakKeyDictionary[Vocabulary, GrammarCompiler] = weakref.WeakKeyDictionary()

@@ -46,6 +46,16 @@ def test_answers_follow_grammars(run: Run, models: Models, tmp_path: Path) -> No
     assert said(run, models, "--regex", "[ab]{4}").strip("ab") == ""
 
 
+def test_a_grammar_begins_after_a_text(run: Run, models: Models) -> None:
+    """The bias leaves two letters: the first "a" is not far."""
+    few = ("-l", f"{ord('a')}+30", "-l", f"{ord('b')}+30")
+    text = said(run, models, "--regex", "[0-9]{3}", "--grammar-after", "a", *few)
+    before, begun = text.split("a", 1)
+    assert before.strip("b") == ""
+    assert begun.isdigit()
+    assert len(begun) == 3
+
+
 def test_statistics_count_forced_tokens(run: Run, models: Models) -> None:
     given = ("--drafter", "prompt-lookup", "--json", "-j", '{"const": "always the same"}')
     stats = json.loads(said(run, models, *given))["stats"]
