@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -14,8 +15,10 @@ from specrun.cli.serve.service import AnswerService
 
 
 async def list_models(request: Request) -> Response:
-    """Return the model."""
-    return json_reply({"object": "list", "data": [_model(request)]})
+    """Return the model, in a list that Anthropic's clients read, too."""
+    model = _model(request)
+    ends = {"has_more": False, "first_id": model["id"], "last_id": model["id"]}
+    return json_reply({"object": "list", "data": [model], **ends})
 
 
 async def get_model(request: Request) -> Response:
@@ -35,6 +38,9 @@ def _model(request: Request) -> dict[str, Any]:
         "object": "model",
         "created": request.app.state.started,
         "owned_by": "specrun",
+        "type": "model",
+        "display_name": service.settings.model,
+        "created_at": datetime.fromtimestamp(request.app.state.started, UTC).isoformat(),
         "meta": {
             "vocab_type": engine.vocabulary.kind,
             "n_vocab": engine.vocabulary.size,

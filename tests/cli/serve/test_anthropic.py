@@ -186,6 +186,14 @@ def test_a_key_is_asked_for_as_anthropic_sends_it(tool_vocabulary):
     assert caught.value.body["error"]["type"] == "authentication_error"
 
 
+def test_the_models_are_listed_for_its_clients(silent):
+    _, address = silent
+    (model,) = anthropic_client(address).models.list()
+    assert (model.id, model.display_name, model.type) == ("tiny", "tiny", "model")
+    assert model.created_at.year >= 2025
+    assert anthropic_client(address).models.retrieve("tiny").id == "tiny"
+
+
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no messages": ({"messages": []}, "messages"),
