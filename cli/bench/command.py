@@ -39,6 +39,8 @@ Examples:
   specrun bench overhead --vocab 32000
   specrun bench convert --size 4G
   specrun bench soak --minutes 60
+  specrun bench serve
+  specrun bench serve-soak --requests 2000 --malformed 1000
 
 \b
 Measure on a machine that does nothing else: llama.cpp's threads wait for each other, and a

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from specrun.bindings.errors import SpecrunError
-from specrun.cli.serve.access import Access
 from specrun.cli.serve.anthropic import messages
 from specrun.cli.serve.errors import RequestError, request_error
 from specrun.cli.serve.failures import failure
-from specrun.cli.serve.guard import Guard, cors
+from specrun.cli.serve.http.access import Access
+from specrun.cli.serve.http.guard import Guard, cors
 from specrun.cli.serve.infill import infill
 from specrun.cli.serve.native import health, metrics, properties, tokens
 from specrun.cli.serve.openai import chat, completions, embeddings, models

@@ -30,7 +30,7 @@ from specrun.cli.options.opening import check_sampling, open_engine
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
-from specrun.cli.serve.addresses import bound_socket, is_loopback, url_of
+from specrun.cli.serve.http.addresses import bound_socket, is_loopback, url_of
 from specrun.cli.serve.learning import serve_learning
 from specrun.cli.serve.packages import require_packages
 from specrun.cli.serve.settings import Bounds, ServeSettings
@@ -201,7 +201,7 @@ def serve(
     if learning.wanted and not learning.learn_every:
         raise OptionError("--learn-every 0 learns at a chat's /learn: give how many answers")
     from specrun.cli.serve.app import create_app
-    from specrun.cli.serve.server import run_server
+    from specrun.cli.serve.http.server import run_server
 
     if not is_loopback(server.host) and not server.keys:
         problem = f"{server.host} can be reached from other machines, and there is no key"

@@ -22,8 +22,8 @@ import msgspec
 
 from specrun.bench.soak.resources import Growth, Resources, growth_of, read_resources
 from specrun.cli.serve.app import create_app
+from specrun.cli.serve.http.server import server_of
 from specrun.cli.serve.measure.malformed import malformed_bodies
-from specrun.cli.serve.server import server_of
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import Engine
 

@@ -124,9 +124,9 @@ class DraftModelDrafter(ModelDrafter):
             return prepared
         steps, state = self._drafting(request), self._state
         try:
-            tokens = next(steps)
-            while True:
-                tokens = steps.send(state.feed(tokens))
+            row = state.feed(next(steps))
+            while True:  # where a window moves, it does so before the draft, never within it
+                row = state.feed_one(steps.send(row)[0])
         except StopIteration as drafted:
             tree: DraftTree = drafted.value
             return tree

@@ -271,7 +271,7 @@ def test_each_key_is_taken(clients: Clients) -> None:
 def test_keys_are_compared_in_constant_time(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specrun.cli.serve import guard
+    from specrun.cli.serve.http import guard
 
     seen: list[tuple[bytes, bytes]] = []
 

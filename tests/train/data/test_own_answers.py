@@ -231,7 +231,7 @@ def test_heads_distilled_from_prompts_alone_draft(
         taught.folder,
         (data,),
         tmp_path / "heads",
-        steps=60,
+        steps=80,
         tokens_per_batch=256,
         max_length=256,
         held_out=0.0,

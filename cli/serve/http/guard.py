@@ -15,9 +15,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from specrun.cli.serve.addresses import host_name, is_loopback
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.failures import failure
+from specrun.cli.serve.http.addresses import host_name, is_loopback
 from specrun.cli.serve.page.routes import PREFIX
 from specrun.cli.serve.settings import ServeSettings
 

@@ -1,0 +1,1 @@
+"""HTTP below the APIs: addresses, who may ask, the access log, the server process and its end."""
