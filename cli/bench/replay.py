@@ -22,8 +22,7 @@ from specrun.cli.bench.output import OutputForm, format_options, measure_and_pri
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import terminal_options
-from specrun.cli.options.parallel import parallel_option
-from specrun.cli.options.prompt import named_target
+from specrun.cli.options.prompt import named_target, parallel_option
 from specrun.cli.options.types import FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
 

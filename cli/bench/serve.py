@@ -41,7 +41,7 @@ with exit status 1.
 @terminal_options
 def serve(rounds: int, tokens: int, repetitions: int, form: OutputForm, terminal: Terminal) -> None:
     """Measure what the server adds to a round, beside bare streams of the same events."""
-    from specrun.cli.serve.packages import require_packages
+    from specrun.cli.serve.settings import require_packages
 
     require_packages()
     from specrun.cli.serve.measure.cost import measure_cost
@@ -65,7 +65,7 @@ def serve_soak(
     requests: int, malformed: int, crowd: int, seed: int, form: OutputForm, terminal: Terminal
 ) -> None:
     """Ask a server thousands of times: nothing may fail, nothing may grow."""
-    from specrun.cli.serve.packages import require_packages
+    from specrun.cli.serve.settings import require_packages
 
     require_packages()
     from specrun.cli.serve.measure.soak import ServeSoakOptions, soak_server

@@ -1,6 +1,7 @@
 """Prompts from -p, -f or a pipe, system prompts from -sys or -sysf, and the target of -m or --demo.
 
-Commands that measure take several prompts (`prompts_option`).
+Commands that measure take several prompts (`prompts_option`), and those that do not time answers
+may have several answered at once (`parallel_option`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from specrun.cli.options.model import LoadSettings
 from specrun.cli.options.types import FILE
 from specrun.cli.terminal.paths import MAX_TEXT_BYTES, decode_text, read_text, require_file
 
+_MOST_AT_ONCE = 64  # prompts
 _ASK = "give -m FILE, or --demo for the embedded models"
 
 
@@ -98,3 +100,13 @@ def check_named(load: LoadSettings, *, ask: str = _ASK) -> None:
     if load.demo == (load.model is not None):
         problem = "--demo and -m exclude each other" if load.demo else "no model is given"
         raise click.UsageError(f"{problem}: {ask}")
+
+
+def parallel_option(section: Section, default: int = 1) -> Decorator:
+    """Return `--parallel`, the conversations that an engine answers at once."""
+    return section.option(
+        "--parallel N",
+        "Prompts that are answered at once, their drafts verified in one evaluation.",
+        click.IntRange(1, _MOST_AT_ONCE),
+        default=default,
+    )

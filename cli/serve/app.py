@@ -16,13 +16,12 @@ from starlette.routing import BaseRoute, Route
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.anthropic import messages
 from specrun.cli.serve.errors import RequestError, request_error
-from specrun.cli.serve.failures import failure
-from specrun.cli.serve.http.access import Access
-from specrun.cli.serve.http.guard import Guard, cors
+from specrun.cli.serve.http.guard import Access, Guard, cors
 from specrun.cli.serve.infill import infill
-from specrun.cli.serve.native import health, metrics, properties, tokens
-from specrun.cli.serve.openai import chat, completions, embeddings, models
+from specrun.cli.serve.native import metrics, properties, tokens
+from specrun.cli.serve.openai import chat, completions, models
 from specrun.cli.serve.page import page_routes
+from specrun.cli.serve.replies import failure
 from specrun.cli.serve.responses import responses
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings
@@ -59,7 +58,7 @@ def routes() -> list[BaseRoute]:
     """Return the table of paths."""
     return [
         *page_routes(),
-        *_both("/health", health.health, "GET"),
+        *_both("/health", properties.health, "GET"),
         Route("/props", properties.props, methods=["GET"]),
         Route("/slots", properties.slots, methods=["GET"]),
         Route("/metrics", metrics.metrics, methods=["GET"]),
@@ -70,12 +69,12 @@ def routes() -> list[BaseRoute]:
         *_both("/models/{name:path}", models.get_model, "GET"),
         *_both("/chat/completions", chat.chat_completions, "POST"),
         *_both("/completions", completions.completions, "POST"),
-        Route("/infill", infill.infill, methods=["POST"]),
+        Route("/infill", infill, methods=["POST"]),
         *_both("/responses", responses.responses, "POST"),
         *_both("/responses/input_tokens", responses.input_tokens, "POST"),
         *_both("/messages", messages.messages, "POST"),
         *_both("/messages/count_tokens", messages.count_tokens, "POST"),
-        *_both("/embeddings", embeddings.embeddings, "POST"),
+        *_both("/embeddings", models.embeddings, "POST"),
     ]
 
 

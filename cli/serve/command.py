@@ -32,8 +32,7 @@ from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
 from specrun.cli.serve.http.addresses import bound_socket, is_loopback, url_of
 from specrun.cli.serve.learning import serve_learning
-from specrun.cli.serve.packages import require_packages
-from specrun.cli.serve.settings import Bounds, ServeSettings
+from specrun.cli.serve.settings import Bounds, ServeSettings, require_packages
 from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.table import count_text
 from specrun.cli.terminal.terminal import Terminal, one_line

@@ -6,6 +6,7 @@ What specrun raises has a status by its class; all APIs write the same errors, e
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Any
 
 from specrun.bindings.errors import (
     ClosedError,
@@ -83,3 +84,31 @@ def field_named_in(message: str) -> str | None:
     name, _, rest = message.partition(" ")
     is_name = rest.startswith("is ") and name != "there"
     return name if is_name and name.replace(".", "_").isidentifier() else None
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """Return OpenAI's error object: message, type, the field and a code."""
+    inner = {
+        "message": str(error),
+        "type": error.kind,
+        "param": error.param,
+        "code": error.code,
+    }
+    return {"error": inner}
+
+
+_ANTHROPIC_KINDS = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
+
+
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """Return Anthropic's error object: a type and a message, which names the field."""
+    usual = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_KINDS.get(error.status, usual)
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}

@@ -7,7 +7,7 @@ import dataclasses
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.threads import beside_the_loop
+from specrun.cli.serve.http.server import beside_the_loop
 from specrun.cli.serve.tools.plan import ReplyPlan
 from specrun.runtime.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.compiled import compiled

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.http.server import beside_the_loop
 from specrun.cli.serve.request import AnswerRequest, Prompt
-from specrun.cli.serve.threads import beside_the_loop
 from specrun.runtime.engine import Engine
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.bindings.errors import SpecrunError
-from specrun.cli.serve.errors import RequestError, request_error
+from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
 from specrun.cli.serve.service import Answer, Delta, Finish
 from specrun.runtime.replies import Reply
 from specrun.runtime.results import GenerationResult, TokenEvent
@@ -28,6 +28,7 @@ from specrun.runtime.results import GenerationResult, TokenEvent
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _Value = TypeVar("_Value")
+_ANTHROPIC = ("/v1/messages", "/messages")
 _PING_SECONDS = 15
 _LEFT = 499  # nginx's status for clients that left; nobody reads it but logs
 
@@ -71,6 +72,13 @@ def json_reply(payload: object, status: int = 200, **headers: str) -> Response:
     """Return a reply with a JSON object."""
     body = _encoder.encode(payload)
     return Response(body, status, headers or None, media_type="application/json")
+
+
+def failure(path: str, error: RequestError) -> Response:
+    """Return the reply to a request for a path that fails."""
+    payload = (anthropic_error if path.startswith(_ANTHROPIC) else openai_error)(error)
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return json_reply(payload, error.status, **headers)
 
 
 async def reply(request: Request, answer: Answer, form: ReplyForm, *, streamed: bool) -> Response:

@@ -1,12 +1,22 @@
-"""Settings of a server: who may ask, what bodies may hold, and what requests leave out."""
+"""Settings of a server: who may ask, bounds, what requests leave out; and the packages it needs."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specrun.bindings.errors import MissingPackageError
 from specrun.runtime.sampling import SamplingParams
+
+_PACKAGES = {
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
+    "sse_starlette": "sse-starlette",
+    "msgspec": "msgspec",
+    "prometheus_client": "prometheus-client",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +59,10 @@ class ServeSettings:
     send_seconds: float = 120.0
     head_seconds: float = 10.0
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def require_packages() -> None:
+    """Raise `MissingPackageError` for the first one that is not installed."""
+    for module, package in _PACKAGES.items():
+        if importlib.util.find_spec(module) is None:
+            raise MissingPackageError("specrun serve", package, "serve")

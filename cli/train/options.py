@@ -24,7 +24,7 @@ from specrun.cli.options.group import (
 )
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.parallel import parallel_option
+from specrun.cli.options.prompt import parallel_option
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, SHARE_BELOW_ONE
 from specrun.cli.terminal.terminal import Terminal
 

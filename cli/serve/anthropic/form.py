@@ -7,9 +7,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from specrun.cli.serve.anthropic.errors import error_object
-from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.openai.usage import speculation_of, usage_of
+from specrun.cli.serve.errors import RequestError, anthropic_error
+from specrun.cli.serve.openai.figures import speculation_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes
 from specrun.cli.serve.service import Answer, Delta, Finish
 from specrun.runtime.replies import CallBegun, Content, MoreArguments, Part, Reasoning
@@ -86,7 +85,7 @@ class MessageForm:
 
     def failed(self, error: RequestError) -> bytes:
         """Return the error object as an event."""
-        return event_bytes(error_object(error), "error")
+        return event_bytes(anthropic_error(error), "error")
 
     def _part(self, part: Part) -> bytes:
         if isinstance(part, CallBegun):

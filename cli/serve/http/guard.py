@@ -1,4 +1,4 @@
-"""The guard before all requests: the Host they were sent to, the page they come from, the key.
+"""The guard of all requests (Host, Origin, key), the count of requests, and their log.
 
 A page of the web that a browser shows may send requests to this machine: under a name of its own
 that it lets point here (DNS rebinding), which the Host says, or across origins, which Origin says.
@@ -7,20 +7,24 @@ that it lets point here (DNS rebinding), which the Host says, or across origins,
 from __future__ import annotations
 
 import hmac
+import logging
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.failures import failure
 from specrun.cli.serve.http.addresses import host_name, is_loopback
+from specrun.cli.serve.native.metrics import Metrics
 from specrun.cli.serve.page.routes import PREFIX
+from specrun.cli.serve.replies import failure
 from specrun.cli.serve.settings import ServeSettings
 
+_log = logging.getLogger(__name__)
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health"})
 """What is answered without a key: it says nothing of anyone's texts."""
 
@@ -87,3 +91,34 @@ class Guard:
         """Whether a page may ask: the server's own, or one of the settings' origins."""
         allowed = self._settings.cors
         return origin.rpartition("//")[2] == host or "*" in allowed or origin in allowed
+
+
+class Access:
+    """Counts requests by path and status, and logs each when its reply is over."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, and note what became of it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            # Of paths that do not exist there is no end: they are one.
+            route = scope.get("route")
+            path = str(getattr(route, "path", "other"))
+            self._metrics.count_request(path, status)
+            seconds = time.perf_counter() - started
+            _log.info("%s %s %s %.3f s", scope["method"], scope["path"], status, seconds)

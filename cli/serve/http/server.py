@@ -1,4 +1,4 @@
-"""The server process: uvicorn on a bound socket, and its end by signals.
+"""The server process: uvicorn on a bound socket, its end by signals, and threads beside its loop.
 
 The first signal lets answers finish within the settings' seconds, and ends those that do not; a
 second one ends everything at once.
@@ -10,8 +10,9 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
 from sse_starlette.sse import AppStatus
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from specrun.cli.serve.service import AnswerService
+
+_Result = TypeVar("_Result")
+_THREADS = ThreadPoolExecutor(4, "specrun request")
+"""A request can make templates, tokenizers and grammars busy for long; more than these wait."""
 
 _IDLE_SECONDS = 75  # longer than clients keep a connection that they do not use
 _MORE_SECONDS = 5.0  # in which answers that were ended say so
@@ -94,3 +99,8 @@ class DrainingServer(uvicorn.Server):
             await asyncio.wait(tasks, timeout=_LAST_SECONDS)
         if tasks:  # cut off in the middle: uvicorn would log each as a failure
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+async def beside_the_loop(work: Callable[[], _Result]) -> _Result:
+    """Return what `work` returns, in another thread; raises what it raises."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work)

@@ -87,3 +87,8 @@ async def slots(request: Request) -> Response:
         for number, slot in enumerate(service.engine.slots())
     ]
     return json_reply(states)
+
+
+async def health(_request: Request) -> Response:
+    """Say that the model is loaded: the server listens from then on."""
+    return json_reply({"status": "ok"})

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.cli.serve.body import read_body
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.http.server import beside_the_loop
 from specrun.cli.serve.openai.messages import read_messages
 from specrun.cli.serve.replies import json_reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.service import AnswerService
-from specrun.cli.serve.threads import beside_the_loop
 from specrun.cli.serve.tools.fields import read_turn
 
 

@@ -9,12 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.cli.serve.body import Fields, read_body
-from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.errors import RequestError, openai_error
 from specrun.cli.serve.openai.asking import DONE, MOST_TOP, read_request, wants_usage
-from specrun.cli.serve.openai.errors import error_object
-from specrun.cli.serve.openai.logprobs import chat_logprobs
+from specrun.cli.serve.openai.figures import chat_logprobs, speculation_of, timings_of, usage_of
 from specrun.cli.serve.openai.messages import message_of, read_messages, said_of
-from specrun.cli.serve.openai.usage import speculation_of, timings_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.service import Answer, AnswerService, Delta
@@ -94,7 +92,7 @@ class ChatForm:
 
     def failed(self, error: RequestError) -> bytes:
         """Return the error object as an event."""
-        return event_bytes(error_object(error))
+        return event_bytes(openai_error(error))
 
     def whole(self, choices: Sequence[Choice]) -> object:
         """Return a chat completion."""

@@ -9,12 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.cli.serve.body import Fields, read_body
-from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.infill.prompt import Gap, fill_prompt
+from specrun.cli.serve.errors import RequestError, openai_error
+from specrun.cli.serve.infill import Gap, fill_prompt
 from specrun.cli.serve.openai.asking import DONE, MOST_TOP, read_request, wants_usage
-from specrun.cli.serve.openai.errors import error_object
-from specrun.cli.serve.openai.logprobs import completion_logprobs
-from specrun.cli.serve.openai.usage import speculation_of, timings_of, usage_of
+from specrun.cli.serve.openai.figures import (
+    completion_logprobs,
+    speculation_of,
+    timings_of,
+    usage_of,
+)
 from specrun.cli.serve.replies import Choice, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest, Prompt
 from specrun.cli.serve.sampling import read_length
@@ -147,7 +150,7 @@ class CompletionForm:
 
     def failed(self, error: RequestError) -> bytes:
         """Return the error object as an event."""
-        return event_bytes(error_object(error))
+        return event_bytes(openai_error(error))
 
     def whole(self, choices: Sequence[Choice]) -> object:
         """Return a completion."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.openai.usage import speculation_of, timings_of, usage_of
+from specrun.cli.serve.openai.figures import speculation_of, timings_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes
 from specrun.cli.serve.service import Answer, Delta, Finish
 from specrun.runtime.replies import CallBegun, Content, MoreArguments, Part, Reasoning

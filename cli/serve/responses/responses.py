@@ -7,16 +7,148 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specrun.cli.serve.body import Fields, read_body
+from specrun.cli.serve.body import Fields, read_body, shown
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.grammars import read_format
 from specrun.cli.serve.replies import json_reply, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.responses.form import ResponseForm
-from specrun.cli.serve.responses.items import read_input, read_tools
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import AnswerService
-from specrun.cli.serve.tools.fields import plan_turn, read_tool_choice
+from specrun.cli.serve.settings import Bounds
+from specrun.cli.serve.tools.fields import (
+    MOST_TOOLS,
+    Tool,
+    function_tool,
+    plan_turn,
+    read_tool_choice,
+)
+from specrun.cli.serve.tools.history import Message
+
+_ROLES = ("system", "developer", "user", "assistant")
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+def read_input(fields: Fields, bounds: Bounds) -> list[Message]:
+    """Return `instructions` and `input`, a text or items; raises `RequestError` by place."""
+    messages: list[Message] = []
+    instructions = fields.text("instructions")
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    given = fields.get("input")
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    items = None if not isinstance(given, list) else fields.items("input", bounds.messages)
+    if not items:
+        raise fields.wrong("input", "a text, or a list of at least one item")
+    thoughts = ""
+    for place, item in enumerate(items):
+        where = f"input[{place}]"
+        if not isinstance(item, dict):
+            raise RequestError(f"{where} is {shown(item)}: give an object", where)
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            thoughts += _reasoning(item, where)
+        elif kind == "function_call":
+            thoughts = _add_call(messages, item, where, thoughts)
+        elif kind == "function_call_output":
+            messages.append(_result(item, where))
+        elif kind == "message":
+            messages.append(_message(item, where))
+            if thoughts and messages[-1]["role"] == "assistant":
+                messages[-1]["reasoning_content"], thoughts = thoughts, ""
+        else:
+            field = f"{where}.type"
+            known = "message, function_call, function_call_output, reasoning"
+            raise RequestError(f"{field} is {shown(kind)}: known are {known}", field)
+    return _one_beginning(messages)
+
+
+def _one_beginning(messages: list[Message]) -> list[Message]:
+    """Return the messages with those of the system at the beginning as one.
+
+    Clients send instructions and a developer's message; most templates take one, and only there.
+    """
+    roles = [message["role"] for message in messages]
+    count = next((place for place, role in enumerate(roles) if role != "system"), len(roles))
+    if count < 2:
+        return messages
+    text = "\n\n".join(message["content"] for message in messages[:count])
+    return [{"role": "system", "content": text}, *messages[count:]]
+
+
+def _message(item: dict[str, Any], where: str) -> Message:
+    role = item.get("role")
+    if role not in _ROLES:
+        field = f"{where}.role"
+        raise RequestError(f"{field} is {shown(role)}: give one of {', '.join(_ROLES)}", field)
+    own = "system" if role == "developer" else role
+    return {"role": own, "content": _text(item.get("content"), f"{where}.content")}
+
+
+def _text(content: object, field: str) -> str:
+    if isinstance(content, str):
+        return content
+    wanted = 'a text, or parts as {"type": "input_text", "text": "..."}'
+    if not isinstance(content, list):
+        raise RequestError(f"{field} is {shown(content)}: give {wanted}", field)
+    texts: list[str] = []
+    for place, part in enumerate(content):
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or part.get("type") not in _TEXTS or text is None:
+            kind = part.get("type") if isinstance(part, dict) else part
+            where = f"{field}[{place}]"
+            problem = f"{where} is {shown(kind)}, this model reads text: give {wanted}"
+            raise RequestError(problem, where)
+        texts.append(str(text))
+    return "".join(texts)
+
+
+def _reasoning(item: dict[str, Any], where: str) -> str:
+    """Return what the model thought; only its summary is there where its server keeps the rest."""
+    content = item.get("content") or item.get("summary") or []
+    return _text(content, f"{where}.content")
+
+
+def _add_call(messages: list[Message], item: dict[str, Any], where: str, thoughts: str) -> str:
+    """Add a call to what the model said before it; return the thoughts that still wait for it."""
+    call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments", "{}")
+    if not all(isinstance(value, str) for value in (call_id, name, arguments)):
+        form = '{"type": "function_call", "call_id": "...", "name": "...", "arguments": "{}"}'
+        raise RequestError(f"{where} is {shown(item)}: give {form}", where)
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    if thoughts:
+        messages[-1]["reasoning_content"] = thoughts
+    function = {"name": name, "arguments": arguments}
+    calls = messages[-1].setdefault("tool_calls", [])
+    calls.append({"id": call_id, "type": "function", "function": function})
+    return ""
+
+
+def _result(item: dict[str, Any], where: str) -> Message:
+    call_id = item.get("call_id")
+    if not isinstance(call_id, str):
+        field = f"{where}.call_id"
+        raise RequestError(f"{field} is {shown(call_id)}: give the call's id", field)
+    output = _text(item.get("output"), f"{where}.output")
+    return {"role": "tool", "tool_call_id": call_id, "content": output}
+
+
+def read_tools(fields: Fields) -> list[Tool]:
+    """Return the functions in the form of chat completions; other tools are refused."""
+    given = fields.items("tools", MOST_TOOLS) or []
+    tools: list[Tool] = []
+    for place, value in enumerate(given):
+        where = f"tools[{place}]"
+        kind = value.get("type") if isinstance(value, dict) else value
+        if not isinstance(value, dict) or kind != "function":
+            field = f"{where}.type"
+            problem = f"{field} is {shown(kind)}: this server runs no tools itself"
+            raise RequestError(f"{problem}, give functions", field)
+        tools.append(function_tool(value, where))
+    return tools
+
 
 _STORED = ("previous_response_id", "conversation", "prompt")
 _MOST = 2**31 - 1

@@ -1,1 +1,0 @@
-"""Filling in the middle, for editors: /infill, and the `suffix` of completions."""
