@@ -1,15 +1,16 @@
-"""Draft models of several conversations: one context with sequences for each, evaluated together.
+"""Drafts of several conversations: what draft models and heads evaluate for all of them at once.
 
-A conversation's drafter sees a `ContextPart`: a context with nothing in it but its own text. What
-parts `ask` for is evaluated together, when the engine says so (`DraftMeeting.evaluate`); what they
-`decode` is evaluated at once, alone.
+Of a draft model there is one context, with sequences for each conversation. A conversation's
+drafter sees a `ContextPart`: a context with nothing in it but its own text. What parts `ask` for is
+evaluated together, when the engine says so (`DraftMeeting.evaluate`); what they `decode` is
+evaluated at once, alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -26,8 +27,19 @@ MOST_SEQUENCES = 256
 """llama.cpp's limit (LLAMA_MAX_SEQ) for one context."""
 
 
+class Joint(Protocol):
+    """A draft model or heads that conversations share, and what they are asked for."""
+
+    @property
+    def asking(self) -> Sequence[object]:
+        """What is asked for."""
+
+    def evaluate(self) -> float:
+        """Evaluate what is asked for, as much as fits a batch; return the seconds."""
+
+
 class DraftMeeting:
-    """The draft models of an engine, and what its conversations wait to have evaluated by them.
+    """The draft models and heads of an engine, and what its conversations wait to have from them.
 
     `n_drafting` is how many conversations draft now: where it is one, nothing is waited for. What
     an evaluation costs each of them follows from it, so drafts shrink with the load.
@@ -36,26 +48,26 @@ class DraftMeeting:
     def __init__(self, n_texts: int) -> None:
         self.n_texts = n_texts
         self.n_drafting = 1
-        self._contexts: list[SharedDraftContext] = []
+        self._joint: list[Joint] = []
 
     def share(self, model: Model, options: ContextOptions) -> SharedDraftContext:
         """Make the context of a draft model, with a part for every conversation."""
         shared = SharedDraftContext(self, model, options, self.n_texts)
-        self._contexts.append(shared)
+        self.join(shared)
         return shared
 
-    def leave(self, shared: SharedDraftContext) -> None:
-        """Forget a context that was closed."""
-        if shared in self._contexts:
-            self._contexts.remove(shared)
+    def join(self, joint: Joint) -> None:
+        """Let something be evaluated with what others ask for."""
+        self._joint.append(joint)
+
+    def leave(self, joint: Joint) -> None:
+        """Forget what was closed."""
+        if joint in self._joint:
+            self._joint.remove(joint)
 
     def evaluate(self) -> float:
-        """Evaluate what is asked for, as much as fits each model's batch; return the seconds."""
-        seconds = 0.0
-        for shared in self._contexts:
-            if shared.asking:
-                seconds += shared.evaluate()
-        return seconds
+        """Evaluate what is asked for, as much as fits each one's batch; return the seconds."""
+        return sum(joint.evaluate() for joint in self._joint if joint.asking)
 
 
 class SharedDraftContext:

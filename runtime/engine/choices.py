@@ -227,11 +227,13 @@ class Choices:
         """Return the settings of a context in which every slot verifies any drafter's trees."""
         drafters = [self.slots[0].get(key) for key in self._weights]
         largest = max(drafters, key=lambda each: each.max_leaves)
-        own = target_context_options(self._environment.context, LargestDrafts.of(drafters))
+        sizes = LargestDrafts.of(drafters)
+        own = target_context_options(self._environment.context, sizes)
         if slots > 1 and not model.can_branch:
             kind = f"{model.architecture} models keep a recurrent state"
             raise UnsupportedModelError(f"{kind}: they answer one conversation at a time (slots=1)")
-        n_sequences, n_outputs = own.n_sequences * slots, own.n_outputs * slots
+        # Prompts are read one at a time: rows of hidden states for these are needed once.
+        n_sequences, n_outputs = own.n_sequences * slots, (sizes.max_nodes + 1) * slots
         if n_sequences > MOST_SEQUENCES:
             has = f"{largest.name} drafts trees of up to {own.n_sequences} paths"
             most = MOST_SEQUENCES // own.n_sequences
@@ -242,6 +244,7 @@ class Choices:
         if n_outputs > own.n_batch:
             problem = f"{slots} slots evaluate up to {n_outputs} tokens at once, a batch has"
             raise OptionError(f"{problem} {own.n_batch}: raise n_batch, or take fewer slots")
+        n_outputs = max(n_outputs, own.n_outputs)
         return dataclasses.replace(own, n_ctx=n_ctx, n_sequences=n_sequences, n_outputs=n_outputs)
 
 

@@ -13,7 +13,8 @@ from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
-from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
+from specrun.runtime.drafters.medusa.medusa_head import HeadsSaid, MedusaHead
+from specrun.runtime.drafters.medusa.together import AskedState, HeadsTogether
 from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
 from specrun.runtime.heads import NativeShare
 from specrun.runtime.language import Expression
@@ -61,6 +62,7 @@ class MedusaDrafter(Drafter):
         topology: Topology,
         *,
         size: TreeSize | None = None,
+        together: HeadsTogether | None = None,
         name: str = "medusa",
     ) -> None:
         self.name, self._size = name, size
@@ -68,6 +70,8 @@ class MedusaDrafter(Drafter):
         self.max_leaves = topology.n_leaves
         self._heads = heads
         self._native = NativeShare(heads)
+        self._together = together
+        self._asked: AskedState | None = None
         self._topology = topology
         # One value, so that Ctrl-C leaves no state with another one's length: the features, and how
         # many tokens were committed when they were taken.
@@ -78,6 +82,7 @@ class MedusaDrafter(Drafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last answer's hidden state."""
+        self._withdraw()
         self._state = None
         self._prompt_length = len(tokens)
         if self._size is not None:
@@ -89,28 +94,57 @@ class MedusaDrafter(Drafter):
         if start + count == self._prompt_length - 1:
             self._keep(rows, count - 1, self._prompt_length)
 
+    def prepare(self, request: DraftRequest) -> bool:
+        """Have the heads asked about this state with those of other conversations."""
+        if self._asked is not None:
+            return self._asked.is_answered
+        together, state = self._together, self._asked_about(request)
+        if together is None or state is None or not together.waits or self.keeps_rows:
+            return True
+        if self._size is not None and not self._size.pays():
+            return True
+        self._asked = together.ask(state)
+        return False
+
+    def _asked_about(self, request: DraftRequest) -> npt.NDArray[np.float32] | None:
+        """Return the state to draft from; of another length of text it would be a wrong one."""
+        known = self._state is not None and len(request.tokens) == self._state[1]
+        return self._state[0] if known and self._state is not None else None
+
+    def _ask(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
+        """Return what the heads say of a state, if they were not asked about it before."""
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.state is state and asked.is_answered:
+            self._native.seconds += asked.seconds
+            return asked.said
+        with self._native:
+            return self._heads.said_of(state[None])[0]
+
+    def _withdraw(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None and self._together is not None:
+            self._together.withdraw(asked)
+
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the tree of the heads' tokens, cut where a limit asks for it."""
         tree = self._drafted_tree(request)
         if request.keep in ("nothing", "points") or not self.keeps_rows:
             return tree
-        state = self._state
-        if state is None or len(request.tokens) != state[1]:
+        state = self._asked_about(request)
+        if state is None:
             return tree
         if not len(tree):  # then nobody asked the heads, maybe
-            with self._native:
-                self._heads.best_tokens(state[0])
+            self._ask(state)
         return MedusaRows(self._row_memory, self._heads.rows).of(tree)
 
     def _drafted_tree(self, request: DraftRequest) -> DraftTree:
         topology = self._topology.limited(request.max_depth, request.max_nodes)
-        # A state of another length of text would draft for the wrong position.
-        if self._state is None or len(request.tokens) != self._state[1] or not len(topology):
+        state = self._asked_about(request)
+        if state is None or not len(topology):
             return DraftTree()
         if self._size is not None:
-            return self._what_pays(topology, self._state[0], self._size)
-        with self._native:
-            named = self._heads.best_tokens(self._state[0])
+            return self._what_pays(topology, state, self._size)
+        named = self._ask(state).tokens
         # Medusa's tree is a Cartesian product cut to a shape: a
         # token depends on depth and rank alone.
         places = zip(topology.depths, topology.ranks, strict=True)
@@ -123,8 +157,8 @@ class MedusaDrafter(Drafter):
         """Return those nodes of the tree that pay, by the heads' probabilities."""
         if not size.pays():
             return DraftTree()
-        with self._native:
-            named, probabilities = self._heads.best_laws(state)
+        said = self._ask(state)
+        named, probabilities = said.tokens, said.probabilities
         values: list[float] = []
         places = list(zip(topology.depths, topology.ranks, strict=True))
         for (depth, rank), parent in zip(places, topology.parents, strict=True):
@@ -189,9 +223,10 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
         head.close()
         raise
     name = str(expression)
+    together = None if env.meeting is None else HeadsTogether(head, env.meeting)
 
     def start() -> MedusaDrafter:
         size = env.tree_size(share) if chosen else None
-        return MedusaDrafter(head, topology, size=size, name=name)
+        return MedusaDrafter(head, topology, size=size, together=together, name=name)
 
-    return DrafterWeights(name, start, [head])
+    return DrafterWeights(name, start, [head] if together is None else [together, head])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,19 @@ from specrun.runtime.heads import HeadFile, stored_accuracy
 
 _MAX_HEADS, _MAX_BLOCKS = 32, 16
 _OPERATIONS = 40  # of a graph for each head, beside two for each tensor of its blocks
-_ROWS = 16  # hidden states of one evaluation where a whole text is asked about
+MOST_STATES = 16
+"""Hidden states of one evaluation: of several conversations, or of a whole text."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsSaid:
+    """What the heads say after a state: each one's tokens, the most likely first.
+
+    `probabilities` are those of the tokens by their heads, where these were prepared for that.
+    """
+
+    tokens: list[list[int]]
+    probabilities: list[list[float]]
 
 
 class MedusaHead:
@@ -59,8 +72,9 @@ class MedusaHead:
         shared = sum(len(own) % 2 == 0 for own in self._names)
         self.evaluated_params = self.n_params + shared * self._width * self._vocab_size
         self.whole_rows = False
-        self._graph: Graph | None = None
+        self._graphs: dict[int, Graph] = {}  # by how many states they take
         self._ranks: tuple[int, ...] = ()
+        self._probabilities = False
         self._device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
         self._target = TargetTensors(target, self._device)
         self._weights: TensorStore | None = None
@@ -83,25 +97,28 @@ class MedusaHead:
     ) -> None:
         """Build the graph for one hidden state and heads that name so many tokens each.
 
-        With `probabilities` it says those, too (`best_laws`), with `whole_rows` all logits.
+        With `probabilities` it says those, too, with `whole_rows` all logits.
         """
-        # Built before the old one is closed: a refused shape leaves the heads as they were.
+        # Built before the old ones are closed: a refused shape leaves the heads as they were.
         graph = self._build(ranks, 1, probabilities=probabilities, whole_rows=whole_rows)
-        self.whole_rows = whole_rows
-        if self._graph is not None:
-            self._graph.close()
-        self._graph, self._ranks = graph, tuple(ranks)
+        self.whole_rows, self._probabilities = whole_rows, probabilities
+        self._close_graphs()
+        self._graphs[1], self._ranks = graph, tuple(ranks)
+
+    def _close_graphs(self) -> None:
+        while self._graphs:
+            self._graphs.popitem()[1].close()
 
     def tokens_along(
         self, features: npt.NDArray[np.float32], ranks: int
     ) -> Iterator[list[list[int]]]:
-        """Yield for each hidden state [n, hidden] what `best_tokens` returns, `ranks` of each head.
+        """Yield for each hidden state [n, hidden] what `said_of` names, `ranks` of each head.
 
         Several states share an evaluation, and so the reading of the weights.
         """
-        with closing(self._build([ranks] * self.n_heads, _ROWS)) as graph:
-            for start in range(0, len(features), _ROWS):
-                piece = features[start : start + _ROWS]
+        with closing(self._build([ranks] * self.n_heads, MOST_STATES)) as graph:
+            for start in range(0, len(features), MOST_STATES):
+                piece = features[start : start + MOST_STATES]
                 rows = graph.inputs["features"]
                 rows[: len(piece)], rows[len(piece) :] = piece, 0.0
                 found = self._compute(graph, self.n_heads)
@@ -138,27 +155,40 @@ class MedusaHead:
                     builder.output(f"logits{head}", logits)
             return builder.build()
 
-    def best_tokens(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
-        """Return each head's tokens for a final hidden state [hidden], the most likely first."""
-        if self._graph is None:
-            raise OptionError("Medusa heads need their tree before they can be asked")
-        self._graph.inputs["features"][0] = features
-        return [tokens[0] for tokens in self._compute(self._graph, len(self._ranks))]
+    def said_of(self, states: npt.NDArray[np.float32]) -> list[HeadsSaid]:
+        """Return what the heads say after each final hidden state [n, hidden], in one evaluation.
 
-    def best_laws(
-        self, features: npt.NDArray[np.float32]
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """Return what `best_tokens` does, and the tokens' probabilities by their heads."""
-        tokens = self.best_tokens(features)
-        assert self._graph is not None
-        said = [self._graph.peek(f"log_probs{head}")[0] for head in range(len(tokens))]
-        return tokens, [np.exp(log_probs).tolist() for log_probs in said]
+        At most `MOST_STATES`. Raises `OptionError` before the heads were prepared.
+        """
+        n = len(states)
+        graph = self._graph_of(n)
+        rows = graph.inputs["features"]
+        rows[:n], rows[n:] = states, 0.0
+        tokens = self._compute(graph, len(self._ranks))
+        shares: list[npt.NDArray[np.float64]] = []
+        if self._probabilities:
+            heads = range(len(self._ranks))
+            shares = [np.exp(graph.peek(f"log_probs{head}")) for head in heads]
+        return [
+            HeadsSaid([own[row] for own in tokens], [own[row].tolist() for own in shares])
+            for row in range(n)
+        ]
+
+    def _graph_of(self, n: int) -> Graph:
+        """Return a graph for n states: one, or the next power of two of them."""
+        if not self._graphs:
+            raise OptionError("Medusa heads need their tree before they can be asked")
+        width = 1 << (n - 1).bit_length()
+        if width not in self._graphs:
+            self._graphs[width] = self._build(
+                self._ranks, width, probabilities=self._probabilities, whole_rows=False
+            )
+        return self._graphs[width]
 
     @property
     def rows(self) -> list[npt.NDArray[np.float32]]:
-        """Each head's whole row of logits of the last state asked about: views."""
-        graph = self._graph
-        assert graph is not None
+        """Each head's whole row of logits of the last state that was asked about alone: views."""
+        graph = self._graphs[1]
         rows = [graph.peek(f"logits{head}")[0] for head in range(len(self._ranks))]
         return [row.astype(np.float32, copy=False) for row in rows]
 
@@ -169,9 +199,7 @@ class MedusaHead:
 
     def close(self) -> None:
         """Free graph, weights and device."""
-        if self._graph is not None:
-            self._graph.close()
-            self._graph = None
+        self._close_graphs()
         if self._weights is not None:
             self._weights.close()
             self._weights = None

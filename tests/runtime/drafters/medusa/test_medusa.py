@@ -63,7 +63,7 @@ def test_heads_rank_tokens_as_the_reference_does(
     matrix = output_matrix(tiny_model)
     for _ in range(8):
         features = rng.normal(size=HIDDEN).astype(np.float32)
-        tokens = head.best_tokens(features)
+        tokens = head.said_of(features[None])[0].tokens
         for k in range(3):
             logits = reference.logits(k, features, matrix)
             # Equal but for tokens whose logits are equal to rounding.
@@ -90,7 +90,7 @@ def test_quantized_heads_keep_their_favourites(
     for _ in range(20):
         features = rng.normal(size=HIDDEN).astype(np.float32)
         logits = reference.logits(0, features, np.zeros((1, 1)))
-        assert logits.max() - logits[head.best_tokens(features)[0][0]] <= allowed
+        assert logits.max() - logits[head.said_of(features[None])[0].tokens[0][0]] <= allowed
     head.close()
 
 
