@@ -174,7 +174,7 @@ def _medusa(path: Path, model: Model, n_threads: int, opened: ExitStack) -> _Eva
     opened.enter_context(closing(head))
     state = np.random.default_rng(0).standard_normal(model.n_embd, dtype=np.float32)
     n_bytes = sum(_tensor_bytes(path).values())
-    return _Evaluation("medusa", head, 1, n_bytes, lambda: head.best_tokens(state))
+    return _Evaluation("medusa", head, 1, n_bytes, lambda: head.said_of(state[None]))
 
 
 def _hydra(

@@ -166,7 +166,7 @@ def test_medusas_and_hydras_heads_name_the_same_tokens(
         ):
             named.append(
                 [
-                    [medusa.best_tokens(state) for state in STATES],
+                    [said.tokens for said in medusa.said_of(STATES)],
                     [hydra.best_tokens(state[None], [[7]]).tolist() for state in STATES],
                 ]
             )
