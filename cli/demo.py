@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import MissingPackageError, OptionError
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -65,7 +65,12 @@ def demo(
     terminal = Terminal("auto", quiet=bool({"-q", "--quiet"} & set(options)))
     path = _fetched(model, terminal)
     if train_head or not as_published:
-        path = _in_f16(model, path, terminal)
+        try:
+            path = _in_f16(model, path, terminal)
+        except MissingPackageError as error:
+            if train_head:
+                raise
+            terminal.warn(f"{error}; until then it chats with the file as it was published")
     if train_head:
         _train(context, model, path, options, terminal)
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bindings.errors import HubError, MalformedFileError, SpecrunError
+from specrun.bindings.errors import HubError, MalformedFileError, MissingPackageError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.cli import demo as demo_command
 from specrun.runtime.models import packaged, without_hub
@@ -130,3 +130,16 @@ def test_a_head_that_was_trained_drafts(run: Run, tiny: PackagedModel, monkeypat
     assert again.exit_code == 2
     assert "is there already" in again.stderr
     shutil.rmtree(tiny.path.parent)
+
+
+def test_without_the_package_that_writes_the_copy_the_file_chats(
+    run: Run, tiny: PackagedModel, monkeypatch
+) -> None:
+    def missing(*_: object) -> None:
+        raise MissingPackageError("this", "gguf", "convert")
+
+    monkeypatch.setattr(demo_command, "_in_f16", missing)
+    result = run("demo", "tiny", "--temp", 0, "-n", 4, input="hello\n")
+    assert result.exit_code == 0, result.output
+    assert "needs the package gguf" in result.stderr
+    assert [path.name for path in tiny.path.parent.iterdir()] == ["tiny.Q4_1.gguf"]
