@@ -50,9 +50,9 @@ def run_trial(attempt: Callable[[Sequence[str]], None]) -> None:
 def try_model(path: str | os.PathLike[str], *, vocab_only: bool = False) -> None:
     """Do with a file what opening it for use does, and let it say something."""
     with Model(path, vocab_only=vocab_only, load_nextn=not vocab_only) as model:
-        words = model.vocabulary
-        tokens = words.tokenize(_TEXT) + words.tokenize(_TEXT, parse_special=True)
-        words.detokenize([*tokens, *words.end_of_generation])
+        vocabulary = model.vocabulary
+        tokens = vocabulary.tokenize(_TEXT) + vocabulary.tokenize(_TEXT, parse_special=True)
+        vocabulary.detokenize([*tokens, *vocabulary.end_of_generation])
         if vocab_only or not model.can_generate:
             return
         threads = min(available_cores(), _MAX_THREADS)

@@ -114,8 +114,8 @@ def _type_and_output(rest: tuple[str, ...], default: str | None) -> tuple[str, P
     raise click.UsageError(f"TYPE is missing: one of {', '.join(FILE_TYPES)}")
 
 
-def _is_type(word: str) -> bool:
-    return word.upper() in {*FILE_TYPES, *FILE_TYPE_ALIASES, COPY}
+def _is_type(given: str) -> bool:
+    return given.upper() in {*FILE_TYPES, *FILE_TYPE_ALIASES, COPY}
 
 
 def default_output(source: Path, file_type: str) -> Path:

@@ -183,8 +183,8 @@ def _tokenizer(vocabulary: Vocabulary, spelled: list[bytes]) -> LLTokenizer:
     ends = sorted(vocabulary.end_of_generation)
     if not ends:  # llguidance needs one: beyond the vocabulary, where no text has it
         spelled, ends = [*spelled, b"<end of text>"], [vocabulary.size]
-    words = TokenizerWrapper(_Tokenizer(vocabulary, spelled, ends[0]))
-    return LLTokenizer(words, n_vocab=len(spelled), eos_token=ends)
+    tokenizer = TokenizerWrapper(_Tokenizer(vocabulary, spelled, ends[0]))
+    return LLTokenizer(tokenizer, n_vocab=len(spelled), eos_token=ends)
 
 
 def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:

@@ -14,6 +14,7 @@ from specrun.bench.soak.soak import SoakOptions
 from specrun.runtime import SamplingParams
 from specrun.runtime.engine import Engine
 from specrun.runtime.engine.slots import SlotTarget
+from specrun.runtime.target import EvaluatedRows, PlacedRows
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -35,7 +36,20 @@ def test_a_sound_engine_passes() -> None:
 def test_an_engine_that_forgets_to_drop_rejected_tokens_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Whether a text goes wrong or llama.cpp refuses its positions depends on who shares a round.
     monkeypatch.setattr(SlotTarget, "_drop", lambda self, start: None)
+    result = soak_engine(held(3), 4)
+    assert result.failures
+    assert not result.passed
+
+
+def test_an_engine_that_mixes_up_conversations_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def first_rows(rows: EvaluatedRows, places: range) -> PlacedRows:
+        return PlacedRows(rows, range(len(places)))
+
+    monkeypatch.setattr("specrun.runtime.engine.slots.PlacedRows", first_rows)
     result = soak_engine(held(3), 4)
     assert not result.passed
     assert any("is not a fresh session's" in failure for failure in result.failures)

@@ -193,10 +193,10 @@ async def _ask(port: int, ask: _Ask, result: ServeSoakResult) -> None:
 def _problem(reply: bytes, result: ServeSoakResult) -> str | None:
     """Return what is wrong with a reply; None if nothing is."""
     head, _, body = reply.partition(b"\r\n\r\n")
-    words = head.split(b" ", 2)
-    if len(words) < 2 or not words[1].isdigit():
+    parts = head.split(b" ", 2)
+    if len(parts) < 2 or not parts[1].isdigit():
         return f"no reply ({reply[:80]!r})"
-    status = int(words[1])
+    status = int(parts[1])
     result.statuses[status] += 1
     if status not in _EXPECTED:
         return f"status {status}"
