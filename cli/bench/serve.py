@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
+from specrun.cli.bench.soak import end_soak
 from specrun.cli.options.group import Section, SectionedCommand
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.types import MAX_COUNT
@@ -78,13 +79,7 @@ def serve_soak(
             return [soak_server(engine, options, say)]
 
     (result,) = measure_and_print("serve-soak", measure, _soak_table, form, terminal)
-    for failure in result.failures:
-        terminal.error(failure)
-    for growth in result.growth:
-        if not growth.is_flat:
-            terminal.error(f"{growth.name} grew from {growth.before:,.0f} to {growth.after:,.0f}")
-    if not result.passed:
-        click.get_current_context().exit(1)
+    end_soak(result, terminal)
 
 
 def _cost_table(results: Sequence[ServeCost]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,10 @@ from specrun.cli.options.group import Section, SectionedCommand
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.types import MAX_COUNT
 from specrun.cli.terminal.terminal import Terminal
+
+if TYPE_CHECKING:
+    from specrun.bench.soak.soak import SoakResult
+    from specrun.cli.serve.measure.soak import ServeSoakResult
 
 _SOAK = Section("Soak")
 _EPILOG = """\b
@@ -54,7 +59,7 @@ def soak(
     """Answer for hours, with faults: no answer may differ, nothing may grow."""
     from specrun.bench.report import soak_table
     from specrun.bench.soak.engine_soak import soak_engine
-    from specrun.bench.soak.soak import SoakOptions, SoakResult
+    from specrun.bench.soak.soak import SoakOptions
     from specrun.bench.soak.soak import soak as hold_sessions
 
     options = SoakOptions(60.0 * minutes, seed, first, sessions)
@@ -65,6 +70,11 @@ def soak(
         return [hold_sessions(options, progress=say)]
 
     (result,) = measure_and_print("soak", measure, soak_table, form, terminal)
+    end_soak(result, terminal)
+
+
+def end_soak(result: SoakResult | ServeSoakResult, terminal: Terminal) -> None:
+    """Say what failed and what grew; the command fails where anything did."""
     for failure in result.failures:
         terminal.error(failure)
     for growth in result.growth:

@@ -84,6 +84,21 @@ class _ServerOptions:
         self.template_kwargs = chat_template_kwargs
         self.keys = _keys(api_key, api_key_file)
 
+    def settings(self, model: str, answer: AnswerSettings) -> ServeSettings:
+        """Return how a server answers as `model`, by default as `answer` says."""
+        return ServeSettings(
+            model=model,
+            host=self.host,
+            api_keys=self.keys,
+            cors=self.cors,
+            params=answer.params,
+            max_tokens=answer.max_tokens,
+            bounds=Bounds(queue=self.queue),
+            drain_seconds=self.drain,
+            send_seconds=self.timeout,
+            template_kwargs=self.template_kwargs,
+        )
+
 
 def _read_object(_context: click.Context, _option: click.Parameter, text: str) -> dict[str, Any]:
     """Return the JSON object of an option."""
@@ -206,18 +221,7 @@ def serve(
         problem = f"{server.host} can be reached from other machines, and there is no key"
         raise OptionError(f"{problem}: give --api-key, or leave --host out")
     name = server.alias or (load.model.stem if load.model is not None else "demo")
-    settings = ServeSettings(
-        model=name,
-        host=server.host,
-        api_keys=server.keys,
-        cors=server.cors,
-        params=answer.params,
-        max_tokens=answer.max_tokens,
-        bounds=Bounds(queue=server.queue),
-        drain_seconds=server.drain,
-        send_seconds=server.timeout,
-        template_kwargs=server.template_kwargs,
-    )
+    settings = server.settings(name, answer)
     # Before the model: that a port is in use is known at once.
     with bound_socket(server.host, server.port) as listener, ExitStack() as closed_last:
         opened = open_engine(

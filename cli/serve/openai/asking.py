@@ -11,9 +11,6 @@ from specrun.cli.serve.sampling import read_length, read_sampling, read_speculat
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.tools.fields import ChatTurn
 
-DONE = b"data: [DONE]\n\n"
-"""The end of OpenAI's streams."""
-
 MOST_TOP = 20
 """OpenAI's limit of likely tokens beside each."""
 

@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.cli.serve.body import Fields, read_body
-from specrun.cli.serve.errors import RequestError, openai_error
-from specrun.cli.serve.openai.asking import DONE, MOST_TOP, read_request, wants_usage
-from specrun.cli.serve.openai.figures import chat_logprobs, speculation_of, timings_of, usage_of
+from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.openai.asking import MOST_TOP, read_request, wants_usage
+from specrun.cli.serve.openai.figures import chat_logprobs
+from specrun.cli.serve.openai.form import OpenAIForm
 from specrun.cli.serve.openai.messages import message_of, read_messages, said_of
 from specrun.cli.serve.replies import Choice, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest
@@ -39,23 +40,11 @@ def read_chat(fields: Fields, service: AnswerService) -> AnswerRequest:
     return read_request(fields, service, turn=turn, top_logprobs=top if logprobs else None)
 
 
-class ChatForm:
+class ChatForm(OpenAIForm):
     """Chat completions and their chunks, as OpenAI writes them."""
 
     def __init__(self, answer: Answer, *, with_usage: bool = False) -> None:
-        self._answer = answer
-        self._with_usage = with_usage
-        self._begun: set[int] = set()
-        self._common = {
-            "id": f"chatcmpl-{answer.id}",
-            "object": "chat.completion.chunk",
-            "created": answer.created,
-            "model": answer.service.settings.model,
-        }
-
-    def begin(self) -> bytes:
-        """Return nothing: roles come with the first deltas."""
-        return b""
+        super().__init__(answer, "chatcmpl", "chat.completion.chunk", with_usage=with_usage)
 
     def delta(self, delta: Delta) -> bytes:
         """Return a chunk with a round's text; at the end of a choice one that says why."""
@@ -84,16 +73,6 @@ class ChatForm:
         traced = {"specrun": {"rounds": delta.traces}} if delta is not None and delta.traces else {}
         return event_bytes({**self._common, "choices": [choice], **traced})
 
-    def end(self) -> bytes:
-        """Return the last chunk, about the whole answer, if it was asked for."""
-        if not self._with_usage:
-            return DONE
-        return event_bytes({**self._common, "choices": [], **self._summary()}) + DONE
-
-    def failed(self, error: RequestError) -> bytes:
-        """Return the error object as an event."""
-        return event_bytes(openai_error(error))
-
     def whole(self, choices: Sequence[Choice]) -> object:
         """Return a chat completion."""
         common = {**self._common, "object": "chat.completion"}
@@ -109,12 +88,4 @@ class ChatForm:
             "message": message_of(choice.reply, self._answer.request.plan),
             "logprobs": logprobs,
             "finish_reason": choice.finish,
-        }
-
-    def _summary(self) -> dict[str, Any]:
-        results = self._answer.results.values()
-        return {
-            "usage": usage_of(self._answer),
-            "timings": timings_of(results),
-            "specrun": speculation_of(results),
         }

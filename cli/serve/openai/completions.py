@@ -9,15 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.cli.serve.body import Fields, read_body
-from specrun.cli.serve.errors import RequestError, openai_error
+from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.infill import Gap, fill_prompt
-from specrun.cli.serve.openai.asking import DONE, MOST_TOP, read_request, wants_usage
-from specrun.cli.serve.openai.figures import (
-    completion_logprobs,
-    speculation_of,
-    timings_of,
-    usage_of,
-)
+from specrun.cli.serve.openai.asking import MOST_TOP, read_request, wants_usage
+from specrun.cli.serve.openai.figures import completion_logprobs
+from specrun.cli.serve.openai.form import OpenAIForm
 from specrun.cli.serve.replies import Choice, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest, Prompt
 from specrun.cli.serve.sampling import read_length
@@ -91,22 +87,14 @@ def _prompt(value: str | list[int]) -> Prompt:
     return value if isinstance(value, str) else tuple(value)
 
 
-class CompletionForm:
+class CompletionForm(OpenAIForm):
     """Completions and their chunks, as OpenAI writes them."""
 
     def __init__(self, answer: Answer, *, echo: bool = False, with_usage: bool = False) -> None:
-        self._answer = answer
+        super().__init__(answer, "cmpl", "text_completion", with_usage=with_usage)
         self._vocabulary = answer.service.engine.vocabulary
         self._echoed = self._echoes() if echo else [""] * len(answer.streams)
-        self._with_usage = with_usage
-        self._begun: set[int] = set()
         self._said = [0] * len(answer.streams)  # characters, which logprobs count
-        self._common = {
-            "id": f"cmpl-{answer.id}",
-            "object": "text_completion",
-            "created": answer.created,
-            "model": answer.service.settings.model,
-        }
 
     def _echoes(self) -> list[str]:
         """Return the prompt's text of each choice."""
@@ -117,10 +105,6 @@ class CompletionForm:
             for prompt in given
         ]
         return [text for text in texts for _ in range(n)]
-
-    def begin(self) -> bytes:
-        """Return nothing: prompts that are echoed come with the first deltas."""
-        return b""
 
     def delta(self, delta: Delta) -> bytes:
         """Return a chunk with a round's text; at the end of a choice one that says why."""
@@ -142,16 +126,6 @@ class CompletionForm:
         self._said[delta.index] += len(text)
         return event_bytes({**self._common, "choices": [choice]})
 
-    def end(self) -> bytes:
-        """Return the last chunk, about the whole answer, if it was asked for."""
-        if not self._with_usage:
-            return DONE
-        return event_bytes({**self._common, "choices": [], **self._summary()}) + DONE
-
-    def failed(self, error: RequestError) -> bytes:
-        """Return the error object as an event."""
-        return event_bytes(openai_error(error))
-
     def whole(self, choices: Sequence[Choice]) -> object:
         """Return a completion."""
         listed = [self._choice(index, choice) for index, choice in enumerate(choices)]
@@ -166,12 +140,4 @@ class CompletionForm:
             "text": self._echoed[index] + choice.result.text,
             "logprobs": logprobs,
             "finish_reason": choice.finish,
-        }
-
-    def _summary(self) -> dict[str, Any]:
-        results = self._answer.results.values()
-        return {
-            "usage": usage_of(self._answer),
-            "timings": timings_of(results),
-            "specrun": speculation_of(results),
         }

@@ -17,12 +17,12 @@ from specrun.runtime.costs import best_tree, measured_acceptance, typical_accept
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftSampling
+from specrun.runtime.drafters.draft_model.model_drafter import ModelDrafter
 from specrun.runtime.drafters.draft_model.pair import DraftPair
 from specrun.runtime.drafters.draft_model.retokenised import RetokenisedDrafter
 from specrun.runtime.drafters.draft_model.state import (
     DraftModelState,
     DraftTreeState,
-    ModelDrafter,
 )
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Literal
+from collections.abc import Generator, Sequence
+from typing import Literal
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit
-from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDrafter
+from specrun.runtime.drafters.draft_model.model_drafter import SteppedDrafter
+from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
@@ -52,7 +53,7 @@ class _Fallback:
         return self._is_sure
 
 
-class DraftModelDrafter(ModelDrafter):
+class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
     """Drafts up to `num_draft_tokens` tokens in a row with a model of its own.
 
     `sampling` "with" draws each token from the drafter's own law, transformed like the target's,
@@ -89,38 +90,17 @@ class DraftModelDrafter(ModelDrafter):
         self._exit, self._length = adaptive_exit, length
         self._drafted: Sequence[int] = ()
         self._most = 0
-        # A draft that is made step by step, for which request, and the tree that came of it.
-        self._steps: _Steps | None = None
-        self._asked: DraftRequest | None = None
-        self._prepared: DraftTree | None = None
 
-    def prepare(self, request: DraftRequest) -> bool:
-        """Draft a step further, its evaluation made with those of other conversations."""
-        state = self._state
-        if self._steps is None or self._asked is not request:
-            if not state.waits:
-                return True
-            self._asked, self._steps = request, self._drafting(request)
-            return self._go_on(next, self._steps)
-        row = state.answer()
-        return row is not None and self._go_on(self._steps.send, row)
+    def _ask(self, asked: Sequence[int]) -> None:
+        self._state.ask(asked)
 
-    def _go_on(self, step: Callable[[Any], Sequence[int]], given: object) -> bool:
-        """Take a step, and ask for what it needs; return whether the draft is complete."""
-        try:
-            self._state.ask(step(given))
-        except StopIteration as drafted:
-            self._steps, self._prepared = None, drafted.value
-            return True
-        except BaseException:
-            self._steps = None
-            raise
-        return False
+    def _answer(self) -> Logits | None:
+        return self._state.answer()
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter where the drafter's own context ends or `p_min` stops it."""
-        prepared, self._prepared, self._steps = self._prepared, None, None
-        if prepared is not None and self._asked is request:
+        prepared = self._take_prepared(request)
+        if prepared is not None:
             return prepared
         steps, state = self._drafting(request), self._state
         try:
@@ -264,7 +244,6 @@ class DraftModelDrafter(ModelDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the cache of what the prompt shares with the last one."""
         super().begin(tokens)
-        self._steps = self._prepared = None
         if self._exit is not None:
             self._exit.begin()
         if self._length is not None:

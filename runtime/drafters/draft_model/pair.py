@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from specrun.bindings.context import Context
 from specrun.bindings.errors import PairError
 from specrun.bindings.model import Model
-from specrun.runtime.drafters.draft_model.spelled_state import SpelledModelState, SpelledTreeState
 from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
-from specrun.runtime.drafters.draft_model.token_map import TokenMap
+from specrun.runtime.drafters.draft_model.token_map import (
+    SpelledModelState,
+    SpelledTreeState,
+    TokenMap,
+)
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import options_of
 from specrun.runtime.pairing import check_can_draft, check_vocabularies

@@ -15,7 +15,8 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
-from specrun.runtime.drafters.draft_model.state import ContextDrafter, DraftModelState
+from specrun.runtime.drafters.draft_model.model_drafter import ContextDrafter
+from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import greedy_token

@@ -1,12 +1,11 @@
 """A draft model's cache in one conversation: committed tokens, and below them a growing tree.
 
-`DraftModelState` knows which committed tokens are cached, `DraftTreeState` the nodes of a tree that
-grows in the same cache depth by depth, and `ModelDrafter` is what drafters with a model share. A
-tree that is still growing does not know its leaves, so llama.cpp's sequence ids are handed out on
-the way: the first child of a node goes on in its parent's sequence, each further one takes an
-unused sequence that first shares the parent's cells. Sharing (`seq_cp`) and dropping (`seq_rm`)
-walk all cells of the context, about 14 us at 4,096 of them; so a sequence catches up with the
-committed text only when it is taken, in the same walk.
+`DraftModelState` knows which committed tokens are cached, and `DraftTreeState` the nodes of a tree
+that grows in the same cache depth by depth. A tree that is still growing does not know its leaves,
+so llama.cpp's sequence ids are handed out on the way: the first child of a node goes on in its
+parent's sequence, each further one takes an unused sequence that first shares the parent's cells.
+Sharing (`seq_cp`) and dropping (`seq_rm`) walk all cells of the context, about 14 us at 4,096 of
+them; so a sequence catches up with the committed text only when it is taken, in the same walk.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.bindings.rows import Rows
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafter import Drafter, RoundOutcome
+from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.drafters.meeting import ContextPart
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import Logits, greedy_token
 from specrun.runtime.tree import ROOT
-from specrun.runtime.trees import check_p_min
 
 _LIKELIEST = SamplingParams(temperature=0.0)
 
@@ -333,61 +331,3 @@ class DraftTreeState(DraftModelState):
             self._synced[self.main] = end
             self.cached.extend(tokens[: len(path)])
         self._forget_nodes()
-
-
-class ContextDrafter(Drafter):
-    """Owns a context of a draft model."""
-
-    def __init__(self, state: DraftModelState, *, name: str) -> None:
-        self.name = name
-        self._context = state.context
-        self._model_state = state
-
-    @property
-    def native_seconds(self) -> float:
-        """Time inside the draft model's evaluations."""
-        return self._context.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The draft model's parameters."""
-        return self._context.model.n_params
-
-    def close(self) -> None:
-        """Free the context."""
-        self._model_state.close()
-
-
-class ModelDrafter(ContextDrafter):
-    """Reads the target's tokens; `p_min` ends drafts where the model is less certain."""
-
-    def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
-        check_p_min(p_min)
-        super().__init__(state, name=name)
-        self._p_min = p_min
-
-    def has_room(self, tokens: Sequence[int]) -> bool:
-        """Whether the model can read a text of which it has cached a beginning."""
-        return self._model_state.room(tokens) >= 0
-
-    def row_after(self, tokens: Sequence[int]) -> Logits:
-        """Return the model's own logits after all tokens of the text, a view [shared vocab]."""
-        state = self._model_state
-        state.rewind(min(len(state.cached), len(tokens) - 1))  # the last token's row is needed
-        return state.feed(tokens[len(state.cached) :])
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the cache of what the prompt shares with the last one."""
-        self._model_state.begin(tokens)
-
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Pass on: a cache may be chosen by the target's states."""
-        self._model_state.learn_prompt(start, rows, count)
-
-    def read_along(self, tokens: Sequence[int], end: int) -> None:
-        """Read the prompt piece by piece."""
-        self._model_state.read_along(tokens, end)
-
-    def rewind(self, length: int) -> None:
-        """Drop the cache of tokens that were only guesses."""
-        self._model_state.rewind(min(length, len(self._model_state.cached)))

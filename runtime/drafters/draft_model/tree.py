@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
 
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
-from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDrafter
+from specrun.runtime.drafters.draft_model.model_drafter import SteppedDrafter
+from specrun.runtime.drafters.draft_model.state import DraftTreeState
 from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits
@@ -29,7 +29,7 @@ _Steps = Generator[_Depth, Sequence[Logits], DraftTree]
 """A draft in the making: says which depth to evaluate, and is given the rows after it."""
 
 
-class DraftTreeDrafter(ModelDrafter):
+class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
     """Grows a tree with a model of its own, all nodes of a depth in one evaluation.
 
     `shape` is a fixed topology or a `DynamicShape`. `sampling` says how children are proposed (see
@@ -66,50 +66,28 @@ class DraftTreeDrafter(ModelDrafter):
         # The row of a leaf takes a sequence of its own, beside those of what has children.
         self.keeps_rows = state.context.options.n_sequences > draft_size(shape)[0]
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
-        # A draft that is made depth by depth, for which request, and the tree that came of it.
-        self._steps: _Steps | None = None
-        self._asked: DraftRequest | None = None
-        self._prepared: DraftTree | None = None
 
-    def prepare(self, request: DraftRequest) -> bool:
-        """Draft a depth further, its evaluation made with those of other conversations."""
-        state = self._state
-        if self._steps is None or self._asked is not request:
-            if not state.waits:
-                return True
-            self._asked, self._steps = request, self._drafting(request)
-            return self._go_on(next, self._steps)
-        rows: Sequence[Logits] | None
-        if state.n_nodes:
-            depth = state.answer_depth()
-            n = state.batch.n_tokens
-            rows = None if depth is None else [state.shared(depth.logits(i)) for i in range(n)]
+    def _ask(self, asked: _Depth) -> None:
+        parents, tokens = asked
+        if parents:
+            self._state.ask_depth(parents, tokens)
         else:
-            row = state.answer()
-            rows = None if row is None else [row]
-        return rows is not None and self._go_on(self._steps.send, rows)
+            self._state.ask(tokens)
 
-    def _go_on(self, step: Callable[[Any], _Depth], given: object) -> bool:
-        """Take a step, and ask for what it needs; return whether the draft is complete."""
+    def _answer(self) -> Sequence[Logits] | None:
         state = self._state
-        try:
-            parents, tokens = step(given)
-            if parents:
-                state.ask_depth(parents, tokens)
-            else:
-                state.ask(tokens)
-        except StopIteration as drafted:
-            self._steps, self._prepared = None, drafted.value
-            return True
-        except BaseException:
-            self._steps = None
-            raise
-        return False
+        if not state.n_nodes:
+            row = state.answer()
+            return None if row is None else [row]
+        depth = state.answer_depth()
+        if depth is None:
+            return None
+        return [state.shared(depth.logits(row)) for row in range(state.batch.n_tokens)]
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller where a limit, the drafter's own context or `p_min` cuts it."""
-        prepared, self._prepared, self._steps = self._prepared, None, None
-        if prepared is not None and self._asked is request:
+        prepared = self._take_prepared(request)
+        if prepared is not None:
             return prepared
         steps, state = self._drafting(request), self._state
         try:
@@ -181,7 +159,6 @@ class DraftTreeDrafter(ModelDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
         super().begin(tokens)
-        self._steps = self._prepared = None
         if self._size is not None:
             self._size.begin()
 

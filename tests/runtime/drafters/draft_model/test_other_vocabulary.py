@@ -25,8 +25,7 @@ from specrun.runtime.drafters.draft_model.retokenised import (
     tokens_after,
     whole_characters,
 )
-from specrun.runtime.drafters.draft_model.spelled_state import SpelledModelState
-from specrun.runtime.drafters.draft_model.token_map import TokenMap
+from specrun.runtime.drafters.draft_model.token_map import SpelledModelState, TokenMap
 from specrun.runtime.language import quoted
 from specrun.runtime.law import Law
 from specrun.runtime.transform import transformed_law

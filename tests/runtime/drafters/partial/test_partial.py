@@ -36,7 +36,7 @@ from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.combinators import CascadeDrafter
 from specrun.runtime.drafters.combinators.bounded_target import BoundedTarget
-from specrun.runtime.drafters.draft_model.state import ContextDrafter
+from specrun.runtime.drafters.draft_model.model_drafter import ContextDrafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.partial import (
     ChunkMemory,
