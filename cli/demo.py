@@ -108,7 +108,8 @@ def _chat(
     arguments = ["-m", str(path), *options]
     if not any(option.split("=")[0] in _CHOOSES_A_DRAFTER for option in options):
         if model.head.exists():
-            arguments += ["-md", str(model.head)]
+            # Whether a head pays hangs on the processor: `auto` tries, and drafts where it does.
+            arguments += ["--drafter", f'auto(eagle("{model.head}", n=auto), prompt-lookup)']
         else:
             arguments += ["--drafter", "prompt-lookup"]
             terminal.note(

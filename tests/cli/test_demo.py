@@ -125,7 +125,7 @@ def test_a_head_that_was_trained_drafts(run: Run, tiny: PackagedModel, monkeypat
     assert read_header(tiny.head).architecture == "eagle"
     chatting = run("demo", "tiny", "--temp", 0, "-n", 4, input="hello\n")
     assert chatting.exit_code == 0, chatting.output
-    assert "drafter eagle(" in chatting.stderr
+    assert "drafter auto(eagle(" in chatting.stderr
     again = run("demo", "--train-head", "tiny")
     assert again.exit_code == 2
     assert "is there already" in again.stderr
