@@ -102,7 +102,8 @@ class OutputBuffers:
 
     def hidden_states(self, count: int) -> FloatRows:
         """Return the first `count` final hidden states, or more, [.., n_embd]."""
-        self._require("hidden_states", "hidden states")
+        if not self._options.hidden_states:
+            self._require("hidden_states", "hidden states")
         return self._view(_HIDDEN, count, self._n_embd)
 
     def layer_inputs(self, layer: int, count: int) -> FloatRows:
@@ -158,12 +159,15 @@ class OutputBuffers:
             address = self._layer_address(handle, source)
         else:
             address = self._addresses[source](handle)
-        if not address:
-            problem = "this evaluation gave no rows: no token of the batch asked for output"
-            raise OptionError(problem)
-        rows = self._over(source, address, count, width)
-        self._fresh[source] = (generation, rows)
-        return rows
+        # The buffer only moves when it grows, so the array over it is made once and reused.
+        known = self._views.get(source)
+        if known is None or known[0] != address or len(known[1]) < count:
+            if not address:
+                problem = "this evaluation gave no rows: no token of the batch asked for output"
+                raise OptionError(problem)
+            known = address, self._over(source, address, count, width)
+        self._fresh[source] = generation, known[1]
+        return known[1]
 
     def _over(self, source: str | int, address: int, count: int, width: int) -> FloatRows:
         """Return an array of `count` rows, or more, over a buffer of 32-bit numbers."""

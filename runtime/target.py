@@ -42,12 +42,14 @@ class TreeLayout:
     `ids[i]` are the ids of node i: those of all leaves below it. Ids that no leaf needs ride along
     with the first leaf, so that every evaluation names every id (llama.cpp reuses its graph only
     for equal counts) and a chain needs no bookkeeping after acceptance. `shape` is that of a batch
-    of the root followed by the nodes; `deepest[s]` is the depth of the s-th sequence.
+    of the root followed by the nodes; `deepest[s]` is the depth of the s-th sequence, `depth` the
+    greatest of them.
     """
 
     ids: tuple[tuple[int, ...], ...]
     shape: BatchShape
     deepest: tuple[int, ...]
+    depth: int
     n_leaves: int
 
 
@@ -78,7 +80,8 @@ def layout_tree(parents: tuple[int, ...], n_sequences: int, first: int = 0) -> T
     # depth and not their place in the batch.
     every_id = range(first, first + n_sequences)
     shape = BatchShape.of([0, *depths], [every_id, *below], [1] * (n + 1))
-    return TreeLayout(tuple(map(tuple, below)), shape, tuple(deepest), len(leaves))
+    ids = tuple(map(tuple, below))
+    return TreeLayout(ids, shape, tuple(deepest), max(deepest, default=0), len(leaves))
 
 
 class Move(NamedTuple):
@@ -240,6 +243,8 @@ class TargetModel:
         # One walk over the cells drops positions of all ids of the context.
         self._dropped = (ALL_SEQUENCES,) if own == of_context else self._all_ids
         self._can_branch = context.model.can_branch
+        # The layout of the shape that was asked for last: rounds repeat one, mostly.
+        self._known: tuple[tuple[int, ...], TreeLayout] | None = None
         self._batch = Batch(context.n_batch, self._n_sequences)
         self._inputs, self._embedded = inputs, None if inputs is None else self._embedding_batch()
 
@@ -327,10 +332,11 @@ class TargetModel:
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate the text's last token, the only one not cached, and `tree` below it at once."""
-        if text.n_cached != len(text.tokens) - 1:
-            cached = f"of {len(text.tokens)} tokens {text.n_cached} are cached"
+        tokens, start = text.tokens, text.n_cached
+        if start != len(tokens) - 1:
+            cached = f"of {len(tokens)} tokens {start} are cached"
             raise OptionError(f"{cached}: a tree grows from the first that is not")
-        return self._evaluate_at(text.n_cached, [text.tokens[-1], *tree.tokens], tree.parents)
+        return self._evaluate_at(start, [tokens[-1], *tree.tokens], tree.parents)
 
     def catch_up(self, text: CachedText) -> EvaluatedRows:
         """Evaluate all tokens that are not cached, in one batch; row 0 is the last one's.
@@ -350,7 +356,7 @@ class TargetModel:
         """Keep root and `path` for every sequence, touching only the round's positions."""
         if tree.parents:
             self._keep_at(text.n_cached, tree.parents, path)
-        text.commit([tree.tokens[node] for node in path])
+        text.commit([tree.tokens[node] for node in path] if path else ())
 
     def _pieces(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield where pieces of a prompt begin and end, of at most so many tokens."""
@@ -380,12 +386,16 @@ class TargetModel:
 
     def _layout(self, parents: tuple[int, ...]) -> TreeLayout:
         """Return the layout of a tree that is to be evaluated; raises for one that cannot be."""
+        known = self._known
+        if known is not None and known[0] is parents:  # a tuple's hash is not kept
+            return known[1]
         layout = layout_tree(parents, self._n_sequences, self._first_id)
         if parents and not self._can_branch:
             self._require_chain(len(parents), layout)
         if layout.n_leaves > self._n_sequences:
             there = f"the context's {self._n_sequences} sequences"
             raise OptionError(f"a draft tree with more leaves than {there}")
+        self._known = parents, layout
         return layout
 
     def _embedding_batch(self) -> EmbeddingBatch:
@@ -406,16 +416,21 @@ class TargetModel:
 
     def _keep_at(self, root: int, parents: tuple[int, ...], path: Sequence[int]) -> None:
         """Keep the text's token `root` and the nodes of `path` below it, for every sequence."""
-        n_sequences, first = self._n_sequences, self._first_id
-        layout = layout_tree(parents, n_sequences, first)
+        known = self._known
+        if known is not None and known[0] is parents:
+            layout = known[1]
+        else:
+            layout = layout_tree(parents, self._n_sequences, self._first_id)
         root = self._cell(root)
         end = root + 1 + len(path)
-        memory = self.context.memory
         # Before anything is changed: it raises for what is no path.
-        moves = moves_onto(tuple(path), parents, n_sequences, first) if path else ()
-        if max(layout.deepest) > len(path):
+        moves: tuple[Move, ...] = ()
+        if path:
+            moves = moves_onto(tuple(path), parents, self._n_sequences, self._first_id)
+        if layout.depth > len(path):
             self._drop(end)  # what is deeper than the path
         if moves:
+            memory = self.context.memory
             # Its last node's sequences hold the whole path: the others take over what they lack.
             source = layout.ids[path[-1]][0]
             # Each call walks all cells of the context: sequences that hold the path need none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -45,18 +46,7 @@ class CostCurve:
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, on straight lines between what was measured and beyond."""
-        times = self.rebuilt if rebuilt else self.reused
-        if n in self.sizes:
-            return times[self.sizes.index(n)]
-        # One point gives no slope: proportional is the cautious guess, and makes no tree look
-        # cheap.
-        if len(self.sizes) == 1:
-            return times[0] * n
-        # Beyond the largest size the last measured segment goes on.
-        above = next((i for i, size in enumerate(self.sizes) if size > n), len(self.sizes) - 1)
-        (a, b), (low, high) = self.sizes[above - 1 : above + 1], times[above - 1 : above + 1]
-        # Noise can make a segment fall: without the floor, times beyond it would go to 0 and below.
-        return max(low + (high - low) * (n - a) / (b - a), min(times))
+        return _seconds(self.sizes, self.rebuilt if rebuilt else self.reused, n)
 
     def spread_at(self, n: int) -> float:
         """Return the spread of the nearest sizes, the larger of two; 0 where it is not known."""
@@ -92,6 +82,22 @@ class CostCurve:
             return (times[0], *reversed(from_above))
 
         return CostCurve(self.sizes, least(self.reused), least(self.rebuilt), self.spread)
+
+
+# Drafters that plan with a curve ask for the same few numbers each round.
+@functools.lru_cache(maxsize=4096)
+def _seconds(sizes: tuple[int, ...], times: tuple[float, ...], n: int) -> float:
+    """Return the time of n tokens; see `CostCurve.seconds`."""
+    if n in sizes:
+        return times[sizes.index(n)]
+    # One point gives no slope: proportional is the cautious guess, and makes no tree look cheap.
+    if len(sizes) == 1:
+        return times[0] * n
+    # Beyond the largest size the last measured segment goes on.
+    above = next((i for i, size in enumerate(sizes) if size > n), len(sizes) - 1)
+    (a, b), (low, high) = sizes[above - 1 : above + 1], times[above - 1 : above + 1]
+    # Noise can make a segment fall: without the floor, times beyond it would go to 0 and below.
+    return max(low + (high - low) * (n - a) / (b - a), min(times))
 
 
 @dataclass(frozen=True, slots=True)

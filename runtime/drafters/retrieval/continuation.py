@@ -172,12 +172,14 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
     length = first.match + depth
     if first.realigned and length < FOUND_AGAIN:
         return Standing(Evidence.REALIGNED, length)
+    if len(best) == 1:
+        alone = first.weight <= 1.0
+        return Standing(Evidence.ONE_PLACE if alone else Evidence.SEVERAL_PLACES, length)
     if any(continuation.tokens[depth] != first.tokens[depth] for continuation in best[1:]):
         # Without a majority every rank has only a share of the trust.
         majority = _has_majority(best, depth)
         return Standing(Evidence.MOST_PLACES if majority else Evidence.DISAGREEING, length)
-    several = len(best) > 1 or first.weight > 1.0
-    return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
+    return Standing(Evidence.SEVERAL_PLACES, length)
 
 
 def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:

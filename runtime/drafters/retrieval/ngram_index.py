@@ -13,6 +13,7 @@ none, one token further, as if one token had been replaced by one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,13 +91,14 @@ class NgramIndex:
         are `count`. Longer matches come first, later ones first among equals; lengths are counted
         up to twice the largest size.
         """
-        end = len(self.tokens)
+        indexed, sizes = self._indexed, self.sizes
+        end = len(indexed.tokens)
         found: dict[int, int] = {}
-        for level in range(len(self.sizes) - 1, -1, -1):
-            size = self.sizes[level]
+        for level in range(len(sizes) - 1, -1, -1):
+            size = sizes[level]
             if size >= end:
                 continue
-            links = self._indexed.links[level]
+            links = indexed.links[level]
             place = links[end]
             for _ in range(visited):
                 if place <= 0:
@@ -115,11 +117,17 @@ class NgramIndex:
 
     def match_before(self, place: int, limit: int) -> int:
         """Return how many tokens before `place` are the text's last ones, at most `limit`."""
-        tokens, end = self.tokens, len(self.tokens)
-        for length in range(min(place, limit)):
-            if tokens[place - 1 - length] != tokens[end - 1 - length]:
-                return length
-        return min(place, limit)
+        tokens = self.tokens
+        # Slices are compared many tokens at once: as many again as were equal so far, then fewer.
+        end, known, most, step = len(tokens), 0, min(place, limit), 1
+        while step:
+            step = min(step, most - known)
+            before, last = place - known, end - known
+            if tokens[before - step : before] == tokens[last - step : last]:
+                known, step = known + step, 2 * step
+            else:
+                most, step = known + step - 1, step // 2
+        return known
 
     def since_fork(self, match: int, visited: int = _FORKS_VISITED) -> int:
         """Return how many of the `match` last tokens came since the text stood at a fork, or all.
@@ -127,15 +135,15 @@ class NgramIndex:
         A fork is a place inside the match, not far back, whose own match had been followed by
         something else before.
         """
-        tokens, end = self.tokens, len(self.tokens)
+        indexed = self._indexed
+        tokens, end = indexed.tokens, len(indexed.tokens)
         for back in range(1, min(match, _FORKS_SOUGHT + 1)):
-            levels = [level for level, size in enumerate(self.sizes) if size <= match - back]
+            level = bisect_right(self.sizes, match - back) - 1
             # A shorter n-gram than the smallest indexed size says nothing about forks.
-            if not levels:
+            if level < 0:
                 break
-            level = levels[-1]
             came = tokens[end - back]
-            links = self._indexed.links[level]
+            links = indexed.links[level]
             place = links[end - back]
             for _ in range(visited):
                 if place <= 0:
