@@ -74,7 +74,7 @@ class RoundOutcome:
     @property
     def path_rows(self) -> list[int]:
         """The rows of the root and of the accepted nodes, whose logits gave its tokens."""
-        return [0, *(node + 1 for node in self.path)]
+        return [0, *[node + 1 for node in self.path]] if self.path else [0]
 
 
 class Drafter(ABC):

@@ -112,6 +112,20 @@ class Loops(Protocol):
     ) -> tuple[tuple[int, ...], int, bool] | None:
         """Walk down a tree of point masses as the highest entries of its rows say."""
 
+    def chain_places(
+        self,
+        positions: npt.NDArray[np.generic],
+        cells: npt.NDArray[np.generic],
+        mask: npt.NDArray[np.generic],
+        position: int,
+        count: int,
+        n: int,
+        below: int,
+        seen: int,
+        spare: int,
+    ) -> None:
+        """Write where a head's rows stand, and what they see."""
+
     def greedy_chain(
         self,
         addresses: tuple[int, ...],

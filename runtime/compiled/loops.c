@@ -15,6 +15,7 @@
 #include "highest.h"
 #include "log_mass.h"
 #include "pairs.h"
+#include "places.h"
 #include "sums.h"
 
 #define MOST_DRAWN 128 /* tokens of a law from which several are drawn at once */
@@ -481,7 +482,7 @@ static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t 
 static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
     FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
-    FUNCTION(greedy_chain), FUNCTION(walk_highest), FUNCTION(log_mass),
+    FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(walk_highest), FUNCTION(log_mass),
     FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
     {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},

@@ -28,6 +28,7 @@ from specrun.bindings.ggml.graph import GraphBuilder, Rope
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.heads.head_file import HeadFile
 
 Array = npt.NDArray[Any]
@@ -204,8 +205,16 @@ def fill_chain_places(
     The first stands at `position`. Rows that only fill the graph up follow, then `below` more rows
     that go on from the n-th.
     """
-    # Every array is written by few operations: after an evaluation none of this is in the
-    # processor's caches.
+    # Every array is written by few operations, or all of them by one: after an evaluation none of
+    # this is in the processor's caches.
+    if LOOPS is not None:
+        arrays = graph.flat
+        seen, graph.filled = graph.filled, None  # an interrupt leaves what is not known
+        seen = -1 if seen is None else seen
+        three = arrays["positions"], arrays["cells"], arrays["mask"]
+        LOOPS.chain_places(*three, position, count, n, below, seen, spare)
+        graph.filled = count
+        return
     inputs = graph.inputs
     positions, cells, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
     rows, length = mask.shape

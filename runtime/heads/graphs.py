@@ -143,7 +143,7 @@ class LengthGraphs(Generic[*Key]):
             self._graphs.popitem()[1].close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChainTokens:
     """A greedy chain: tokens of the target, and natural log-probabilities [n] if asked for."""
 

@@ -65,7 +65,7 @@ NONE_PENDING = PendingRows()
 """No rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowPiece:
     """Rows [n, ...] of positions `position` on, which go into the cells after the first `count`.
 
@@ -177,13 +177,13 @@ class TextRows(Generic[Said]):
         then sees less of the text, which costs acceptance and nothing else.
         """
         held, after = self._held, start + len(rows)
-        if 0 <= start == held.end > held.base and after + self._ahead == len(tokens):
+        if 0 <= start == held.end > held.base and after + self._ahead <= len(tokens):
             # What most rounds do: rows that follow those that are known, with all their tokens.
-            pending = held.pending.add(rows)
-            fits = after - held.base <= self._n_cells and len(pending) <= self._chunk
-            if held.early is None and fits:
-                self._text[start:] = tokens[start:]
-                self._held = held._replace(pending=pending)
+            base, count, pending, last, said, early = held
+            pending = pending.add(rows)
+            if early is None and after - base <= self._n_cells and pending._n <= self._chunk:
+                self._text[start:] = tokens[start : after + self._ahead]
+                self._held = _Held(base, count, pending, last, said)
                 return
         # The row that came too early has its token now: it goes in front of the new ones.
         if held.early is not None and start == held.end + 1:
@@ -236,7 +236,7 @@ class TextRows(Generic[Said]):
             return None
         self._return_last()
         # At least one row stays for the draft's own graph, which needs a row to go on from.
-        while (waiting := len(self._held.pending)) > most:
+        while (waiting := self._held.pending._n) > most:
             self._put(min(self._chunk, waiting - 1))
         return self._piece(waiting) if waiting else None
 
@@ -251,17 +251,18 @@ class TextRows(Generic[Said]):
     def _is_known(self, tokens: Sequence[int]) -> bool:
         """Return whether the last row is the one before a text's last token."""
         held = self._held
+        end = held.end
         # No row of this text at all, or the state of the last but one token is missing.
-        if held.end != len(tokens) - 1 or held.end == held.base:
+        if end != len(tokens) - 1 or end == held.base:
             return False
-        newest = held.end - 1 + self._ahead
+        newest = end - 1 + self._ahead
         # With `ahead` 1 the row depends on the text's last token, which may be another one now.
         return self._text[newest] == tokens[newest]
 
     def _return_last(self) -> None:
         """Let the last row wait again where none does: it is to be evaluated once more."""
         held = self._held
-        if not held.pending and held.last is not None:
+        if not held.pending._n and held.last is not None:
             waiting = PendingRows((held.last,), 1)
             self._held = _Held(held.base, held.count - 1, waiting, early=held.early)
 
@@ -280,4 +281,4 @@ class TextRows(Generic[Said]):
 def copied_rows(views: Sequence[FloatRows]) -> FloatRows:
     """Return a copy [n, ...] of rows that die with the next evaluation."""
     # One row is what most rounds have, and several times as quick as a stack of one.
-    return np.array(views[0], np.float32, ndmin=2) if len(views) == 1 else np.stack(views)
+    return views[0][None].copy() if len(views) == 1 else np.stack(views)

@@ -55,10 +55,11 @@ class PairChains:
         graph = self._graphs.get(length, width, n, probabilities)
         inputs = graph.inputs
         fill_chain_places(graph, position, count, m, self._cache.spare, n - 1)
-        inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
-        if width > m:
+        if width == 1:
+            inputs["features"][...], inputs["tokens"][0, 0] = features, tokens[0]
+        else:
+            inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
             inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0
-        if width > 1:
             inputs["last"][...] = m - 1
         return self._graphs.run(graph, probabilities=probabilities)
 

@@ -61,10 +61,11 @@ class PairTrees:
         graph = self._graphs.get(length, width)
         inputs = graph.inputs
         fill_chain_places(graph, position, count, m, self._cache.spare, 0)
-        inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
-        if width > m:
+        if width == 1:
+            inputs["features"][...], inputs["tokens"][0, 0] = features, tokens[0]
+        else:
+            inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
             inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0
-        if width > 1:
             inputs["last"][...] = m - 1
         if len(self._steps):
             # The root's row stands at position + m - 1.

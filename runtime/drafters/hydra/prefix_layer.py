@@ -124,10 +124,11 @@ class PrefixCells:
         # The rows are a chain: each state sees the positions up to its own.
         fill_chain_places(graph, position, count, n, self._cache.spare, 0)
         rows = graph.inputs["states"]
+        if n == len(rows):
+            rows[...] = states
+            return
         rows[:n] = states
-        # What an earlier round left there may be anything; zeros are finite.
-        if n < len(rows):
-            rows[n:] = 0.0
+        rows[n:] = 0.0  # what an earlier round left there may be anything; zeros are finite
 
     def close(self) -> None:
         """Free graphs and cache."""

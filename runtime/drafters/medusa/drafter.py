@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +75,8 @@ class MedusaDrafter(Drafter):
         self._together = together
         self._asked: AskedState | None = None
         self._topology = topology
+        # Takes the whole tree's tokens from those of all heads, in one call.
+        self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
         # One value, so that Ctrl-C leaves no state with another one's length: the features, and how
         # many tokens were committed when they were taken.
         self._state: tuple[npt.NDArray[np.float32], int] | None = None
@@ -118,7 +122,7 @@ class MedusaDrafter(Drafter):
             self._native.seconds += asked.seconds
             return asked.said
         with self._native:
-            return self._heads.said_of(state[None])[0]
+            return self._heads.said_of_one(state)
 
     def _withdraw(self) -> None:
         asked, self._asked = self._asked, None
@@ -147,9 +151,13 @@ class MedusaDrafter(Drafter):
         named = self._ask(state).tokens
         # Medusa's tree is a Cartesian product cut to a shape: a
         # token depends on depth and rank alone.
-        places = zip(topology.depths, topology.ranks, strict=True)
-        tokens = [named[depth - 1][rank] for depth, rank in places]
-        return DraftTree.of_points(tokens, topology.parents)
+        if topology is not self._topology or len(topology) < 2:
+            places = zip(topology.depths, topology.ranks, strict=True)
+            tokens = (named[depth - 1][rank] for depth, rank in places)
+            return DraftTree.of_points((*tokens,), topology.parents)
+        if self._pick is None:
+            self._pick = _picker(topology, [*map(len, named)])
+        return DraftTree.of_points(self._pick([*chain.from_iterable(named)]), topology.parents)
 
     def _what_pays(
         self, topology: Topology, state: npt.NDArray[np.float32], size: TreeSize
@@ -179,7 +187,7 @@ class MedusaDrafter(Drafter):
 
     def _keep(self, rows: EvaluatedRows, row: int, known: int) -> None:
         # A copy: rows are views that die with the next evaluation.
-        self._state = np.array(rows.hidden_state(row), np.float32), known
+        self._state = rows.hidden_state(row).copy(), known
 
     @property
     def native_seconds(self) -> float:
@@ -190,6 +198,18 @@ class MedusaDrafter(Drafter):
     def n_params(self) -> int:
         """The heads' parameters."""
         return self._heads.n_params
+
+
+def _picker(
+    topology: Topology, n_named: Sequence[int]
+) -> Callable[[list[int]], tuple[int, ...]]:
+    """Return what takes a tree's tokens from those that the heads name, one head after the other.
+
+    `n_named` says how many that are of each; the tree has at least two nodes.
+    """
+    first = [0, *accumulate(n_named)]
+    places = zip(topology.depths, topology.ranks, strict=True)
+    return itemgetter(*(first[depth - 1] + rank for depth, rank in places))
 
 
 def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:

@@ -35,7 +35,7 @@ MOST_STATES = 16
 """Hidden states of one evaluation: of several conversations, or of a whole text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeadsSaid:
     """What the heads say after a state: each one's tokens, the most likely first.
 
@@ -161,6 +161,8 @@ class MedusaHead:
         At most `MOST_STATES`. Raises `OptionError` before the heads were prepared.
         """
         n = len(states)
+        if n == 1:
+            return [self.said_of_one(states[0])]
         graph = self._graph_of(n)
         rows = graph.inputs["features"]
         rows[:n], rows[n:] = states, 0.0
@@ -173,6 +175,18 @@ class MedusaHead:
             HeadsSaid([own[row] for own in tokens], [own[row].tolist() for own in shares])
             for row in range(n)
         ]
+
+    def said_of_one(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
+        """Return what the heads say after one final hidden state [hidden], as `said_of`."""
+        graph = self._graph_of(1)
+        graph.inputs["features"][0] = state
+        graph.compute()
+        heads = range(len(self._ranks))
+        tokens = [graph.peek(f"tokens{head}")[0].tolist() for head in heads]
+        shares = heads if self._probabilities else ()
+        return HeadsSaid(
+            tokens, [np.exp(graph.peek(f"log_probs{head}")[0]).tolist() for head in shares]
+        )
 
     def _graph_of(self, n: int) -> Graph:
         """Return a graph for n states: one, or the next power of two of them."""

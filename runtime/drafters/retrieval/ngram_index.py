@@ -13,6 +13,7 @@ none, one token further, as if one token had been replaced by one.
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,16 +119,12 @@ class NgramIndex:
     def match_before(self, place: int, limit: int) -> int:
         """Return how many tokens before `place` are the text's last ones, at most `limit`."""
         tokens = self.tokens
-        # Slices are compared many tokens at once: as many again as were equal so far, then fewer.
-        end, known, most, step = len(tokens), 0, min(place, limit), 1
-        while step:
-            step = min(step, most - known)
-            before, last = place - known, end - known
-            if tokens[before - step : before] == tokens[last - step : last]:
-                known, step = known + step, 2 * step
-            else:
-                most, step = known + step - 1, step // 2
-        return known
+        end, most = len(tokens), min(place, limit)
+        there, here = tokens[place - most : place], tokens[end - most :]
+        if there == here:  # as in a text that is quoted at length
+            return most
+        equal = map(operator.eq, reversed(there), reversed(here))
+        return next(length for length, same in enumerate(equal) if not same)
 
     def since_fork(self, match: int, visited: int = _FORKS_VISITED) -> int:
         """Return how many of the `match` last tokens came since the text stood at a fork, or all.
