@@ -210,13 +210,14 @@ class Vocabulary:
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """Return the bytes that each of these tokens stands for."""
-        known, pieces = self._pieces, []
-        for token in tokens:
-            piece = known.get(token)
-            if piece is None:
-                piece = known[token] = self._render(token, special=False)
-            pieces.append(piece)
-        return pieces
+        known = self._pieces
+        pieces = [*map(known.get, tokens)]
+        if None in pieces:
+            for token in tokens:
+                if token not in known:
+                    known[token] = self._render(token, special=False)
+            return [known[token] for token in tokens]
+        return pieces  # type: ignore[return-value]  # none of them is None
 
     def is_byte(self, token: int) -> bool:
         """Whether the token is a bare byte: tokenizers spell with those what they do not know."""

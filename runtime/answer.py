@@ -150,7 +150,7 @@ class Answer:
         self._guided: GuidedDrafter | None = None
         self._counter = RoundCounter()
         self._departures = Departures()
-        self._assembler = TextAssembler(params.stop)
+        self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
         self._keeper = LogprobKeeper()
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
         self._said: list[tuple[Sequence[int], str]] = []
@@ -254,7 +254,7 @@ class Answer:
                 note_rejected(session.rejections, conversation, this_round)
             self._spoken = this_round, number, pieces, len(self._said)
             yield "round"
-            if self._assembler.stopped_by is not None:
+            if self._stops and self._assembler.stopped_by is not None:
                 finish = "stop"
                 break
             self._keeper.before_evaluation()
@@ -296,12 +296,13 @@ class Answer:
             self._departures.count(this_round.laws, this_round.tokens, conversation.noise, start)
         n_nodes = len(tree.tokens)
         if not n_nodes:
-            self._counter.count(0, 0, 0, n_new)
+            self._counter.add((0, 0, 0, n_new, 0, 0))
             return
         # A path that was cut at its end token was not refused there.
         tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
-        n_candidates, depth = tree.n_candidates, tree.candidate_depth
-        self._counter.count(n_candidates, depth, n_accepted, n_new, n_nodes - n_candidates, tested)
+        n_candidates, depth = tree.candidates()
+        others = n_nodes - n_candidates
+        self._counter.add((n_candidates, depth, n_accepted, n_new, others, tested))
 
     # -- handing it out ----------------------------------------------------------------------------
 
@@ -325,12 +326,12 @@ class Answer:
     def next_event(self) -> TokenEvent | None:
         """Hand out the next token of the round; None: all of them were."""
         spoken = self._spoken
-        if spoken is None or self._assembler.stopped_by is not None:
+        if spoken is None:
             return None
         this_round, number, pieces, base = spoken
         said = self._said
         index = len(said) - base
-        if index == len(pieces):
+        if index == len(pieces) or (self._stops and self._assembler.stopped_by is not None):
             return None
         text = self._assembler.push(pieces[index])
         if this_round.is_last and index == len(pieces) - 1:

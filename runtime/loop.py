@@ -7,7 +7,7 @@ trees.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import (
     Acceptance,
+    AcceptanceRule,
     LawAt,
     LawPair,
     PairAt,
@@ -58,15 +59,28 @@ class DecodeSettings:
     state: SamplerState = FRESH
     witness: Witness | None = None
     drafter: Drafter | None = None
+    token_rule: AcceptanceRule | None = field(init=False)
+    pair_rule: PairRule | None = field(init=False)
+    """The rule: one of these, the second if it weighs the drafter's laws, too."""
+    keep: Keep = field(init=False)
+    """What the rule reads of the drafter's own."""
 
-    @property
-    def keep(self) -> Keep:
-        """What the rule reads of the drafter's own."""
-        if not isinstance(self.rule, PairRule) or not self.rule.reads_draft:
-            return "nothing"
-        if self.rule.reads_raw_draft:
-            return "rows"
-        return "points" if self.rule.takes_points and self.params.is_greedy else "laws"
+    def __post_init__(self) -> None:
+        # Once an answer: what kind of rule it is costs as much to ask as to propose nothing.
+        rule = self.rule
+        kinds = (None, rule) if isinstance(rule, PairRule) else (rule, None)
+        for name, value in zip(("token_rule", "pair_rule"), kinds, strict=True):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "keep", _kept_for(kinds[1], self.params))
+
+
+def _kept_for(rule: PairRule | None, params: SamplingParams) -> Keep:
+    """Return what a rule reads of the drafter's own."""
+    if rule is None or not rule.reads_draft:
+        return "nothing"
+    if rule.reads_raw_draft:
+        return "rows"
+    return "points" if rule.takes_points and params.is_greedy else "laws"
 
 
 class _NotEvaluated:
@@ -170,7 +184,7 @@ def _ask(
     state: SamplerState,
 ) -> DraftRequest:
     """Return what a drafter is told; its draws are independent of acceptance."""
-    tokens = conversation.tokens
+    tokens, rule = conversation.tokens, settings.pair_rule
     return DraftRequest(
         tokens,
         settings.params,
@@ -179,7 +193,7 @@ def _ask(
         allowance.max_nodes,
         settings.end_tokens,
         settings.keep if conversation.drafter.keeps_rows else "nothing",
-        settings.rule.fallback if isinstance(settings.rule, PairRule) else 0.0,
+        0.0 if rule is None else rule.fallback,
         state,
     )
 
@@ -193,10 +207,11 @@ def _accept(
     noise: NoiseSource,
 ) -> tuple[Acceptance, SamplerState]:
     """Let the rule decide, by the laws that it reads; return the samplers' state after it, too."""
-    rule, params, start = settings.rule, settings.params, len(tokens)
-    if isinstance(rule, PairRule):
+    rule, params, start = settings.token_rule, settings.params, len(tokens)
+    if rule is None:
+        assert settings.pair_rule is not None
         pairs = law_pairs(tokens, tree, rows, params, state)
-        accepted = rule.accept(tree, pairs, noise, start)
+        accepted = settings.pair_rule.accept(tree, pairs, noise, start)
         if settings.witness is not None:
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
@@ -204,7 +219,7 @@ def _accept(
     accepted = rule.accept(tree, laws, noise, start)
     if settings.witness is not None:
         settings.witness(tree, rows, laws, accepted)
-    if isinstance(laws, AdaptiveLaws):
+    if params.is_adaptive and isinstance(laws, AdaptiveLaws):
         state = laws.state_after(accepted)
     return accepted, state
 
@@ -366,6 +381,8 @@ def _cut_at_end(
     follow is the end of the text: no draw of it is needed.
     """
     path, tokens, place, end_tokens = accepted.path, tree.tokens, state.grammar, settings.end_tokens
+    if not path and place is None:  # nothing was kept, and nothing is bound
+        return path, accepted.next_token, state
     for index, node in enumerate(path):
         if place is not None:
             place = place.moved(tokens[node])

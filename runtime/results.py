@@ -128,6 +128,9 @@ class LogprobKeeper:
 
     def before_evaluation(self) -> None:
         """Save what is still held, because the rows are about to be overwritten."""
+        if len(self._current) == 1 and self._copied is None and self._current[0]() is None:
+            self._current.clear()  # as where each token is printed and forgotten
+            return
         copied, self._copied = self._copied, None
         earlier = copied() if copied is not None else None
         if earlier is not None:
@@ -206,6 +209,10 @@ class SpecStats:
         return dataclasses.asdict(self)
 
 
+RoundKind = tuple[int, int, int, int, int, int]
+"""Of a round its candidates, their depth, accepted, tokens, others, tested: see `count`."""
+
+
 class RoundCounter:
     """Adds up rounds: how often there was one of each kind is all that it keeps.
 
@@ -213,8 +220,7 @@ class RoundCounter:
     """
 
     def __init__(self) -> None:
-        # (candidates, depth, accepted, tokens, others, tested) -> how many rounds
-        self._kinds: dict[tuple[int, int, int, int, int, int], int] = {}
+        self._kinds: dict[RoundKind, int] = {}  # how many rounds of each
         self._spoken = 0
 
     def count(
@@ -234,7 +240,10 @@ class RoundCounter:
         """
         # A chain tests one token more than it keeps, unless it is kept whole.
         tested = min(depth, n_accepted + 1) if n_tested is None else n_tested
-        kind = (n_candidates, depth, n_accepted, n_tokens, n_others, tested)
+        self.add((n_candidates, depth, n_accepted, n_tokens, n_others, tested))
+
+    def add(self, kind: RoundKind) -> None:
+        """Count a round of a kind: see `count`."""
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
 
     def count_spoken(self, n_tokens: int) -> None:

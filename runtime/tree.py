@@ -76,6 +76,10 @@ class DraftTree:
         """The depth of the deepest node that can be accepted, 0 without any."""
         return _candidates(self.depths, self.is_candidate)[1]
 
+    def candidates(self) -> tuple[int, int]:
+        """Return how many nodes can be accepted, and the depth of the deepest of them, or 0."""
+        return _candidates(self.depths, self.is_candidate)
+
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
         path: list[int] = []
