@@ -69,6 +69,9 @@ _OFF: dict[str, dict[str, Any]] = {
 }
 """The settings with which each sampler does nothing."""
 
+COLDEST = 1e-30
+"""Below this temperature dividing would overflow, and the law is a point mass anyway."""
+
 _PLAIN = ("penalties", "top_k", "top_p", "min_p", "temperature")
 _CUTS = ("top_n_sigma", "top_k", "top_p", "min_p")
 
@@ -84,11 +87,17 @@ class _WorkedOut:
     `is_adaptive`: the law also depends on how surprising the tokens before it were.
     `has_penalties`: it depends on the tokens
     before it other than through the model: by samplers, which look at the last `window_size` of
-    them (-1: all), or by a grammar.
+    them (-1: all), or by a grammar. `cuts`: top-k, top-p, the logarithm of min-p, and temperature.
+    `is_cut`: the law is what these make of a row, top-k not being off, and nothing else.
     """
 
-    __slots__ = ("chain", "has_penalties", "is_adaptive", "is_greedy", "is_plain", "window_size")
+    __slots__ = (
+        *("chain", "cuts", "has_penalties", "is_adaptive", "is_cut", "is_greedy", "is_plain"),
+        "window_size",
+    )
     chain: tuple[str, ...]
+    cuts: tuple[int, float, float, float]
+    is_cut: bool
     is_greedy: bool
     is_plain: bool
     is_adaptive: bool
@@ -237,6 +246,10 @@ class SamplingParams(_WorkedOut):
         else:
             read = tuple(name for name in _PLAIN if self._does_something(name))
             self._set("is_plain", chain == read and not is_dynamic)
+        lowest = math.log(self.min_p) if self.min_p > 0.0 else -math.inf
+        self._set("cuts", (self.top_k, self.top_p, lowest, max(self.temperature, COLDEST)))
+        as_read = self.is_plain and not (is_greedy or self.has_penalties or self.logit_bias)
+        self._set("is_cut", as_read and self.top_k > 0)
 
     def _does_something(self, name: str) -> bool:
         if name in ("penalties", "dry"):

@@ -27,10 +27,9 @@ from specrun.runtime.samplers.candidates import Candidates, not_below_highest, p
 from specrun.runtime.samplers.dry import repetition_penalties
 from specrun.runtime.samplers.mirostat import keep_unsurprising, keep_zipf
 from specrun.runtime.samplers.state import FRESH, SamplerState
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.sampling import COLDEST, SamplingParams
 
 Logits = npt.NDArray[np.float32]
-_COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway
 
 
 def transformed_law(
@@ -45,6 +44,9 @@ def transformed_law(
     what DRY, mirostat and a grammar know of the answer. Raises `OptionError` for settings that
     leave no token, `DecodeFailedError` for a broken row.
     """
+    if params.is_cut and params.cuts[0] <= MOST_RANKED and LOOPS is not None:
+        if params.top_k < len(logits) and state.grammar is None:  # as most laws are
+            return _ranked(LOOPS, logits, logits, params)
     if params.is_greedy:
         return Law.point(greedy_token(logits, params, window, state))
     if state.grammar is not None:
@@ -228,11 +230,9 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
 
 def _ranked(loops: Loops, logits: Logits, row: Logits, params: SamplingParams) -> Law:
     """Return what top-k, top-p and min-p leave, as `_truncated` does, by a compiled loop."""
-    k, min_p = params.top_k, params.min_p
+    k, share, lowest, temperature = params.cuts
     ids, probs = np.empty(k, np.intp), np.empty(k)
-    lowest = math.log(min_p) if min_p > 0.0 else -math.inf
-    temperature = max(params.temperature, _COLDEST)
-    count = loops.truncate(logits, ids, probs, np.exp, params.top_p, lowest, temperature)
+    count = loops.truncate(logits, ids, probs, np.exp, share, lowest, temperature)
     if not count:
         _require_finite(float(logits.max()), row, params)
     return Law(probs[:count], ids[:count])
@@ -288,7 +288,7 @@ def _untruncated(logits: Logits, row: Logits, params: SamplingParams) -> Law:
 
 def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> Law:
     """Return softmax(values / temperature) on `ids`; the highest value is 0."""
-    values /= max(temperature, _COLDEST)
+    values /= max(temperature, COLDEST)
     np.exp(values, out=values)
     scale_to_one(values)
     return Law(values, ids)

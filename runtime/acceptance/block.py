@@ -25,8 +25,9 @@ deeper can be kept, and no further law is computed.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.certain import CertainLaws
@@ -94,34 +95,42 @@ class BlockRule:
         return Acceptance(path, rest.next_token, rest.rejected)
 
 
-@dataclass(frozen=True)
 class _Level:
     """After i tokens of the chain: p_i, P_{i+1} and Q_{i+1}.
 
     Passes over the vocabulary wait until they are asked for: a draft kept whole needs none.
     """
 
-    share: float
-    law: Law
-    draft: Law
+    __slots__ = ("_left", "draft", "law", "share")
 
-    @functools.cached_property
-    def weights(self) -> FloatArray:
-        """The weights (p_i P_{i+1} - Q_{i+1})+ of the recovered token, on the support of `law`."""
-        return self.law.left_over(self.draft, self.share)
+    def __init__(self, share: float, law: Law, draft: Law) -> None:
+        self.share, self.law, self.draft = share, law, draft
+        self._left: tuple[FloatArray, float] | None = None
+
+    @property
+    def left(self) -> tuple[FloatArray, float]:
+        """The weights (p_i P_{i+1} - Q_{i+1})+ of the recovered token, and their sum S_i.
+
+        They are on the support of `law`.
+        """
+        left = self._left
+        if left is None:
+            weights = self.law.left_over(self.draft, self.share)
+            left = self._left = weights, float(np.add.reduce(weights))
+        return left
 
     @property
     def keep_probability(self) -> float:
         """The paper's h_i: the probability of keeping exactly i tokens, given no more are kept."""
-        total = float(self.weights.sum())
+        total = self.left[1]
         rest = total + (1.0 - self.share)
         # 0/0 only where p_i = 1 and S_i = 0 (the module's degenerate cases).
         return total / rest if rest > 0.0 else 1.0
 
     def residual(self) -> Law:
         """Return the law of the recovered token."""
-        total = float(self.weights.sum())
-        return Law(self.weights / total, self.law.ids) if total > 0.0 else self.law
+        weights, total = self.left
+        return Law(weights / total, self.law.ids) if total > 0.0 else self.law
 
 
 def _leading_chain(tree: DraftTree) -> list[Draw]:
