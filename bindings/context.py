@@ -264,17 +264,23 @@ class Context:
         # With hidden states llama.cpp gives a row for every token, asked for or not.
         return Rows(buffers, batch, n_states, every_token=self._has_hidden_states)
 
+    @property
+    def can_repeat(self) -> bool:
+        """Whether an evaluation need not pass by `decode`: no samplers, no recurrent state."""
+        samplers = self._samplers
+        is_plain = samplers.in_force is None and not samplers.is_half_done
+        # A stand-in for the library evaluates itself.
+        return is_plain and not self.memory.n_rollback and self._native is llama()
+
     def repeat(self, batch: Batch, loop: StepLoop) -> tuple[list[int], Rows] | None:
         """Let compiled code evaluate a batch of one token again and again, each time another token.
 
         Returns its tokens and the rows of the last evaluation. None, and nothing is done, where
-        every evaluation has to pass by here: with samplers or a recurrent state. Raises as `decode`
-        does, for the evaluation that failed; those before it stay in the memory.
+        it cannot (`can_repeat`). Raises as `decode` does, for the evaluation that failed; those
+        before it stay in the memory.
         """
-        handle, native, samplers = self.handle, self._native, self._samplers
-        is_plain = samplers.in_force is None and not samplers.is_half_done
-        # A stand-in for the library evaluates itself.
-        if not is_plain or self.memory.n_rollback or native is not llama():
+        handle = self.handle
+        if not self.can_repeat:
             return None
         if batch.checked_by is not self:
             self._check_batch(batch)

@@ -203,11 +203,20 @@ def cpp_names(name: str, result: str, *arguments: str) -> tuple[str, str, str]:
 @functools.cache
 def step_functions(*, synchronizes: bool) -> tuple[int, int, int]:
     """Return the addresses of the functions that evaluate, wait (0: not asked for), give logits."""
-    pointer = ctypes.c_void_p
     names = "llama_decode", "llama_synchronize", "llama_get_logits"
-    functions = [ctypes.cast(native_function(name, pointer), pointer).value for name in names]
-    decode, synchronize, logits = [address or 0 for address in functions]
+    decode, synchronize, logits = map(_address_of, names)
     return decode, synchronize if synchronizes else 0, logits
+
+
+@functools.cache
+def memory_functions() -> tuple[int, int]:
+    """Return the addresses of the functions that drop and share positions."""
+    return _address_of("llama_memory_seq_rm"), _address_of("llama_memory_seq_cp")
+
+
+def _address_of(name: str) -> int:
+    pointer = ctypes.c_void_p
+    return ctypes.cast(native_function(name, pointer), pointer).value or 0
 
 
 def last_native_errors() -> str:

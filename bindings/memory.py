@@ -7,11 +7,18 @@ process.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
+from specrun.bindings.library import llama, memory_functions
 
 ALL_SEQUENCES = -1
+
+Moves = Sequence[tuple[int, int, bool]]
+MoveLoop = Callable[[tuple[int, int, int], int, int, int, Any], bool]
+"""Compiled code that makes moves. It takes the addresses of llama_memory_seq_rm, of
+llama_memory_seq_cp and of a memory, and what `Memory.follow` takes."""
 
 
 class Memory:
@@ -31,6 +38,7 @@ class Memory:
         # A round makes dozens of these two calls: looking them up in the module would show.
         self._remove = native.llama_memory_seq_rm
         self._share = native.llama_memory_seq_cp
+        self._addresses = memory_functions() if native is llama() else None
         self._open_handle: Any = handle
         self._n_sequences = n_sequences
         self._can_branch = can_branch
@@ -91,6 +99,29 @@ class Memory:
         if not self._can_branch or (not self._unified and source != target):
             raise UnsupportedModelError("sequences of this memory cannot share positions")
         self._share(self._handle, source, target, start, end)
+
+    def follow(
+        self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop | None = None
+    ) -> None:
+        """Let sequences share what they lack of positions up to `end` of `source`.
+
+        Each of `moves` is a sequence, how many positions from `first` on it shares already, and
+        whether it strays: what it holds beside the rest goes first, or it would be attended to
+        beside the other's. Compiled code may make all calls at once.
+        """
+        if loop is not None and self._unified and self._can_branch and self._addresses is not None:
+            for sequence in (source, moves[0][0], moves[-1][0]):  # they ascend
+                self._check_sequence(sequence)
+            if first < 0:
+                raise OptionError(f"cannot truncate from position {first}: it is negative")
+            if not loop((*self._addresses, self._handle), source, first, end, moves):
+                problem = f"llama.cpp cannot drop positions from {first} on of this memory"
+                raise UnsupportedModelError(problem)
+            return
+        for sequence, shared, strays in moves:
+            if strays:
+                self.truncate(first + shared, end, sequence)
+            self.branch(source, sequence, first + shared, end)
 
     def keep(self, sequence: int) -> None:
         """Drop every other sequence."""

@@ -184,6 +184,14 @@ class DraftNoise(SeededNoise):
             return LOOPS.distinct(law.probs, law.ids, 1, word, number)[0]
         return law.token_at(self._next_uniform())
 
+    def words(self, start: int, count: int) -> tuple[int, ...]:
+        """Return what the draws of `count` positions from `start` on are made of: see `choose`."""
+        words: list[int] = []
+        for position in range(start, start + count):
+            self.seek(position)
+            words.append(self._position_word())
+        return (*words,)
+
     def choose_distinct(self, law: Law, count: int) -> list[int]:
         """Return up to `count` tokens, each drawn from what the earlier ones left of `law`.
 

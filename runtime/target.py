@@ -24,6 +24,7 @@ from specrun.bindings.embedding_inputs import EmbeddingBatch, EmbeddingInputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.memory import ALL_SEQUENCES
 from specrun.bindings.rows import Candidates, Rows
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.tree import ROOT, DraftTree
 
@@ -300,7 +301,7 @@ class TargetModel:
     def _drop(self, start: int) -> None:
         """Drop all positions from `start` on, for every sequence of the text."""
         for sequence in self._dropped:
-            self.context.memory.truncate(start, sequence=sequence)
+            self.context.memory.truncate(start, -1, sequence)
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
         """Evaluate the text's tokens up to `end`, piece by piece: see `prefill_pieces`."""
@@ -430,15 +431,10 @@ class TargetModel:
         if layout.depth > len(path):
             self._drop(end)  # what is deeper than the path
         if moves:
-            memory = self.context.memory
             # Its last node's sequences hold the whole path: the others take over what they lack.
-            source = layout.ids[path[-1]][0]
-            # Each call walks all cells of the context: sequences that hold the path need none.
-            for sequence, shared, strays in moves:
-                # First, or the path would be attended to beside another branch's cells.
-                if strays:
-                    memory.truncate(root + 1 + shared, end, sequence)
-                memory.branch(source, sequence, root + 1 + shared, end)
+            # Each move walks all cells of the context: sequences that hold the path make none.
+            source, loop = layout.ids[path[-1]][0], None if LOOPS is None else LOOPS.follow
+            self.context.memory.follow(source, root + 1, end, moves, loop)
 
     def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
         """Raise `UnsupportedModelError` unless a recurrent state can take back the whole tree."""

@@ -126,6 +126,30 @@ class Loops(Protocol):
     ) -> None:
         """Write where a head's rows stand, and what they see."""
 
+    def follow(
+        self,
+        addresses: tuple[int, int, int],
+        source: int,
+        first: int,
+        end: int,
+        moves: tuple[tuple[int, int, bool], ...],
+    ) -> bool:
+        """Let sequences take over what they lack of another one's positions."""
+
+    def drawn_chain(
+        self,
+        addresses: tuple[int, ...],
+        token: int,
+        position: int,
+        n_known: int,
+        ends: frozenset[int],
+        words: tuple[int, ...],
+        arrays: tuple[tuple[Ids, Numbers], ...],
+        counts: list[int],
+        cuts: tuple[np.ufunc, float, float, float],
+    ) -> tuple[int, float, list[int]]:
+        """Evaluate a token, draw the next one from the law after it, and so on."""
+
     def greedy_chain(
         self,
         addresses: tuple[int, ...],

@@ -1,4 +1,4 @@
-/* A chain of most likely tokens: evaluate one, look for the next in its row, and so on.
+/* A chain of most likely tokens, or of draws: evaluate one, find the next in its row, and so on.
 
    A draft model's evaluation drives the interpreter's data out of the processor's caches, so that
    what Python does between two of them costs several times what it costs elsewhere. */
@@ -9,7 +9,9 @@
 #include <time.h>
 
 #include "arrays.h"
+#include "draws.h"
 #include "highest.h"
+#include "truncation.h"
 
 /* llama.cpp's llama_batch. Its size is compared with the library's before any of this is used. */
 typedef struct {
@@ -63,6 +65,22 @@ static int open_steps(PyObject *addresses, Steps *steps)
     return 0;
 }
 
+/* Evaluate a token at a position; return llama.cpp's code. The lock is given up meanwhile. */
+static int32_t step(const Steps *steps, long token, long position, double *seconds)
+{
+    int32_t code;
+    steps->batch->token[0] = (int32_t)token;
+    steps->batch->pos[0] = (int32_t)position;
+    Py_BEGIN_ALLOW_THREADS
+    double started = now();
+    code = steps->decode(steps->context, *steps->batch);
+    if (steps->synchronize != NULL)
+        steps->synchronize(steps->context);
+    *seconds += now() - started;
+    Py_END_ALLOW_THREADS
+    return code;
+}
+
 const char greedy_chain_doc[] =
 "greedy_chain(addresses, token, position, count, n_known, ends): a chain of most likely tokens.\n\n"
 "Evaluates a token, then the most likely one of the first `n_known` after it, up to `count` times,\n"
@@ -80,20 +98,10 @@ PyObject *greedy_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     int32_t code = 0;
     double seconds = 0.0;
     for (Py_ssize_t i = 0; tokens != NULL && i < count; i++) {
-        ptrdiff_t next = -1;
-        steps.batch->token[0] = (int32_t)token;
-        steps.batch->pos[0] = (int32_t)(position + i);
-        Py_BEGIN_ALLOW_THREADS
-        double started = now();
-        code = steps.decode(steps.context, *steps.batch);
-        if (steps.synchronize != NULL)
-            steps.synchronize(steps.context);
-        seconds += now() - started;
-        if (code == 0)
-            next = place_of_highest(steps.logits(steps.context), n_known);
-        Py_END_ALLOW_THREADS
+        code = step(&steps, token, position + i, &seconds);
         if (code != 0)
             break;
+        ptrdiff_t next = place_of_highest(steps.logits(steps.context), n_known);
         if (PyErr_CheckSignals()) { /* Ctrl-C, as between two evaluations in Python */
             Py_CLEAR(tokens);
             break;
@@ -101,6 +109,95 @@ PyObject *greedy_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         PyObject *named = PyLong_FromSsize_t(next);
         int ended = named == NULL || PyList_Append(tokens, named) ? -1 : PySet_Contains(args[5], named);
         Py_XDECREF(named);
+        if (ended < 0)
+            Py_CLEAR(tokens);
+        if (ended || next < 0)
+            break;
+        token = (long)next;
+    }
+    return tokens == NULL ? NULL : Py_BuildValue("idN", (int)code, seconds, tokens);
+}
+
+/* Write the law of the row that was evaluated last, and draw from it; return the token.
+
+   -1: the row is broken, -2: an error. */
+static int64_t draw(
+    const Steps *steps, Py_ssize_t n_known, const Cuts *cuts, PyObject *const *arrays, uint64_t word,
+    Py_ssize_t *count)
+{
+    Py_buffer views[2];
+    if (open_arrays(arrays, views, "QD"))
+        return -2;
+    Py_ssize_t k = length_of(&views[0]);
+    int64_t token = -2, *ids = views[0].buf;
+    double *probs = views[1].buf;
+    if (k < 1 || k > MOST_RANKED || k > n_known || k != length_of(&views[1]))
+        PyErr_Format(PyExc_ValueError, "the %zd highest of %zd entries", k, n_known);
+    else {
+        const float *row = steps->logits(steps->context);
+        *count = law_of_row(row, n_known, cuts, k, ids, probs, arrays[1]);
+        if (*count == 0)
+            token = -1;
+        else if (*count > 0) {
+            /* The first draw of a position; a law of one token asks for no number. */
+            double uniform = *count > 1 ? uniform_of(split_mix(word, 2)) : 0.0;
+            Py_ssize_t place = place_in(probs, *count, uniform);
+            token = place < 0 ? -1 : ids[place];
+        }
+    }
+    close_arrays(views, 2);
+    return token;
+}
+
+const char drawn_chain_doc[] =
+"drawn_chain(addresses, token, position, n_known, ends, words, arrays, counts, cuts): a drawn chain.\n\n"
+"Evaluates a token, draws the next one from the law of the first `n_known` after it, and so on: once\n"
+"for each of `words`, from whose SplitMix64 sequences the draws take a number, unless it drew one of\n"
+"`ends`. `arrays` are pairs of ids and probabilities, into which the laws are written, by `cuts`: exp,\n"
+"share, lowest and temperature, as in `truncate`; how many tokens each has is appended to `counts`.\n"
+"Returns llama.cpp's last code, the seconds in its evaluation, and the tokens; -1 ends them where a\n"
+"row's highest is not finite.";
+
+PyObject *drawn_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    Steps steps;
+    Cuts cuts;
+    if (check_count(n_args, 9) || open_steps(args[0], &steps))
+        return NULL;
+    if (!PyTuple_Check(args[5]) || !PyTuple_Check(args[6]) || !PyList_Check(args[7])
+        || PyTuple_GET_SIZE(args[5]) != PyTuple_GET_SIZE(args[6])
+        || !PyArg_ParseTuple(args[8], "Oddd", &cuts.exp, &cuts.share, &cuts.lowest, &cuts.temperature)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "as many words as pairs of arrays, tuples, and a list");
+        return NULL;
+    }
+    long token = PyLong_AsLong(args[1]), position = PyLong_AsLong(args[2]);
+    Py_ssize_t n_known = PyLong_AsSsize_t(args[3]);
+    PyObject *tokens = PyErr_Occurred() ? NULL : PyList_New(0);
+    int32_t code = 0;
+    double seconds = 0.0;
+    for (Py_ssize_t i = 0; tokens != NULL && i < PyTuple_GET_SIZE(args[5]); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(args[6], i);
+        uint64_t word = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args[5], i));
+        Py_ssize_t count = 0;
+        int64_t next = -2;
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2)
+            PyErr_SetString(PyExc_TypeError, "a law's arrays are a pair");
+        else if (!PyErr_Occurred()) {
+            PyObject *const own[] = {PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)};
+            code = step(&steps, token, position + i, &seconds);
+            if (code != 0)
+                break;
+            /* Ctrl-C, as between two evaluations in Python. */
+            if (PyErr_CheckSignals() == 0)
+                next = draw(&steps, n_known, &cuts, own, word, &count);
+        }
+        PyObject *named = next == -2 ? NULL : PyLong_FromLongLong(next);
+        PyObject *size = named == NULL ? NULL : PyLong_FromSsize_t(count);
+        int failed = size == NULL || PyList_Append(tokens, named) || PyList_Append(args[7], size);
+        int ended = failed ? -1 : PySet_Contains(args[4], named);
+        Py_XDECREF(named);
+        Py_XDECREF(size);
         if (ended < 0)
             Py_CLEAR(tokens);
         if (ended || next < 0)

@@ -12,25 +12,18 @@
 
 #include "arrays.h"
 #include "chain.h"
+#include "draws.h"
 #include "highest.h"
 #include "log_mass.h"
+#include "moves.h"
 #include "pairs.h"
 #include "places.h"
 #include "sums.h"
+#include "truncation.h"
 
 #define MOST_DRAWN 128 /* tokens of a law from which several are drawn at once */
 
 /* -- sums -------------------------------------------------------------------------------------- */
-
-/* Divide by the sum, unless that is not positive; return the sum. */
-static double scale(double *weights, Py_ssize_t size)
-{
-    double total = sum_of(weights, size);
-    if (total > 0.0)
-        for (Py_ssize_t i = 0; i < size; i++)
-            weights[i] /= total;
-    return total;
-}
 
 PyDoc_STRVAR(scale_to_one_doc,
 "scale_to_one(weights): divide by the sum, unless that is not positive; return the sum.");
@@ -40,70 +33,12 @@ static PyObject *scale_to_one(PyObject *self, PyObject *weights)
     Py_buffer view;
     if (open_array(weights, &view, 'd', 1))
         return NULL;
-    double total = scale(view.buf, length_of(&view));
+    double total = scale_weights(view.buf, length_of(&view));
     PyBuffer_Release(&view);
     return PyFloat_FromDouble(total);
 }
 
 /* -- truncation -------------------------------------------------------------------------------- */
-
-/* Return how many of these masses, the highest first, bring their sum to a share of all. */
-static Py_ssize_t count_to_share(const double *masses, Py_ssize_t count, double share)
-{
-    double total = 0.0, reached = 0.0;
-    for (Py_ssize_t i = 0; i < count; i++)
-        total += masses[i];
-    double wanted = share * total;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        reached += masses[i];
-        if (reached >= wanted)
-            return i + 1;
-    }
-    return count;
-}
-
-static void order_by_id(int64_t *ids, double *values, Py_ssize_t count)
-{
-    for (Py_ssize_t i = 1; i < count; i++) {
-        int64_t id = ids[i];
-        double value = values[i];
-        Py_ssize_t place = i;
-        for (; place > 0 && ids[place - 1] > id; place--) {
-            ids[place] = ids[place - 1];
-            values[place] = values[place - 1];
-        }
-        ids[place] = id;
-        values[place] = value;
-    }
-}
-
-/* Call numpy's exponential: `out` is written to, None makes an array. */
-static PyObject *exponential(PyObject *exp, PyObject *array, PyObject *out)
-{
-    PyObject *const arguments[] = {array, out};
-    return PyObject_Vectorcall(exp, arguments, out == Py_None ? 1 : 2, NULL);
-}
-
-/* Return how many of ranked tokens truncation leaves; -1 is an error. */
-static Py_ssize_t count_left(
-    PyObject *exp, PyObject *array, const double *values, Py_ssize_t count, double share,
-    double lowest)
-{
-    if (share < 1.0) {
-        Py_buffer view;
-        PyObject *masses = exponential(exp, array, Py_None);
-        if (masses == NULL || open_array(masses, &view, 'd', 0)) {
-            Py_XDECREF(masses);
-            return -1;
-        }
-        count = count_to_share(view.buf, count, share);
-        PyBuffer_Release(&view);
-        Py_DECREF(masses);
-    }
-    while (count > 1 && values[count - 1] < lowest)
-        count--;
-    return count;
-}
 
 PyDoc_STRVAR(truncate_doc,
 "truncate(row, ids, probs, exp, share, lowest, temperature): make the law of a row's highest.\n\n"
@@ -129,67 +64,14 @@ static PyObject *truncate_row(PyObject *self, PyObject *const *args, Py_ssize_t 
         count = -1;
         goto done;
     }
-    Ranking ranking = {.count = 0, .most = k, .has_nan = 0};
-    rank_row(&ranking, views[0].buf, size);
-    if (ranking.has_nan || !isfinite(ranking.values[0]))
-        goto done;
-    for (Py_ssize_t i = 0; i < k; i++) {
-        ids[i] = ranking.ids[i];
-        probs[i] = (double)ranking.values[i] - (double)ranking.values[0];
-    }
-    count = count_left(args[3], args[2], probs, k, share, lowest);
-    if (count < 0)
-        goto done;
-    order_by_id(ids, probs, count);
-    for (Py_ssize_t i = 0; i < count; i++)
-        probs[i] /= temperature;
-    PyObject *written = exponential(args[3], args[2], args[2]);
-    if (written == NULL) {
-        count = -1;
-        goto done;
-    }
-    Py_DECREF(written);
-    scale(probs, count);
+    Cuts cuts = {args[3], share, lowest, temperature};
+    count = law_of_row(views[0].buf, size, &cuts, k, ids, probs, args[2]);
 done:
     close_arrays(views, 3);
     return count < 0 ? NULL : PyLong_FromSsize_t(count);
 }
 
 /* -- draws and residuals ------------------------------------------------------------------------ */
-
-/* The output of SplitMix64 (Steele, Lea and Flood 2014) after `counter` steps from `key`. */
-static uint64_t split_mix(uint64_t key, uint64_t counter)
-{
-    uint64_t word = key + counter * 0x9E3779B97F4A7C15u;
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
-    return word ^ (word >> 31);
-}
-
-static double uniform_of(uint64_t word)
-{
-    return (double)(word >> 11) * 0x1p-53;
-}
-
-/* Return the place at `uniform` of the cumulative law; -1 if nothing has mass. */
-static Py_ssize_t place_in(const double *probs, Py_ssize_t size, double uniform)
-{
-    double total = 0.0, reached = 0.0;
-    Py_ssize_t last = -1;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        total += probs[i];
-        if (probs[i] != 0.0)
-            last = i;
-    }
-    double wanted = uniform * total;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        reached += probs[i];
-        if (reached > wanted)
-            return i;
-    }
-    /* The product was rounded up to the sum itself: the last token with mass is meant. */
-    return last;
-}
 
 PyDoc_STRVAR(place_at_doc,
 "place_at(probs, uniform): return the place at `uniform` of the cumulative law, none of zero mass.");
@@ -482,7 +364,8 @@ static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t 
 static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
     FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
-    FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(walk_highest), FUNCTION(log_mass),
+    FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(follow),
+    FUNCTION(drawn_chain), FUNCTION(walk_highest), FUNCTION(log_mass),
     FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
     {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},

@@ -14,6 +14,7 @@ from specrun.runtime.drafters.draft_model.model_drafter import SteppedDrafter
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.law import Law
+from specrun.runtime.noise import DraftNoise
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import (
@@ -135,6 +136,11 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         surely = None if request.fallback == 0.0 else _Fallback(request.fallback)
         if params.is_greedy:
             return (yield from self._greedy_chain(request, count, rows, surely))
+        stop = self._length if surely is None else surely
+        is_plain = not (points or threshold > 0.0) and stop is None and rows is None
+        if is_plain and count > 1 and isinstance(request.noise, DraftNoise):
+            if state.can_draw_on(params) and request.state.grammar is None:
+                return (yield from self._drawn_chain(request, request.noise, count))
         steps = chain_steps(
             request.noise,
             start,
@@ -142,7 +148,7 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
             points=points,
             threshold=threshold,
             always_first=self._exit is not None,
-            stop=self._length if surely is None else surely,
+            stop=stop,
             end_tokens=request.end_tokens,
         )
         tree = yield from self._after_laws(steps, request, params, rows, surely)
@@ -233,6 +239,19 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         self._drafted, self._most = tokens, len(tokens)
         tree = DraftTree.chain(tokens)
         return tree if rows is None else rows.of(tree)
+
+    def _drawn_chain(self, request: DraftRequest, noise: DraftNoise, count: int) -> _Steps:
+        """Draft by draws, as `chain_steps` does, all but the first in compiled code."""
+        start, params, ends = len(request.tokens), request.params, request.end_tokens
+        law = transformed_law((yield self._uncached(request, ())), params, (), request.state)
+        noise.seek(start)
+        tokens, laws = [noise.choose(law)], [law]
+        if tokens[0] not in ends:
+            words = noise.words(start + 1, count - 1)
+            others, their_laws = self._state.feed_drawn(tokens[0], words, params, ends)
+            tokens, laws = tokens + others, laws + their_laws
+        self._drafted, self._most = tokens, len(tokens) if tokens[-1] in ends else count
+        return DraftTree.chain(tokens, laws)
 
     def _chain_at_once(self, first: int, request: DraftRequest, count: int) -> list[int]:
         """Return what follows the first token, by compiled code; nothing where that cannot."""

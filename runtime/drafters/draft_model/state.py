@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
@@ -19,10 +21,11 @@ from specrun.bindings.rows import Rows
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.drafters.meeting import ContextPart
+from specrun.runtime.law import SHORT, Law
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.transform import Logits, greedy_token
+from specrun.runtime.transform import Logits, greedy_token, transformed_law
 from specrun.runtime.tree import ROOT
 
 _LIKELIEST = SamplingParams(temperature=0.0)
@@ -158,6 +161,44 @@ class DraftModelState:
         if tokens[-1] < 0:
             greedy_token(self.shared(rows.logits(0)), _LIKELIEST)  # says what is wrong
         return tokens
+
+    def can_draw_on(self, params: SamplingParams) -> bool:
+        """Whether compiled code draws from laws of these settings: `feed_drawn`."""
+        loops, part = LOOPS, self._part
+        if loops is None or part is not None or self.batch.n_bytes != loops.BATCH_BYTES:
+            return False
+        few = params.is_cut and params.top_k <= SHORT and params.top_k < self._shared_size
+        return few and self.context.can_repeat
+
+    def feed_drawn(
+        self, token: int, words: tuple[int, ...], params: SamplingParams, ends: frozenset[int]
+    ) -> tuple[list[int], list[Law]]:
+        """Evaluate a token after the cached ones, draw the next one from its law, and so on.
+
+        Returns the tokens drawn, one for each of `words` (`DraftNoise.words`) or fewer where one is
+        among `ends`, and the laws they were drawn from: those that `feed_one`, `transformed_law`
+        and the noise's `choose` give in turn. Only where it `can_draw_on` the settings. Raises
+        `DecodeFailedError` for a broken row.
+        """
+        loops, cached, batch, known = LOOPS, self.cached, self.batch, self._shared_size
+        assert loops is not None
+        k, *cuts = params.cuts
+        arrays = tuple([(np.empty(k, np.intp), np.empty(k)) for _ in words])
+        start, counts = self.cells(len(cached)), list[int]()
+        what = known, ends, words, arrays, counts, (np.exp, *cuts)
+        batch.fill_one(token, start, self.main)
+        self._changing = True
+        done = self.context.repeat(
+            batch, lambda addresses: loops.drawn_chain(addresses, token, start, *what)
+        )
+        assert done is not None
+        tokens, rows = done
+        cached += [token, *tokens[:-1]]
+        self._changing = False
+        if tokens[-1] < 0:
+            transformed_law(self.shared(rows.logits(0)), params)  # says what is wrong
+        pairs = zip(arrays, counts, strict=False)
+        return tokens, [Law(probs[:n], ids[:n]) for (ids, probs), n in pairs]
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what a text shares with the last one."""

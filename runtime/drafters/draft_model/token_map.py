@@ -21,6 +21,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import PairError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
+from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits
 
 _FREQUENT = 100.0  # tokens stand about in the order of their frequency: weights are 1 / (100 + id)
@@ -167,6 +168,10 @@ class SpelledModelState(DraftModelState):
     def feed_one(self, token: int) -> Logits:
         """Evaluate a token after the cached ones; return its logits [target vocab]."""
         return self.feed((token,))
+
+    def can_draw_on(self, params: SamplingParams) -> bool:
+        """Return False: laws are drawn from by other numbers than the rows'."""
+        return False
 
     def feed_likeliest(self, token: int, most: int, ends: frozenset[int]) -> list[int] | None:
         """Return None: compiled code reads the drafter's own ids."""
