@@ -218,8 +218,14 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         whole = length is None and rows is None
         plain = whole and params.is_plain and not (params.has_penalties or params.logit_bias)
         if plain and count > 1:
-            first = greedy_token((yield self._uncached(request, ())), params)
-            tokens = [first, *self._chain_at_once(first, request, count)]
+            uncached = self._uncached(request, ())
+            if len(uncached) == 1 and self._state.feeds_singly:
+                tokens = self._chain_at_once(uncached[0], request, count)
+            if not tokens:
+                first = greedy_token((yield uncached), params)
+                ended = first in request.end_tokens
+                rest = [] if ended else self._chain_at_once(first, request, count - 1)
+                tokens = [first, *rest]
         while len(tokens) < count and not (tokens and tokens[-1] in request.end_tokens):
             if length is not None and not length.goes_on():
                 break
@@ -241,24 +247,28 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         return tree if rows is None else rows.of(tree)
 
     def _drawn_chain(self, request: DraftRequest, noise: DraftNoise, count: int) -> _Steps:
-        """Draft by draws, as `chain_steps` does, all but the first in compiled code."""
+        """Draft by draws, as `chain_steps` does, in compiled code from the first single token on."""
         start, params, ends = len(request.tokens), request.params, request.end_tokens
-        law = transformed_law((yield self._uncached(request, ())), params, (), request.state)
-        noise.seek(start)
-        tokens, laws = [noise.choose(law)], [law]
-        if tokens[0] not in ends:
-            words = noise.words(start + 1, count - 1)
-            others, their_laws = self._state.feed_drawn(tokens[0], words, params, ends)
-            tokens, laws = tokens + others, laws + their_laws
+        state, uncached = self._state, self._uncached(request, ())
+        if len(uncached) == 1 and state.feeds_singly and state.known(uncached[0]) == uncached[0]:
+            words = noise.words(start, count)
+            tokens, laws = state.feed_drawn(uncached[0], words, params, ends)
+        else:
+            law = transformed_law((yield uncached), params, (), request.state)
+            noise.seek(start)
+            tokens, laws = [noise.choose(law)], [law]
+            if tokens[0] not in ends:
+                words = noise.words(start + 1, count - 1)
+                others, their_laws = state.feed_drawn(tokens[0], words, params, ends)
+                tokens, laws = tokens + others, laws + their_laws
         self._drafted, self._most = tokens, len(tokens) if tokens[-1] in ends else count
         return DraftTree.chain(tokens, laws)
 
-    def _chain_at_once(self, first: int, request: DraftRequest, count: int) -> list[int]:
-        """Return what follows the first token, by compiled code; nothing where that cannot."""
-        state, ends = self._state, request.end_tokens
-        if first in ends or state.waits:
+    def _chain_at_once(self, token: int, request: DraftRequest, count: int) -> list[int]:
+        """Return what follows a token, by compiled code; nothing where that cannot."""
+        if self._state.waits:
             return []
-        return state.feed_likeliest(first, count - 1, ends) or []
+        return self._state.feed_likeliest(token, count, request.end_tokens) or []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the cache of what the prompt shares with the last one."""

@@ -39,6 +39,9 @@ class DraftModelState:
     both know, so that the others have probability 0 in the draft, never in the target.
     """
 
+    feeds_singly = True
+    """Whether to feed one token is to evaluate it, and nothing else happens before."""
+
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
         self.context = context
         self.cached: list[int] = []
