@@ -100,28 +100,23 @@ class Memory:
             raise UnsupportedModelError("sequences of this memory cannot share positions")
         self._share(self._handle, source, target, start, end)
 
-    def follow(
-        self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop | None = None
-    ) -> None:
-        """Let sequences share what they lack of positions up to `end` of `source`.
+    def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
+        """Let compiled code share positions up to `end` of `source` with sequences that lack them.
 
-        Each of `moves` is a sequence, how many positions from `first` on it shares already, and
-        whether it strays: what it holds beside the rest goes first, or it would be attended to
-        beside the other's. Compiled code may make all calls at once.
+        Each of `moves` is a sequence, in ascending order, how many positions from `first` on it
+        shares already, and whether it strays: what it holds beside the rest goes first. Returns
+        False, and nothing is done, where every change has to pass by here.
         """
-        if loop is not None and self._unified and self._can_branch and self._addresses is not None:
-            for sequence in (source, moves[0][0], moves[-1][0]):  # they ascend
-                self._check_sequence(sequence)
-            if first < 0:
-                raise OptionError(f"cannot truncate from position {first}: it is negative")
-            if not loop((*self._addresses, self._handle), source, first, end, moves):
-                problem = f"llama.cpp cannot drop positions from {first} on of this memory"
-                raise UnsupportedModelError(problem)
-            return
-        for sequence, shared, strays in moves:
-            if strays:
-                self.truncate(first + shared, end, sequence)
-            self.branch(source, sequence, first + shared, end)
+        if not (self._unified and self._can_branch) or self._addresses is None:
+            return False
+        for sequence in (source, moves[0][0], moves[-1][0]):
+            self._check_sequence(sequence)
+        if first < 0:
+            raise OptionError(f"cannot truncate from position {first}: it is negative")
+        if not loop((*self._addresses, self._handle), source, first, end, moves):
+            problem = f"llama.cpp cannot drop positions from {first} on of this memory"
+            raise UnsupportedModelError(problem)
+        return True
 
     def keep(self, sequence: int) -> None:
         """Drop every other sequence."""

@@ -433,8 +433,14 @@ class TargetModel:
         if moves:
             # Its last node's sequences hold the whole path: the others take over what they lack.
             # Each move walks all cells of the context: sequences that hold the path make none.
-            source, loop = layout.ids[path[-1]][0], None if LOOPS is None else LOOPS.follow
-            self.context.memory.follow(source, root + 1, end, moves, loop)
+            source, memory = layout.ids[path[-1]][0], self.context.memory
+            if LOOPS is not None and memory.follow(source, root + 1, end, moves, LOOPS.follow):
+                return
+            for sequence, shared, strays in moves:
+                # First, or the path would be attended to beside another branch's cells.
+                if strays:
+                    memory.truncate(root + 1 + shared, end, sequence)
+                memory.branch(source, sequence, root + 1 + shared, end)
 
     def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
         """Raise `UnsupportedModelError` unless a recurrent state can take back the whole tree."""

@@ -212,9 +212,10 @@ class TreeBuilder:
 
         It has no children yet.
         """
-        first, n = len(self._tokens), len(tokens)
-        self._require_parent(parent, first, True)
-        depth = 1 if parent == ROOT else self._depths[parent] + 1
+        first, n, depth = len(self._tokens), len(tokens), 1
+        if parent != ROOT:
+            self._require_parent(parent, first, True)
+            depth = self._depths[parent] + 1
         self._tokens += tokens
         self._parents += [parent] * n
         self._depths += [depth] * n

@@ -164,6 +164,7 @@ def tree_steps(
     # Evaluated nodes are numbered in the order of their evaluation (`LawSource.below`): `first` is
     # the number of level[0], `evaluated` how many there are.
     first, evaluated = ROOT, 0
+    deepest = topology.max_depth - 1
     for depth in range(topology.max_depth):
         # All draws of a depth are for one position, and follow each other there.
         noise.seek(start + depth)
@@ -177,9 +178,10 @@ def tree_steps(
             place, node = level[index]
             places = children[place]
             made = propose(builder, node, law, len(places), noise)
+            if depth == deepest:  # leaves of the shape need no law: they are not evaluated
+                continue
             # Fewer children than places where draws coincide or the law is exhausted.
             for below, (child, token) in zip(places, made, strict=False):
-                # Leaves of the shape need no law: they are not evaluated.
                 if below in children:
                     grown.append((below, child))
                     parents.append(first + index)

@@ -19,6 +19,8 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime import target as target_module
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.target import CachedText, TargetModel, count_leaves, layout_tree, moves_onto
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
@@ -187,7 +189,8 @@ def test_an_interrupt_in_the_midst_of_a_commit_or_a_rewind_leaves_a_number_that_
     model: Model, monkeypatch: pytest.MonkeyPatch, call: int, after: bool
 ) -> None:
     """Cache and tokens change together: what the text says is cached is, and is what a fresh
-    evaluation finds."""
+    evaluation finds. Compiled code makes several of the changes at once."""
+    monkeypatch.setattr(target_module, "LOOPS", None)
     builder = TreeBuilder()
     nodes = [builder.add(ROOT, token) for token in (40, 21, 33)]
     last = builder.add(nodes[1], 50)
@@ -211,6 +214,41 @@ def test_an_interrupt_in_the_midst_of_a_commit_or_a_rewind_leaves_a_number_that_
             fresh_logits(model, [5, 9, 2, 8]),
             atol=1e-5,
         )
+
+
+@pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+def test_compiled_moves_leave_what_moves_one_by_one_leave(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over random trees and paths: each sequence holds the same cells, and goes on alike."""
+    generator = np.random.default_rng(3)
+    n_moves = 0
+    for _ in range(12):
+        builder = TreeBuilder()
+        for token in range(10, 20):
+            nodes = range(-1, len(builder))
+            parent = int(generator.choice(nodes))
+            if count_leaves((*builder.build().parents, parent)) <= SEQUENCES:
+                builder.add(parent, token)
+        tree = builder.build()
+        path = tree.path_to(int(generator.integers(len(tree))))
+        n_moves += len(moves_onto(tuple(path), tree.parents, SEQUENCES))
+        held: list[list[object]] = []
+        for loops in (LOOPS, None):
+            monkeypatch.setattr(target_module, "LOOPS", loops)
+            with Context(model, options()) as context:
+                target, text = TargetModel(context), CachedText([5, 9, 2, 17])
+                target.prefill(text, 3)
+                target.evaluate(text, tree)
+                target.commit(text, tree, path)
+                text.tokens.append(7)
+                memory = context.memory
+                ends = [memory.last_position(sequence) for sequence in range(SEQUENCES)]
+                rows = target.evaluate(text, tree)
+                logits = [rows.logits(row).tobytes() for row in range(1 + len(tree))]
+                held.append([ends, text.tokens, text.n_cached, logits])
+        assert held[0] == held[1]
+    assert n_moves > 30  # or this test compares nothing
 
 
 def test_a_text_of_which_more_than_the_last_token_is_missing_is_refused(model: Model) -> None:

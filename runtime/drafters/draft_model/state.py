@@ -215,6 +215,8 @@ class DraftModelState:
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop what an interrupted evaluation may have left."""
+        if length >= len(self.cached) and self._part is None and not self._changing:
+            return
         if self._part is not None:
             self._part.withdraw()
         memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
