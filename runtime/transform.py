@@ -44,9 +44,9 @@ def transformed_law(
     what DRY, mirostat and a grammar know of the answer. Raises `OptionError` for settings that
     leave no token, `DecodeFailedError` for a broken row.
     """
-    if params.is_cut and params.cuts[0] <= MOST_RANKED and LOOPS is not None:
-        if params.top_k < len(logits) and state.grammar is None:  # as most laws are
-            return _ranked(LOOPS, logits, logits, params)
+    cut = params.is_cut and params.top_k <= MOST_RANKED and params.top_k < len(logits)
+    if cut and LOOPS is not None and state.grammar is None:  # as most laws are
+        return _ranked(LOOPS, logits, logits, params)
     if params.is_greedy:
         return Law.point(greedy_token(logits, params, window, state))
     if state.grammar is not None:

@@ -137,10 +137,10 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         if params.is_greedy:
             return (yield from self._greedy_chain(request, count, rows, surely))
         stop = self._length if surely is None else surely
-        is_plain = not (points or threshold > 0.0) and stop is None and rows is None
-        if is_plain and count > 1 and isinstance(request.noise, DraftNoise):
-            if state.can_draw_on(params) and request.state.grammar is None:
-                return (yield from self._drawn_chain(request, request.noise, count))
+        is_plain = not points and threshold == 0.0 and stop is None and rows is None
+        at_once = is_plain and count > 1 and request.state.grammar is None
+        if at_once and state.can_draw_on(params) and isinstance(request.noise, DraftNoise):
+            return (yield from self._drawn_chain(request, request.noise, count))
         steps = chain_steps(
             request.noise,
             start,
@@ -247,7 +247,7 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         return tree if rows is None else rows.of(tree)
 
     def _drawn_chain(self, request: DraftRequest, noise: DraftNoise, count: int) -> _Steps:
-        """Draft by draws, as `chain_steps` does, in compiled code from the first single token on."""
+        """Draft by draws, as `chain_steps` does, in compiled code from a single token on."""
         start, params, ends = len(request.tokens), request.params, request.end_tokens
         state, uncached = self._state, self._uncached(request, ())
         if len(uncached) == 1 and state.feeds_singly and state.known(uncached[0]) == uncached[0]:

@@ -200,9 +200,7 @@ class MedusaDrafter(Drafter):
         return self._heads.n_params
 
 
-def _picker(
-    topology: Topology, n_named: Sequence[int]
-) -> Callable[[list[int]], tuple[int, ...]]:
+def _picker(topology: Topology, n_named: Sequence[int]) -> Callable[[list[int]], tuple[int, ...]]:
     """Return what takes a tree's tokens from those that the heads name, one head after the other.
 
     `n_named` says how many that are of each; the tree has at least two nodes.
