@@ -54,11 +54,12 @@ class Law:
 
     def probability(self, token: int) -> float:
         """Return the probability of `token`, 0.0 outside the support."""
-        if self.ids is None:
+        ids = self.ids
+        if ids is None:
             # A drafter's vocabulary may be shorter: tokens beyond it have no mass.
             return float(self.probs[token]) if token < len(self.probs) else 0.0
-        place = _place_of(token, self.ids)
-        return float(self.probs[place]) if place >= 0 else 0.0
+        place = _place_of(token, ids) if LOOPS is None else LOOPS.place_of(token, ids)
+        return self.probs.item(place) if place >= 0 else 0.0
 
     def token_at(self, uniform: float) -> int:
         """Return the token at `uniform` (in [0, 1)) of the cumulative law, none of zero mass."""

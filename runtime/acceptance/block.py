@@ -137,11 +137,12 @@ def _leading_chain(tree: DraftTree) -> list[Draw]:
     """Return the draws from the root down to the first node that has none or several."""
     chain: list[Draw] = []
     below = tree.draws.get
-    draws = below(ROOT, ())
+    draws = below(ROOT)
     # Draws are counted, not nodes: equal draws share a node, but each has to be tested.
-    while len(draws) == 1:
-        chain.append(draws[0])
-        draws = below(draws[0].node, ())
+    while draws is not None and len(draws) == 1:
+        draw = draws[0]
+        chain.append(draw)
+        draws = below(draw[0])
     return chain
 
 
@@ -152,11 +153,11 @@ def _is_point(draw: Draw) -> bool:
 def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Level], float]:
     """Return the levels above the chain's draws and p_L; once the share is 0, fewer and 0.0."""
     levels: list[_Level] = []
-    share, node = 1.0, ROOT
-    for draw in chain:
-        token = tree.tokens[draw.node]
+    share, node, tokens = 1.0, ROOT, tree.tokens
+    for drawn, drawn_law in chain:
+        token = tokens[drawn]
         # A point mass is the law that is sure of its token: Q_i(x_i) = 1.
-        draft = Law.point(token) if draw.law is None else draw.law
+        draft = Law.point(token) if drawn_law is None else drawn_law
         draft_prob = draft.probability(token)
         if draft_prob <= 0.0:
             raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
@@ -166,5 +167,5 @@ def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Le
         share = min(1.0, share * law.probability(token) / draft_prob)
         if share <= 0.0:
             break
-        node = draw.node
+        node = drawn
     return levels, share

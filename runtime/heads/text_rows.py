@@ -234,7 +234,8 @@ class TextRows(Generic[Said]):
         """
         if not self._is_known(tokens):
             return None
-        self._return_last()
+        if not self._held.pending._n:
+            self._return_last()
         # At least one row stays for the draft's own graph, which needs a row to go on from.
         while (waiting := self._held.pending._n) > most:
             self._put(min(self._chunk, waiting - 1))
@@ -242,11 +243,10 @@ class TextRows(Generic[Said]):
 
     def settle(self, piece: RowPiece, said: Said | None = None) -> None:
         """Note that the first pending rows lie in their cells, and what the head said then."""
-        held, n = self._held, len(piece)
+        (base, count, pending, _, _, early), rows = self._held, piece.rows
+        n = len(rows)
         # One assignment: an interrupt leaves either the old state or the new one.
-        self._held = _Held(
-            held.base, held.count + n, held.pending.drop(n), piece.rows[n - 1 :], said, held.early
-        )
+        self._held = _Held(base, count + n, pending.drop(n), rows[n - 1 :], said, early)
 
     def _is_known(self, tokens: Sequence[int]) -> bool:
         """Return whether the last row is the one before a text's last token."""
@@ -271,11 +271,11 @@ class TextRows(Generic[Said]):
         self.settle(piece, self._evaluate(piece))
 
     def _piece(self, n: int) -> RowPiece:
-        held = self._held
-        position = held.base + held.count
+        base, count, pending, *_ = self._held
+        position = base + count
         first = position + self._ahead
-        rows = held.pending.first(n)
-        return RowPiece(self._text[first : first + len(rows)], rows, position, held.count)
+        rows = pending.first(n)
+        return RowPiece(self._text[first : first + len(rows)], rows, position, count)
 
 
 def copied_rows(views: Sequence[FloatRows]) -> FloatRows:

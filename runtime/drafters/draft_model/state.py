@@ -185,15 +185,17 @@ class DraftModelState:
         """
         loops, cached, batch, known = LOOPS, self.cached, self.batch, self._shared_size
         assert loops is not None
-        k, *cuts = params.cuts
+        k, share, lowest, temperature = params.cuts
         arrays = tuple([(np.empty(k, np.intp), np.empty(k)) for _ in words])
-        start, counts = self.cells(len(cached)), list[int]()
-        what = known, ends, words, arrays, counts, (np.exp, *cuts)
+        start, counts, cuts = self.cells(len(cached)), list[int](), (share, lowest, temperature)
+
+        def draw(addresses: tuple[int, ...]) -> tuple[int, float, list[int]]:
+            place = addresses, token, start, known, ends
+            return loops.drawn_chain(*place, words, arrays, counts, (np.exp, *cuts))
+
         batch.fill_one(token, start, self.main)
         self._changing = True
-        done = self.context.repeat(
-            batch, lambda addresses: loops.drawn_chain(addresses, token, start, *what)
-        )
+        done = self.context.repeat(batch, draw)
         assert done is not None
         tokens, rows = done
         cached += [token, *tokens[:-1]]
