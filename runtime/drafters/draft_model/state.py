@@ -10,11 +10,12 @@ them; so a sequence catches up with the committed text only when it is taken, in
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from specrun.bindings.batch import Batch
+from specrun.bindings.batch import Batch, BatchShape
 from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.bindings.rows import Rows
@@ -245,6 +246,8 @@ class DraftTreeState(DraftModelState):
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
         super().__init__(context, target_vocab_size=target_vocab_size)
         self._n_sequences = context.options.n_sequences
+        # Depths have a batch of their own: theirs is laid out alike, round by round.
+        self.depth_batch = Batch(context.n_batch, 1)
         self._synced = [0] * self._n_sequences
         self._forget_nodes()
 
@@ -292,13 +295,13 @@ class DraftTreeState(DraftModelState):
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
         """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
         self._fill_depth(parents, tokens)
-        return self.context.decode(self.batch)
+        return self.context.decode(self.depth_batch)
 
     def ask_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
         """As `evaluate`, with what other conversations ask for: `answer_depth` has the rows."""
         assert self._part is not None
         self._fill_depth(parents, tokens)
-        self._part.ask(self.batch)
+        self._part.ask(self.depth_batch)
 
     def answer_depth(self) -> Rows | None:
         """Return the rows of what was asked for; None while that waits."""
@@ -317,9 +320,8 @@ class DraftTreeState(DraftModelState):
             self._parents.append(parent)
             self._depths.append(depth)
             self._ids.append(sequence)
-        n, known = len(tokens), [self.known(token) for token in tokens]
-        # One position for the whole depth: siblings stand side by side in different sequences.
-        self.batch.fill(known, [base + depth - 1] * n, None, ids, [1] * n)
+        known = [self.known(token) for token in tokens]
+        self.depth_batch.fill_shape(known, base + depth - 1, _depth_shape((*ids,)))
 
     def _sequence_for(self, parent: int, end: int) -> int:
         """Return the sequence of the next child of `parent`, which holds all before `end`."""
@@ -379,3 +381,9 @@ class DraftTreeState(DraftModelState):
             self._synced[self.main] = end
             self.cached.extend(tokens[: len(path)])
         self._forget_nodes()
+
+
+@functools.lru_cache(maxsize=256)
+def _depth_shape(ids: tuple[int, ...]) -> BatchShape:
+    """Return the shape of a depth: one position, siblings side by side in different sequences."""
+    return BatchShape.of([0] * len(ids), [(sequence,) for sequence in ids], [1] * len(ids))

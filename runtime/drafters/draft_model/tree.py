@@ -82,7 +82,7 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
         depth = state.answer_depth()
         if depth is None:
             return None
-        return [state.shared(depth.logits(row)) for row in range(state.batch.n_tokens)]
+        return [state.shared(depth.logits(row)) for row in range(state.depth_batch.n_tokens)]
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller where a limit, the drafter's own context or `p_min` cuts it."""
