@@ -31,7 +31,7 @@ seventh of the target's size on a CPU, cannot come back into a long text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from specrun.runtime.costs import STALL, START, Account
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
@@ -65,16 +65,23 @@ class ArmChooser:
     """Chooses an arm and the length of its draft for each round; learns from tokens and seconds.
 
     `plain` is the arm that is plain decoding; it is the first to be used. `known` are the arms of
-    an earlier text, whose rates are believed to be as they were.
+    an earlier text, whose rates are believed to be as they were. `foreseen` arms are never chosen
+    or probed: others say when they are used (`promises`), and `take` counts their rounds.
     """
 
     def __init__(
-        self, forecasts: Sequence[ArmForecast], plain: int, *, known: Sequence[Arm] = ()
+        self,
+        forecasts: Sequence[ArmForecast],
+        plain: int,
+        *,
+        known: Sequence[Arm] = (),
+        foreseen: Collection[int] = (),
     ) -> None:
         self._forecasts, self._plain = tuple(forecasts), plain
         self._first_depths = [forecast.deepest(_STAKE) for forecast in forecasts]
         self._margins = [forecast.margin for forecast in forecasts]
         self._target_reading = forecasts[plain].target_reading
+        self._chosen_from = [index for index in range(len(forecasts)) if index not in foreseen]
         self.arms = [arm.for_another_text() for arm in known] or [
             Arm(depth=depth) for depth in self._first_depths
         ]
@@ -142,6 +149,29 @@ class ArmChooser:
             other.behind = 0 if other is arm else other.behind + tokens
         if self._probing and len(self._run) > 2 and self._possible_rate(arm) < self._best_rate:
             self._left = 0  # it is hopeless
+
+    @property
+    def speed_up(self) -> float:
+        """What the arm that is best so far yields, over plain decoding."""
+        best, plain = self.arms[self._best].rate, self.arms[self._plain].rate
+        return max(1.0, best / plain) if plain and best else 1.0
+
+    def plain_rounds(self, seconds: float) -> float:
+        """Return a time in plain rounds; 0 while none was seen."""
+        plain = self._plain_seconds
+        return seconds / plain if plain else 0.0
+
+    def take(self, index: int, tokens: int, seconds: float) -> None:
+        """Count a round that a foreseen arm drafted in another one's place."""
+        self._finish_run()
+        self._left += 1  # the round that was chosen is still to come
+        self._book(index, tokens, seconds)
+        self.arms[index].add(tokens, seconds, drafted=True)
+        self._now += 1
+        self._account.allow(tokens)
+        self.arms[index].last_seen = self._now
+        for other in self.arms:
+            other.behind += tokens
 
     # -- learning ----------------------------------------------------------------------------------
 
@@ -241,10 +271,9 @@ class ArmChooser:
 
     def _simplest_of_the_best(self) -> int:
         """Return the arm of the best shown rate, or a simpler one that is as good as that."""
-        arms = range(len(self.arms))
-        best = max(arms, key=self._shown_rate)
+        best = max(self._chosen_from, key=self._shown_rate)
         enough = (1.0 - _TIE) * self.arms[best].rate
-        seen = [index for index in arms if self.arms[index].rounds or index == best]
+        seen = [index for index in self._chosen_from if self.arms[index].rounds or index == best]
         alike = [index for index in seen if index == best or self.arms[index].rate >= enough]
 
         def order(index: int) -> tuple[int, bool, float, int]:
@@ -304,7 +333,7 @@ class ArmChooser:
         best, arms = self.arms[self._best], self.arms
         if not best.rounds or not arms[self._plain].rounds:
             return None  # others are compared with these
-        others = [index for index in range(len(arms)) if index != self._best]
+        others = [index for index in self._chosen_from if index != self._best]
         # Of those that promise alike, such as all the unknown, the longest unseen comes first.
         hopes = sorted((-self._hope(index), -arms[index].behind, index) for index in others)
         room = spare = min(START + _PROBING * self._elapsed - self._lost, self._account.room)
