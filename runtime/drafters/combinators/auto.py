@@ -140,13 +140,14 @@ Clock = Callable[[], float]
 class AutoDrafter(MembersDrafter):
     """Asks the member that `ArmChooser` picks for the round; one of them should be `none`.
 
-    Members that foresee what a round of theirs yields are asked in the rounds for which they promise
-    more (`promises`); the others are arms of the bandit. A round's time runs from the request for a draft to the end of `observe`: drafting, verification
-    and what drafters learn, not what the consumer of a stream does between rounds. All members
-    learn of every round, and one that slept catches up with the text when it is asked again, which
-    is part of its time. `forecasts` are what is known of the members' costs. `shared` is what
-    another conversation with the same weights has measured: it is where a new one begins, and
-    filled again when an answer ends.
+    Members that foresee what a round of theirs yields are asked in the rounds for which they
+    promise more (`promises`); the others are arms of the bandit. A round's time runs from the
+    request for a draft to the end of `observe`: drafting, verification and what drafters learn, not
+    what the consumer of a stream does between rounds. All members learn of every round, and one
+    that slept catches up with the text when it is asked again, which is part of its time.
+    `forecasts` are what is known of the members' costs. `shared` is what another conversation with
+    the same weights has measured: it is where a new one begins, and filled again when an answer
+    ends.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ _DISTURBED = 2.0  # times what was promised, from which something else took a ro
 
 @dataclass(slots=True)
 class _Trust:
-    """Tokens that came in rounds drafted on promises, and those that were promised in their time."""
+    """Tokens that came in rounds drafted on promises, and those promised in their time."""
 
     came: float = 0.0
     promised: float = 0.0
