@@ -61,7 +61,7 @@ _MEASURABLE = 64  # tokens behind from which an arm's first round tells what cat
 _USUAL = 0.6  # the chance of a token of a drafter that nothing is known of
 _TICK = 1e-9  # the shortest round: clocks may stand still
 _SAVING = 512  # tokens in which what a probe may lose is saved up, if it can be at all
-_SPARE = 0.2  # of all that may be lost: what a probe may take while others are being saved for
+_SPARE = 0.5  # of all that may be lost: what a probe may take while others are being saved for
 
 
 class ArmChooser:
@@ -148,9 +148,9 @@ class ArmChooser:
         # The first round includes catching up with the text; it
         # is counted when a second tells how much.
         if len(self._run) > 1:
+            self._count(index, tokens, seconds, drafted)
             if len(self._run) == 2:
                 self._count_first(index, seconds)
-            self._count(index, tokens, seconds, drafted)
             # Not before the second is counted too, whose draft was as long as the first.
             self._lengthen(index, self._run[:2] if len(self._run) == 2 else self._run[-1:])
         arm.last_seen = self._now
@@ -233,9 +233,15 @@ class ArmChooser:
         """Count the first round of a run, but not what of it was catching up."""
         arm = self.arms[index]
         tokens, seconds, drafted = self._run[0]
-        if drafted:  # the next round may have drafted less
-            usual = max(usual, self._plain_seconds * (1.0 + self._extra(index, drafted)))
-        usual = arm.usual(drafted > 0) or usual
+        plain = self._plain_seconds
+        if drafted and plain:
+            # Drafts differ in length: of as long a one, by what drafting was measured to cost.
+            scale = 1.0 if arm.scale is None else arm.scale
+            foreseen = plain * (1.0 + scale * self._forecasts[index].extra(drafted))
+            alike = len(self._run) > 1 and self._run[1][2] == drafted
+            usual = max(usual, foreseen) if alike else foreseen
+        else:
+            usual = arm.usual(drafted > 0) or usual
         # Its very first round may have been a cold start, which would pass for slow reading.
         if self._behind >= _MEASURABLE and arm.rounds:
             excess = max(0.0, seconds - usual) / self._behind
