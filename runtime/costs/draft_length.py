@@ -7,11 +7,13 @@ maximises its tokens times s less its seconds, s being the seconds that a token 
 maximum (the renewal theorem; the iteration s <- seconds / tokens is Dinkelbach's). So with n
 tokens drafted another is, if for some k >= 1
 
-    s r_n (a + a m + .. + a m^(k-1)) > T(n + 1 + k) - T(n + 1) + (k - 1) d
+    s r_n (a + a a_1 + .. + a a_1 .. a_(k-1)) > T(n + 1 + k) - T(n + 1) + (k - 1) d
 
-where a is the chance of the next token, given those before it, and m the usual one of those whose
-laws are not known yet. Looking k tokens ahead is what steps of T ask for, which make the second
-token after them cheap. Before the drafter is asked for its next law, a is m and pays for d too.
+where a is the chance of the next token, given those before it, and a_j = m + c^j (a - m) that of
+those whose laws are not known yet: as good as this one at first, and as usual, m, further on, for
+tokens that are certain come in runs. Looking k tokens ahead is what steps of T ask for, which make
+the second token after them cheap. Before the drafter is asked for its next law, a is what the last
+one lets expect, and pays for d too.
 
 The chance is a logistic function of the drafter's certainty, the greatest probability of its law
 before the draw. Two numbers fit it to what was accepted lately, by Newton's steps; s and m follow
@@ -38,6 +40,7 @@ _MEMORY, _ROUNDS = 0.98, 0.98  # of observations, of rounds
 _PRIOR_TOKENS, _PRIOR_CHANCES, _MOST_CHANCES = 6.0, 10.0, 90.0
 _RECOVERY, _PATIENCE = 0.03, 0.8  # of the way back to the prior, in a round without a draft
 _SURE = 8.0  # log-odds beyond which certainties are alike
+_ALIKE = 0.8  # how far from the usual chance the next token's is, as a share of how far this one's
 _STALE = 0.02  # change of s or m from which thresholds are worked out again
 
 
@@ -55,7 +58,11 @@ class AcceptanceOdds:
 
     def chance(self, x: float) -> float:
         """Return the probability of being accepted."""
-        return 1.0 / (1.0 + math.exp(-self.bias - self.slope * x))
+        return 1.0 / (1.0 + math.exp(-self.log_odds(x)))
+
+    def log_odds(self, x: float) -> float:
+        """Return the log-odds of being accepted."""
+        return self.bias + self.slope * x
 
     def learn(self, x: float, accepted: bool) -> None:
         """Take one step towards what was seen."""
@@ -108,6 +115,54 @@ class _Learnt:
         self.silent = not drafted
 
 
+class _Thresholds:
+    """The least r_n at which a chain goes on, where a token is worth `token` seconds and `usual` m.
+
+    They hang on the chance of the last law that was seen, which is told in whole log-odds (`level`,
+    None before the first). Each is worked out when it is first asked for.
+    """
+
+    def __init__(self, token: float, usual: float, costs: Sequence[float], step: float) -> None:
+        self.token, self.usual, self.plain = token, usual, costs[0]
+        self._costs, self._step = costs, step
+        self._known: dict[tuple[int, int | None, bool], float] = {}
+
+    def hold(self, token: float, usual: float, plain: float) -> bool:
+        """Return whether they are near enough to those of these values."""
+        pairs = ((token, self.token), (usual, self.usual), (plain, self.plain))
+        return all(abs(now - was) <= _STALE * was for now, was in pairs)
+
+    def to_ask(self, n: int, level: int | None) -> float:
+        """Return the least r_n at which the drafter is asked for a law."""
+        return self._least(n, level, asks=True)
+
+    def to_take(self, n: int, level: int) -> float:
+        """Return the least r_n a at which the token of a law that is known now is drafted."""
+        return self._least(n, level, asks=False)
+
+    def _least(self, n: int, level: int | None, *, asks: bool) -> float:
+        key = n, level, asks
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._worked_out(*key)
+        return known
+
+    def _worked_out(self, n: int, level: int | None, asks: bool) -> float:
+        ahead = 0.0 if level is None else 1.0 / (1.0 + math.exp(-level)) - self.usual
+        least, yielded, share = math.inf, 0.0, 1.0
+        here, spent = self._costs[n], 0.0
+        if asks:  # the next law, too, is only expected, and costs a step
+            ahead *= _ALIKE
+            share, spent = self.usual + ahead, self._step
+        for costs in self._costs[n + 1 :]:
+            yielded += share
+            least = min(least, (costs - here + spent) / (self.token * yielded))
+            ahead *= _ALIKE
+            share *= self.usual + ahead
+            spent += self._step
+        return least
+
+
 class DraftLength:
     """Says when a chain stops. `seconds` is T, `step` d, `most` the longest chain.
 
@@ -121,11 +176,11 @@ class DraftLength:
     ) -> None:
         self.most, self._seconds, self._step = most, seconds, step
         self._learnt: dict[bool, _Learnt] = {}
-        self._thresholds: tuple[float, float, list[float], list[float]] | None = None
-        self._plain = 0.0  # T(1) when they were worked out: T may change with the load
+        self._thresholds: _Thresholds | None = None
         self._now: _Learnt | None = None
         self._drafted: list[float] = []
         self._reached, self._asked = 1.0, 0
+        self._level: int | None = None
 
     def begin(self) -> None:
         """Start an answer: what was learnt of chosen tokens stays, as they change no text."""
@@ -142,14 +197,14 @@ class DraftLength:
         if learnt is None:
             learnt = self._learnt[points] = self._prior(points)
         self._now, self._drafted, self._reached, self._asked = learnt, [], 1.0, 0
+        self._level = None
         self._plan(learnt)
 
     def goes_on(self) -> bool:
         """Whether the drafter shall be asked for another law."""
-        assert self._now is not None
         assert self._thresholds is not None
         n = len(self._drafted)
-        asks = n < self.most and self._reached * self._now.usual > self._thresholds[2][n]
+        asks = n < self.most and self._reached > self._thresholds.to_ask(n, self._level)
         self._asked += asks
         return asks
 
@@ -161,19 +216,20 @@ class DraftLength:
         x = log_odds(certainty)
         chance = learnt.odds.chance(x)
         learnt.expect(chance)
-        if n >= self.most or self._reached * chance <= self._thresholds[3][n]:
+        level = round(max(-_SURE, min(_SURE, learnt.odds.log_odds(x))))
+        if n >= self.most or self._reached * chance <= self._thresholds.to_take(n, level):
             return False
         self._drafted.append(x)
         self._reached *= chance
+        self._level = level
         return True
 
     def ahead(self) -> int:
         """Return how many chosen tokens to compute at once: as many as usual ones are worth it."""
         assert self._now is not None
         assert self._thresholds is not None
-        reached, asking = self._now.usual, self._thresholds[2]
-        n = 0
-        while n < self.most and reached > asking[n]:
+        n, reached = 0, 1.0
+        while n < self.most and reached > self._thresholds.to_ask(n, None):
             n, reached = n + 1, reached * self._now.usual
         # Even numbers: each needs a graph of its own.
         return min(n + n % 2, self.most)
@@ -216,32 +272,13 @@ class DraftLength:
         return _Learnt(odds, _USUAL, _PRIOR_TOKENS, _PRIOR_TOKENS * best)
 
     def _plan(self, learnt: _Learnt) -> None:
-        """Work out the least r_n m to ask at, and the least r_n a to draft at, for every n."""
+        """Have thresholds for what a token is worth now; T may change with the load."""
         # Plain decoding is always there to be had.
         plain = self._seconds(1)
         token, usual = min(learnt.seconds / learnt.tokens, plain), learnt.usual
-        if self._thresholds is not None:
-            before = (*self._thresholds[:2], self._plain)
-            if all(
-                abs(now - was) <= _STALE * was
-                for now, was in zip((token, usual, plain), before, strict=True)
-            ):
-                return
-        self._plain = plain
-        costs = [self._seconds(n + 1) for n in range(self.most + 1)]
-        asking, taking = [], []
-        for n in range(self.most):
-            ask = take = math.inf
-            yielded, share = 0.0, 1.0
-            for k in range(1, self.most - n + 1):
-                yielded += share
-                share *= usual
-                extra = costs[n + k] - costs[n] + (k - 1) * self._step
-                take = min(take, extra / (token * yielded))
-                ask = min(ask, (extra + self._step) / (token * yielded))
-            asking.append(ask)
-            taking.append(take)
-        self._thresholds = token, usual, asking, taking
+        if self._thresholds is None or not self._thresholds.hold(token, usual, plain):
+            costs = [self._seconds(n + 1) for n in range(self.most + 1)]
+            self._thresholds = _Thresholds(token, usual, costs, self._step)
 
 
 def log_odds(probability: float) -> float:

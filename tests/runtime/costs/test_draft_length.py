@@ -121,7 +121,8 @@ def lengths_for(length: DraftLength, certainties: list[float]) -> int:
 @pytest.mark.parametrize("token", [0.5, 0.8])
 @pytest.mark.parametrize("usual", [0.3, 0.7, 0.9])
 def test_thresholds_are_those_of_the_formula(curve: CostCurve, token: float, usual: float) -> None:
-    """At every length: drafted exactly where some number of further tokens is worth its cost."""
+    """At every length: drafted exactly where some number of further tokens is worth its cost, if
+    they are as good as the last one at first and as usual further on."""
     step, most = 0.03, 8
     length = DraftLength(curve.seconds, step, most)
     length.start(points=True)
@@ -129,16 +130,38 @@ def test_thresholds_are_those_of_the_formula(curve: CostCurve, token: float, usu
     learnt.usual, learnt.tokens, learnt.seconds = usual, 1.0, token
     length._thresholds = None
     length.start(points=True)
-    assert length._thresholds is not None
-    _, _, asking, taking = length._thresholds
-    for n, reach in itertools.product(range(most), (0.053, 0.21, 0.41, 0.61, 0.83, 0.99)):
-        gains = [
-            token * reach * sum(usual**j for j in range(k))
-            - (curve.seconds(n + 1 + k) - curve.seconds(n + 1) + (k - 1) * step)
-            for k in range(1, most - n + 1)
-        ]
-        assert (reach > taking[n]) == (max(gains) > 0.0)
-        assert (reach > asking[n]) == (max(gains) > step)
+    known = length._thresholds
+    assert known is not None
+    for n, level in itertools.product(range(most), (None, -2, 0, 4)):
+        last = usual if level is None else 1.0 / (1.0 + math.exp(-level))
+        # The chances of what may come after a token of the chance `last`.
+        after = [usual + 0.8**place * (last - usual) for place in range(1, most + 1)]
+        for reach in (0.053, 0.21, 0.41, 0.61, 0.83, 0.99):
+            extra = [
+                curve.seconds(n + 1 + k) - curve.seconds(n + 1) for k in range(1, most - n + 1)
+            ]
+            asked = [
+                token * reach * sum(math.prod(after[: j + 1]) for j in range(k)) - cost - k * step
+                for k, cost in enumerate(extra, 1)
+            ]
+            assert (reach > known.to_ask(n, level)) == (max(asked) > 0.0)
+            if level is None:
+                continue
+            taken = [
+                token * reach * sum(math.prod(after[:j]) for j in range(k)) - cost - (k - 1) * step
+                for k, cost in enumerate(extra, 1)
+            ]
+            assert (reach > known.to_take(n, level)) == (max(taken) > 0.0)
+
+
+def test_tokens_that_are_certain_come_in_runs() -> None:
+    """A sure token promises sure ones: behind it a chain passes a step before which others end."""
+    beyond = CostCurve.flat([1.0, 1.2, 1.3, 1.4, *[3.0] * 6])
+    lengths = [
+        lengths_for(DraftLength(beyond.seconds, 0.01, 9), [certainty] * 9)
+        for certainty in (0.6, 0.99)
+    ]
+    assert lengths == [3, 9]
 
 
 def test_a_step_of_the_curve_is_passed_or_not_begun() -> None:
@@ -281,4 +304,7 @@ def test_drawn_answers_begin_alike_whatever_the_last_one_left() -> None:
     used.begin()
     for length in (used, fresh):
         length.start(points=False)
-    assert used._thresholds == fresh._thresholds
+    ours, others = used._thresholds, fresh._thresholds
+    assert ours is not None
+    assert others is not None
+    assert (ours.token, ours.usual, ours.plain) == (others.token, others.usual, others.plain)
