@@ -22,7 +22,8 @@ def source_folder() -> Path | None:
 def install_command(packages: list[str]) -> str:
     """Return the command that installs packages beside specrun."""
     listed = " ".join(map(shlex.quote, packages))
-    if "pipx" in Path(sys.prefix).parts:
+    # pipx leaves this file in each of its environments, wherever PIPX_HOME puts them.
+    if (Path(sys.prefix) / "pipx_metadata.json").is_file():
         return f"pipx inject specrun {listed}"
     return f"{shlex.quote(sys.executable)} -m pip install {listed}"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from specrun.cli.chat.learning import open_learning, require_training
+from specrun.cli.chat.learning import open_learning
 from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.learning import LearnSettings, learn_options
@@ -29,6 +29,7 @@ from specrun.cli.options.output import (
     json_option,
     terminal_options,
 )
+from specrun.cli.options.packages import require_training
 from specrun.cli.options.prompt import (
     PromptSettings,
     prompt_options,
@@ -96,7 +97,8 @@ def generate(
             "--learn learns between answers, and there is one: give --learn-keep, and the next "
             "time goes on from what was learnt"
         )
-    require_training(learning)
+    if learning.wanted:
+        require_training("--learn")
     text = read_prompt(prompt)
     with ExitStack() as opened:
         closed_last = opened.enter_context(ExitStack())

@@ -13,10 +13,10 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.quantizer import COPY, FILE_TYPE_ALIASES, FILE_TYPES
-from specrun.cli.options.group import MODEL, Section, SectionedCommand
+from specrun.cli.options.group import MODEL, Section, SectionedCommand, offline_option
+from specrun.cli.options.model_files import MODEL_FILE, ModelName, located
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, TensorTypeParameter
-from specrun.cli.terminal.paths import require_file
 from specrun.cli.terminal.progress import ProgressLine
 from specrun.cli.terminal.table import bytes_text, count_text, print_table
 from specrun.cli.terminal.terminal import Terminal
@@ -48,6 +48,7 @@ Examples:
   specrun quantize model-F16.gguf small.gguf IQ2_M --imatrix model.imatrix.gguf
   specrun quantize model-F16.gguf Q4_K_M --tensor-type attn_v=Q8_0 --output-tensor-type Q6_K
   specrun quantize heads-F16.gguf                        heads (medusa, hydra, eagle): Q8_0
+  specrun quantize hf:OWNER/REPO:F16 Q4_K_M              a model of the hub, written here
 """
 
 
@@ -67,23 +68,25 @@ Examples:
 @_SPECIAL.flag("--allow-requantize", "Accept a quantized IN: errors add up.")
 @_SPECIAL.flag("--force", "Replace OUT if it exists.")
 @_SPECIAL.threads("Threads.", most=1024)
+@offline_option
 @terminal_options
 @json_option()
 def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     """Write a GGUF file with smaller numbers.
 
     Works on models and on drafting heads. The new file appears whole or not at all; OUT, if it is
-    left out, is IN with the type in its name.
+    left out, is IN with the type in its name, and lies here where IN is a name of `specrun models`
+    or hf:OWNER/REPO.
     """
     from specrun.convert.quantize import HEAD_TYPE, is_head, quantize_model
     from specrun.convert.quantize.quantize_head import quantize_head
 
     if len(arguments) > 3:
         raise click.UsageError(f"{len(arguments)} names are too many: give IN [OUT] TYPE")
-    source = require_file(Path(arguments[0]).expanduser())
+    source, beside = _source(arguments[0])
     head = is_head(read_header(source))
     file_type, named = _type_and_output(arguments[1:], HEAD_TYPE if head else None)
-    output = named or default_output(source, file_type)
+    output = named or default_output(beside, file_type)
     options["n_threads"] = options.pop("threads")
     options["tensor_types"] = options.pop("tensor_type")
     if head:
@@ -99,6 +102,15 @@ def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **op
     finally:
         progress.close()
     _print_report(report, time.monotonic() - started, terminal, as_json)
+
+
+def _source(given: str) -> tuple[Path, Path]:
+    """Return IN, and the file beside which OUT goes: here, for one that lies in a cache."""
+    source = MODEL_FILE.convert(given, None, None)
+    if isinstance(source, ModelName):
+        found = located(source)
+        return found, Path(found.name)
+    return source, source
 
 
 def _type_and_output(rest: tuple[str, ...], default: str | None) -> tuple[str, Path | None]:

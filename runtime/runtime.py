@@ -16,7 +16,7 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.bindings.workers import require_workers
 from specrun.runtime.backend_laws import is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
-from specrun.runtime.drafter import Owned
+from specrun.runtime.drafter import Drafter, Owned
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.models.names import locate_model
@@ -233,6 +233,15 @@ class Runtime:
                 if session.drafter is new:  # also where closing the old one failed
                     self._weights, self._environment = weights, environment
                     opened.pop_all()
+
+    def start_drafter(self) -> Drafter:
+        """Return another drafter of the same expression, which has learnt nothing yet.
+
+        It shares all weights. `session.draft_with` takes it for the next answer. The runtime closes
+        the one that is in use; close all others before.
+        """
+        self.session.require_open()
+        return self._weights.start()
 
     # -- what is open ------------------------------------------------------------------------------
 

@@ -47,7 +47,8 @@ class AccelerateOptions:
     The profile has choices for each of `params`, one a temperature. `prompts` is a file, one a
     line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`;
     comparing takes about `seconds`, in up to `repetitions`. `hours` trains a head, too. `memory` is
-    how many bytes a target and what drafts for it may take. `again` forgets what was found before.
+    how many bytes a target and what drafts for it may take. `drafts` are files to try beside those
+    that are found. `again` forgets what was found before.
     """
 
     target: Path
@@ -55,6 +56,7 @@ class AccelerateOptions:
     prompts: Path | None = None
     hours: float | None = None
     memory: int | None = None
+    drafts: tuple[Path, ...] = ()
     n_tokens: int = 64
     repetitions: int = 4
     seconds: float = 90.0
@@ -82,8 +84,8 @@ class AccelerateResult:
     """What was found: the choices, everything that was measured, and why.
 
     `rows` are by temperature and workload, in the contenders' order. `diagnoses` are of the fastest
-    drafter at each temperature, whether it pays or not. `profile` is the file; `interrupted` where
-    Ctrl-C ended the search, which another call goes on with.
+    drafter at each temperature and workload, whether it pays or not. `profile` is the file;
+    `interrupted` where Ctrl-C ended the search, which another call goes on with.
     """
 
     target: Path
@@ -144,6 +146,8 @@ def accelerate(
     started = time.perf_counter()
     prompts = search_prompts(options.prompts)
     search_options = options.search(prompts)  # raises before anything takes time
+    for path in options.drafts:
+        read_header(path)  # so does this
     finder = _Finder(options, prompts, search_options)
     record = finder.earlier(warn)
     finder.require_place()
@@ -227,6 +231,7 @@ class _Finder:
             seconds=options.seconds,
             memory=options.memory,
             has_own_prompts=options.prompts is not None,
+            named=options.drafts,
             forgets=options.again,
             progress=progress,
         )
@@ -259,9 +264,9 @@ class _Finder:
         """Return the choices as far as anything was compared."""
         search = self._search
         reasons = {
-            found.temperature: IN_SHORT[found.reasons[0].kind]
+            (found.temperature, found.workload): IN_SHORT[found.reasons[0].kind]
             for found in self.diagnoses(record)
-            if found.reasons
+            if found.reasons and not found.pays
         }
         return choices(record, search.temperatures, search.workloads, reasons)
 
@@ -275,7 +280,7 @@ class _Finder:
         ]
 
     def diagnoses(self, record: Record) -> list[Diagnosis]:
-        """Return why the fastest drafter at each temperature is as fast as it is."""
+        """Return why the fastest drafter of each temperature and workload is as fast as it is."""
         if self._curve is None:
             return []
         return [
@@ -287,18 +292,20 @@ class _Finder:
                 self._curve,
                 speed_up=best.speed_up.value,
                 mixture=self._mixture,
+                workload=best.workload,
             )
             for best in self._fastest(record)
         ]
 
     def _fastest(self, record: Record) -> Sequence[Measured]:
-        """Return the fastest drafter at each temperature, of those that drafted anything."""
+        """Return the fastest drafter of each setting, of those that drafted anything."""
         found = []
         for temperature in self._search.temperatures:
-            rows = [row for row in self.rows(record) if row.temperature == temperature]
-            rows = [row for row in rows if row.work.drafting_rounds] or rows
-            if rows:
-                found.append(max(rows, key=lambda row: row.speed_up.value))
+            for workload in self._search.workloads:
+                rows = measured(record, temperature, workload)
+                rows = [row for row in rows if row.work.drafting_rounds] or rows
+                if rows:
+                    found.append(max(rows, key=lambda row: row.speed_up.value))
         return found
 
     def drop_unused_cut(self, record: Record) -> None:

@@ -21,8 +21,12 @@ from specrun.runtime.tuning.profile import ANY, Choice
 LOSES = 0.97
 """The speed-up below which a drafter costs more than may be lost."""
 
-HOPELESS = 0.9
-"""The share of the best drafter's speed below which another is not measured again."""
+HOPELESS, _AT_ONCE = 0.9, 0.5
+"""The share of the best drafter's speed below which another is not measured again.
+
+A repetition may have been disturbed by other programs: the best one counts, and after one alone
+much less is needed.
+"""
 
 _EQUAL = 0.99
 
@@ -76,12 +80,12 @@ def hopeful(record: Record, temperature: float, workloads: Sequence[str]) -> lis
     for workload in workloads:
         rows = measured(record, temperature, workload)
         best = max((row.speed_up.value for row in rows), default=1.0)
-        known = {row.drafter: row.speed_up.value for row in rows}
-        kept |= {
-            contender.drafter
-            for contender in record.contenders
-            if known.get(contender.drafter, best) >= HOPELESS * best
+        behind = {
+            row.drafter
+            for row in rows
+            if row.speed_up.high < (HOPELESS if row.repetitions > 1 else _AT_ONCE) * best
         }
+        kept |= {found.drafter for found in record.contenders if found.drafter not in behind}
     return [found.drafter for found in record.contenders if found.drafter in kept]
 
 
@@ -89,25 +93,26 @@ def choices(
     record: Record,
     temperatures: Sequence[float],
     workloads: Sequence[str],
-    reasons: Mapping[float, str],
+    reasons: Mapping[tuple[float, str], str],
 ) -> list[Choice]:
     """Return a choice for each temperature, for each workload and for any; none where unknown.
 
-    `reasons` say for a temperature why nothing pays, where nothing does.
+    `reasons` say for a temperature and a workload why nothing pays, where nothing does.
     """
     found = []
     for temperature in temperatures:
-        reason = reasons.get(temperature, "")
         rows = {workload: measured(record, temperature, workload) for workload in workloads}
         if not all(rows.values()):
             continue
         for workload, own in rows.items():
             best = fastest(own)
             if best is None:
+                reason = reasons.get((temperature, workload), "")
                 found.append(Choice(temperature, workload, PLAIN, 1.0, reason))
             else:
                 found.append(Choice(temperature, workload, best.drafter, best.speed_up.value))
-        found.append(_for_any(record, temperature, list(rows.values()), reason))
+        told = filter(None, (reasons.get((temperature, workload)) for workload in workloads))
+        found.append(_for_any(record, temperature, list(rows.values()), next(told, "")))
     return found
 
 

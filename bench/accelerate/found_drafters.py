@@ -13,6 +13,7 @@ from pathlib import Path
 from specrun.bench.accelerate.search import FoundDrafter
 from specrun.bindings.gguf import read_header
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
+from specrun.runtime.methods import method_of_head
 from specrun.runtime.models import ModelEntry, StoredModel, catalogue, stored_models
 from specrun.runtime.models.catalogue import could_draft
 
@@ -21,8 +22,25 @@ _MOST_BESIDE = 200  # files of a folder that are looked into
 _USUAL_RATIO = 20.0  # times smaller than its target: what usually drafts best
 
 
-def found_drafters(target: Path) -> list[FoundDrafter]:
-    """Return what could draft for a file, what is likely best first; raises as reading it does."""
+def found_drafters(target: Path, named: Sequence[Path] = ()) -> list[FoundDrafter]:
+    """Return what could draft for a file, what is likely best first; raises as reading it does.
+
+    What a user `named` is tried in any case, and before all others.
+    """
+    asked = [_named(path) for path in dict.fromkeys(named)]
+    known = {path.resolve() for path in named}
+    others = _looked_up(target)
+    return asked + [new for new in others if new.path is None or new.path.resolve() not in known]
+
+
+def _named(path: Path) -> FoundDrafter:
+    header = read_header(path)
+    method = method_of_head(header.architecture)
+    alone = "mtp" if read_nextn(path, header).alone else "draft"
+    return FoundDrafter(path.absolute(), method.name if method else alone, "named")
+
+
+def _looked_up(target: Path) -> list[FoundDrafter]:
     header = read_header(target)
     blocks = read_nextn(target, header).count and header.architecture in NEXTN_ARCHITECTURES
     own = [FoundDrafter(None, "mtp", "NextN blocks of the file")] if blocks else []

@@ -19,7 +19,7 @@ from typing import Protocol
 from specrun.bench.accelerate.choice import Measured, hopeful, measured
 from specrun.bench.accelerate.record import PLAIN, Contender, Record, Sweep
 from specrun.bench.diagnosis.work import Work
-from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.errors import MissingPackageError, OptionError, SpecrunError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.language import parse_expression, short_label
@@ -182,6 +182,9 @@ class Search:
             cut = self._machine.cut()
         except SpecrunError as error:
             self._record.leave_out("a cut of the target's layers", str(error))
+            if isinstance(error, MissingPackageError):
+                self._keep(self._record)
+                return  # not done: what is missing may be installed
         else:
             if cut.speed_up >= _GAIN_OF_CUT:
                 self._record.add([Contender(cut.drafter, f"a cut that skips {cut.layers}")])

@@ -31,6 +31,7 @@ from specrun.runtime.costs import (
     save_curve,
     save_plans,
 )
+from specrun.runtime.drafter import Drafter, close_all
 from specrun.runtime.language import parse_expression, quoted
 from specrun.runtime.memory import (
     AskedCounts,
@@ -63,8 +64,8 @@ class ThisMachine:
     """The `Machine` of a search, for one target; a context manager that closes what it opened.
 
     `params` are the sampling settings by temperature, `n_tokens` the most of an answer, `seconds`
-    what comparing may take, `memory` the bytes that target and drafter may take together. Where it
-    `forgets`, the cost curve is measured again.
+    what comparing may take, `memory` the bytes that target and drafter may take together. `named`
+    files are tried as drafters in any case. Where it `forgets`, the cost curve is measured again.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ThisMachine:
         seconds: float,
         memory: int | None = None,
         has_own_prompts: bool = False,
+        named: Sequence[Path] = (),
         forgets: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         progress: Callable[[float], None] = lambda _: None,
@@ -85,19 +87,22 @@ class ThisMachine:
         self._target, self._prompts, self._params = target, prompts, params
         self._options, self._memory = options, memory
         self._has_own_prompts, self._forgets = has_own_prompts, forgets
+        self._named = named
         self._n_tokens, self._seconds = n_tokens, seconds
         self._clock, self._progress = clock, progress
         self._context = options.context
         self._curve: CostCurve | None = None
         self._answer_tokens: int | None = None  # known when it is known how many are compared
         self._opened = ExitStack()
-        self._arms: dict[str, dict[str, Arm]] = {}
+        self._arms: dict[str, dict[tuple[float, str], Arm]] = {}
+        self._started: dict[str, list[Drafter]] = {}  # the runtime's first one, and others
 
     def __enter__(self) -> ThisMachine:
         self._opened.enter_context(placing(self._options.placement))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close_others(())
         self._opened.close()
 
     def now(self) -> float:
@@ -148,7 +153,7 @@ class ThisMachine:
 
     def look(self) -> list[FoundDrafter]:
         """Return what could draft for the target."""
-        return found_drafters(self._target)
+        return found_drafters(self._target, self._named)
 
     def plans(self, found: FoundDrafter) -> list[str]:
         """Return the expressions of a file: those of `tune` for a model, chains and trees else."""
@@ -250,7 +255,7 @@ class ThisMachine:
         arms: dict[str, Arm] = {}
         for drafter in drafters:
             try:
-                arms[drafter] = self._arm(drafter, workload)
+                arms[drafter] = self._arm(drafter, temperature, workload)
             except SpecrunError as error:
                 if drafter == PLAIN:
                     raise
@@ -274,17 +279,24 @@ class ThisMachine:
             raise SpecrunError(f"{problem}: give others with --prompts FILE")
         return {**found, **{drafter: work_of(answers) for drafter, answers in results.items()}}
 
-    def _arm(self, drafter: str, workload: str) -> Arm:
-        known = self._arms.setdefault(drafter, {})
-        if workload not in known:
+    def _arm(self, drafter: str, temperature: float, workload: str) -> Arm:
+        known, setting = self._arms.setdefault(drafter, {}), (temperature, workload)
+        if setting not in known:
             runtime = next((arm.runtime for arm in known.values()), None)
-            known[workload] = Arm(
-                runtime or self._open(drafter), self._prompts.held_out[workload], None
-            )
+            prompts = self._prompts.held_out[workload]
             if runtime is None:
-                first = next(iter(self._params.values()))
-                known[workload].answer(0, first, _WARM_UP_TOKENS, seed=0)
-        return known[workload]
+                runtime = self._open(drafter)
+                self._started[drafter] = [runtime.session.drafter]
+                warm_up = Arm(runtime, prompts, None)
+                warm_up.answer(0, self._params[temperature], _WARM_UP_TOKENS, seed=0)
+            own = None
+            if not files_in(drafter):
+                # It learns what pays on its texts, which says nothing of others: where nothing
+                # repeats prompt lookup stops, and would hardly begin again for an edit.
+                own = runtime.start_drafter()
+                self._started[drafter].append(own)
+            known[setting] = Arm(runtime, prompts, None, own)
+        return known[setting]
 
     def _open(self, drafter: str) -> Runtime:
         self._check_memory(drafter)
@@ -296,15 +308,20 @@ class ThisMachine:
     def _close_others(self, drafters: Sequence[str]) -> None:
         """Close what is no longer compared: its memory is the others'."""
         for drafter in [name for name in self._arms if name not in drafters]:
-            for arm in self._arms.pop(drafter).values():
-                arm.runtime.close()
+            arms, started = self._arms.pop(drafter), self._started.pop(drafter, [])
+            runtime = next((arm.runtime for arm in arms.values()), None)
+            if runtime is not None:
+                used = runtime.session.drafter
+                close_all([other for other in started if other is not used])
+                runtime.close()
 
     def _check_memory(self, drafter: str) -> None:
         if self._memory is None:
             return
         needed = needed_bytes(self._target, drafter, self._context)
         if needed > self._memory:
-            problem = f"it needs {size_text(needed)} of memory"
+            what = self._target.name if drafter == PLAIN else "it"
+            problem = f"{what} needs {size_text(needed)} of memory"
             raise OutOfMemoryError(f"{problem}, and {size_text(self._memory)} are allowed")
 
 

@@ -71,7 +71,8 @@ class Diagnosis:
     """What was found of a drafter, against plain decoding in the same run.
 
     `speed_up` was measured, `expected` follows from tokens a round, the curve and what drafter and
-    Python took. Milliseconds are those of a round.
+    Python took. Milliseconds are those of a round. `workload` names the texts, where there are
+    several kinds.
     """
 
     drafter: str
@@ -94,6 +95,7 @@ class Diagnosis:
     curve: tuple[tuple[int, float], ...]
     best: Achievable
     reasons: tuple[Reason, ...]
+    workload: str = ""
 
     @property
     def pays(self) -> bool:
@@ -149,11 +151,12 @@ def diagnose(
     *,
     speed_up: float | None = None,
     mixture: tuple[int, int] = (0, 0),
+    workload: str = "",
 ) -> Diagnosis:
     """Return the diagnosis of what was measured; seconds of `curve` are those of the same machine.
 
     `speed_up` is the one to tell, None: that of the sums. `mixture` are the experts of a layer and
-    how many of them a token uses, zeros for a dense model.
+    how many of them a token uses, zeros for a dense model; `workload` names the texts.
     """
     curve = curve.as_padded()
     rounds, drafting = drafted.rounds, max(1, drafted.drafting_rounds)
@@ -194,6 +197,7 @@ def diagnose(
         curve=singles,
         best=best,
         reasons=_reasons(as_measured, drafted.acceptance, best, mixture, quotes=quotes),
+        workload=workload,
     )
 
 

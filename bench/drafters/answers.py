@@ -10,6 +10,7 @@ from itertools import zip_longest
 
 from specrun.bench.drafters.prompts import Prompt, as_text
 from specrun.bindings.errors import SpecrunError
+from specrun.runtime.drafter import Drafter
 from specrun.runtime.engine import Engine
 from specrun.runtime.language import parse_expression, short_label
 from specrun.runtime.results import GenerationResult, SpecStats
@@ -18,10 +19,19 @@ from specrun.runtime.sampling import SamplingParams
 
 
 class Arm:
-    """A runtime with the prompts tokenized; `as_chat` is that of `prompt_ids`."""
+    """A runtime with the prompts tokenized; `as_chat` is that of `prompt_ids`.
 
-    def __init__(self, runtime: Runtime, prompts: Sequence[Prompt], as_chat: bool | None) -> None:
-        self.runtime = runtime
+    It drafts with `drafter`, None: with the runtime's own. Whoever made it closes it.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        prompts: Sequence[Prompt],
+        as_chat: bool | None,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self.runtime, self._drafter = runtime, drafter
         self.label = short_label(parse_expression(runtime.drafter))
         self._prompts = [prompt_ids(runtime, prompt, as_chat) for prompt in prompts]
 
@@ -46,6 +56,8 @@ class Arm:
     ) -> GenerationResult:
         """Answer one prompt from an empty cache, so that no arm profits from what came before."""
         self.runtime.session.forget()
+        if self._drafter is not None:
+            self.runtime.session.draft_with(self._drafter)
         return self.runtime.generate(
             self._prompts[number], params.replace(seed=seed), max_tokens=max_tokens
         )

@@ -15,7 +15,7 @@ import click
 
 from specrun.cli.accelerate.report import print_report
 from specrun.cli.options.group import Section, SectionedCommand, option_group
-from specrun.cli.options.model import LoadSettings, load_options
+from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.model_files import MODEL_FILE
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import named_target
@@ -35,10 +35,11 @@ _LONGEST_BEST = 70
 
 _EPILOG = """\b
 Examples:
-  specrun accelerate model.gguf                         a few minutes; from then on chat and generate use it
+  specrun accelerate model.gguf                         a few minutes; from then on chat, generate and serve use it
   specrun accelerate model.gguf --prompts mine.txt      by your own prompts, one a line (or .jsonl)
   specrun accelerate model.gguf --hours 2               trains a head for it, too
   specrun accelerate model.gguf --memory 8G --temp 0,1
+  specrun accelerate -hf OWNER/REPO -hfd OWNER/SMALL    tries a drafter of the hub, too
 
 \b
 Looks for NextN blocks, heads and smaller models (in the file, beside it and in the caches that specrun
@@ -56,6 +57,7 @@ class SearchSettings:
     hours: float | None
     prompts: Path | None
     memory: int | None
+    model_draft: tuple[Path, ...]
     predict: int
     repetitions: int
     seconds: float
@@ -71,6 +73,9 @@ search_options = option_group(
         "--memory SIZE",
         "The most memory of the model and what drafts for it, such as 8G.",
         SizeType(),
+    ),
+    _SEARCH.model(
+        MODEL_DRAFT, "A drafter to try beside those that are found; repeatable.", multiple=True
     ),
     _SEARCH.option(
         "-n, --predict, --max-tokens N",
@@ -151,6 +156,7 @@ def _options(
         prompts=search.prompts or (demo_questions() if load.demo else None),
         hours=search.hours,
         memory=search.memory,
+        drafts=search.model_draft,
         n_tokens=search.predict,
         repetitions=search.repetitions,
         seconds=search.seconds,

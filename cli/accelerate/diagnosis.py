@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def print_diagnosis(diagnosis: Diagnosis, terminal: Terminal) -> None:
     """Print the figures, and below them the reasons in words, what costs most first."""
     name = short_label(parse_expression(diagnosis.drafter))
-    title = f"Why: {name} at temperature {diagnosis.temperature:g}"
+    texts = f" on {diagnosis.workload}" if diagnosis.workload else ""
+    title = f"Why: {name}{texts} at temperature {diagnosis.temperature:g}"
     print_facts(terminal, title, diagnosis_facts(diagnosis))
     for line in verdict_lines(diagnosis):
         for piece in _wrapped(line, terminal):

@@ -105,8 +105,8 @@ def _say_what_follows(result: AccelerateResult, terminal: Terminal) -> None:
     terminal.note(f"kept in {result.profile} ({spent})")
     if any(choice.drafter != "none" for choice in result.choices):
         terminal.note(
-            f"chat and generate draft so for {result.target.name} from now on, where no drafter is "
-            "named (--no-profile: without it)"
+            f"chat, generate and serve draft so for {result.target.name} from now on, where no "
+            "drafter is named (--no-profile: without it)"
         )
 
 

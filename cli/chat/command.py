@@ -11,7 +11,6 @@ import click
 from specrun.cli.chat.commands import COMMAND_NAMES, handle_command
 from specrun.cli.chat.conversation import Conversation
 from specrun.cli.chat.input import make_line_reader
-from specrun.cli.chat.learning import require_training
 from specrun.cli.chat.loop import Chat
 from specrun.cli.chat.models import ChatModels
 from specrun.cli.chat.settings import describe_sampling
@@ -33,6 +32,7 @@ from specrun.cli.options.output import (
     markdown_option,
     terminal_options,
 )
+from specrun.cli.options.packages import require_training
 from specrun.cli.options.prompt import system_prompt_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.session import kept_session, session_option
@@ -82,7 +82,8 @@ def chat(
     learning: LearnSettings,
 ) -> None:
     """Talk to a model, with its drafts verified so that it says what it would have said without."""
-    require_training(learning)
+    if learning.wanted:
+        require_training("--learn")
     with closing(ChatModels(load, draft, template, terminal, lora, learning)) as models:
         runtime = models.open(answer.params)
         _print_banner(runtime, answer, terminal, demo=load.demo)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from specrun.bindings.errors import MissingPackageError
 from specrun.cli.options.learning import LearnSettings
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationResult
@@ -18,15 +16,6 @@ from specrun.runtime import GenerationResult
 if TYPE_CHECKING:
     from specrun.train.online.online_drafter import Learning, OnlineDrafter, OnlineUpdate
     from specrun.train.trainer.listener import TrainingStatus
-
-_NEEDED = ("torch", "transformers", "safetensors")
-
-
-def require_training(settings: LearnSettings) -> None:
-    """Raise MissingPackageError where something is to be learnt and cannot be."""
-    missing = [name for name in _NEEDED if find_spec(name) is None] if settings.wanted else []
-    if missing:
-        raise MissingPackageError("--learn", missing[0], "train")
 
 
 class ChatLearning:

@@ -9,7 +9,7 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import Section, option_group
-from specrun.cli.options.types import FILE, PATH
+from specrun.cli.options.types import PATH
 from specrun.runtime.methods import head_kinds
 
 _SOURCE, _HEAD, _RESULT = map(Section, ("Checkpoint", "Heads", "Result"))
@@ -86,7 +86,7 @@ head_options = option_group(
         default=None,
         show_default="recognised",
     ),
-    _HEAD.option("--target FILE", "The GGUF file of the model that the heads draft for.", FILE),
+    _HEAD.model("--target", "The GGUF file of the model that the heads draft for."),
     _HEAD.option(
         "--target-model-dir DIR",
         "Instead, that model's checkpoint: config.json and tokenizer are enough.",

@@ -18,7 +18,13 @@ from click.types import OptionHelpExtra
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.cli.options.config_file import config_path, defaults_of
-from specrun.cli.options.model_files import MODEL_FILE, locate_all, set_offline, with_hub_value
+from specrun.cli.options.model_files import (
+    MODEL_FILE,
+    ModelFileType,
+    locate_all,
+    set_offline,
+    with_hub_value,
+)
 
 ENVIRONMENT_PREFIX = "SPECRUN"
 _HUB_OPTIONS = {
@@ -136,11 +142,17 @@ class Section:
         """Declare an option without a value."""
         return self.option(usage, help, is_flag=True, **attributes)
 
-    def model(self, usage: str, help: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - click's
+    def model(
+        self,
+        usage: str,
+        help: str,
+        kind: ModelFileType = MODEL_FILE,
+        **attributes: Any,  # noqa: ANN401 - click's
+    ) -> Decorator:
         """Declare an option that names a model, and -hf (-hfd for what drafts) beside it."""
-        own = usage.split(", ")[0]
+        own = usage.split(", ")[0].split()[0]
         names, dest = _HUB_OPTIONS["-md" if own == "-md" else "-m"]
-        option = self.option(usage, help, MODEL_FILE, cls=ModelOption, hub=dest, **attributes)
+        option = self.option(usage, help, kind, cls=ModelOption, hub=dest, **attributes)
         hub = self.option(
             f"{names} OWNER/REPO[:QUANT]",
             f"Short for {own} hf:OWNER/REPO[:QUANT]: a model of the Hugging Face hub, fetched into "
@@ -169,14 +181,14 @@ _ORDER = [
 class SectionedCommand(click.Command):
     """A command whose help lists its options by section.
 
-    Sections of its own come first, then those of `_ORDER`, which many commands have. Where an
-    option names a model, there is --offline too, and the command gets the model's file.
+    Sections of its own come first, then those of `_ORDER`, which many commands have. Where a
+    parameter names a model, there is --offline too, and the command gets the model's file.
     """
 
     def __init__(self, *args: Any, **attributes: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **attributes)
-        if any(isinstance(option, ModelOption) for option in self.params):
-            self.params.append(_offline_option())
+        if any(isinstance(known.type, ModelFileType) for known in self.params):
+            self.params.append(_offline())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; what they and the environment leave out the config file may say."""
@@ -194,7 +206,7 @@ class SectionedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and record[1]:  # arguments say what they are in the usage line
                 name = parameter.section if isinstance(parameter, SectionedOption) else _OTHER
                 sections.setdefault(name, []).append(record)
         for name in sorted(sections, key=place_of_section):
@@ -209,15 +221,18 @@ def _instead_of(model: str, context: click.Context) -> tuple[str, ...]:
     return ("drafter", "demo") if model == "model_draft" and "spec_type" in context.params else ()
 
 
-def _offline_option() -> click.Option:
+offline_option = MODEL.flag(
+    "--offline",
+    "Take models of the hub from the cache, without asking it.",
+    expose_value=False,
+    callback=set_offline,
+)
+
+
+def _offline() -> click.Option:
     def nothing() -> None: ...
 
-    MODEL.flag(
-        "--offline",
-        "Take models of the hub from the cache, without asking it.",
-        expose_value=False,
-        callback=set_offline,
-    )(nothing)
+    offline_option(nothing)
     option: click.Option = nothing.__click_params__[0]  # type: ignore[attr-defined]
     return option
 

@@ -24,9 +24,12 @@ class ModelName(str):
 
 
 class ModelFileType(click.ParamType["Path | ModelName"]):
-    """A model: the command gets the path of its file."""
+    """A model: the command gets the path of its file, or of its `folder` where that is one, too."""
 
     name = "FILE|NAME"
+
+    def __init__(self, *, folder: bool = False) -> None:
+        self._folder = folder
 
     def convert(
         self,
@@ -45,7 +48,9 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
 
             HubName.parse(text)  # raises for what cannot be one
             return ModelName(text)
-        return require_file(path) if looks_like_path(path, text) else ModelName(text)
+        if not looks_like_path(path, text):
+            return ModelName(text)
+        return path if self._folder else require_file(path)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -62,6 +67,7 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
 
 
 MODEL_FILE = ModelFileType()
+MODEL_OR_FOLDER = ModelFileType(folder=True)
 
 
 def located(name: str) -> Path:

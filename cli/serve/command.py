@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.cli.chat.learning import require_training
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
 from specrun.cli.options.adapters import lora_option
@@ -28,6 +27,7 @@ from specrun.cli.options.model import (
 )
 from specrun.cli.options.opening import check_sampling, open_engine
 from specrun.cli.options.output import terminal_options
+from specrun.cli.options.packages import require_training
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
 from specrun.cli.serve.http.addresses import bound_socket, is_loopback, url_of
@@ -211,7 +211,8 @@ def serve(
 ) -> None:
     """Answer over HTTP: OpenAI's API and llama-server's, several conversations at once."""
     require_packages()
-    require_training(learning)
+    if learning.wanted:
+        require_training("--learn")
     if learning.wanted and not learning.learn_every:
         raise OptionError("--learn-every 0 learns at a chat's /learn: give how many answers")
     from specrun.cli.serve.app import create_app

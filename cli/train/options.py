@@ -23,7 +23,9 @@ from specrun.cli.options.group import (
     option_group,
 )
 from specrun.cli.options.model import trust_option
+from specrun.cli.options.model_files import MODEL_OR_FOLDER
 from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.packages import require_training
 from specrun.cli.options.prompt import parallel_option
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, SHARE_BELOW_ONE
 from specrun.cli.terminal.terminal import Terminal
@@ -38,11 +40,13 @@ _FIELDS = {"batch_tokens": "tokens_per_batch", "save_every": "save_seconds", "th
 """Fields of `train.trainer.run.TrainingRun` by the option that gives them, where names differ."""
 
 
-_TARGETS = {
-    "DIR": "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json).",
-    "MODEL": "The target: a GGUF file, or a Hugging Face folder.",
-}
-"""What --target says of itself, by its metavar."""
+def _target_option(kind: str, *, required: bool) -> Decorator:
+    """Return --target, by what it takes: DIR, or MODEL."""
+    if kind == "DIR":
+        help = "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json)."
+        return DATA.option("--target DIR", help, PATH, required=required)
+    help = "The target: a GGUF file, a name of `specrun models`, or a Hugging Face folder."
+    return DATA.model("--target MODEL", help, MODEL_OR_FOLDER, required=required)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,7 @@ def _source_options(target: str, *, needs_target: bool, needs_data: bool) -> Dec
     return option_group(
         "source",
         _source,
-        DATA.option(
-            f"--target {target}",
-            _TARGETS[target],
-            PATH,
-            required=needs_target,
-        ),
+        _target_option(target, required=needs_target),
         DATA.option(
             "--data",
             "A text, or JSON Lines or an array of texts, prompts with answers, or chats; "
@@ -263,6 +262,7 @@ def train_command(
             terminal: Terminal,
             **values: Any,  # noqa: ANN401 - the function's own
         ) -> None:
+            require_training("training")
             place = {"output": result.output.expanduser(), "force": result.force}
             function(TrainJob({**source, **run, **place}, result, terminal), **values)
 

@@ -4,7 +4,9 @@ What it proposes is chosen by estimates, of acceptance and of costs, which a tex
 belie. So its rounds are timed: they teach the curve that it plans with (`LiveCurve`), and what they
 lose against plain decoding, its own Python included, is booked (`Account`). It may draft as many
 nodes as fit the account if all of them are rejected. Where none fits it is asked all the same, for
-it learns from what it would have drafted; where not even that fits, it sleeps for some tokens.
+it learns from what it would have drafted; where not even that fits, it sleeps until a short draft
+does: what it costs to be asked may be all that a token allows (a small model, a fast machine), and
+a drafter that is only asked would then never draft again, however much repeats.
 
 Its drafts are point masses, so the text is plain decoding's own whenever it is stopped. Nothing of
 this is for drafters that draw: what they draft is part of which text comes of a seed.
@@ -28,6 +30,7 @@ _YES_NO = ["yes", "no"]
 # The rest of 3 % is what a context for trees costs over one for single tokens.
 _SHARE, _MOST = 0.015, 1.25
 _OWN = 9  # rounds that tell what the drafter's own Python usually takes
+_WAKES = 2  # nodes of the draft that must fit the account before a drafter is asked again
 _NOTHING = DraftTree()
 
 
@@ -127,7 +130,7 @@ class PayingDrafter(TimedDrafter):
         super().__init__(inner, costs, clock)
         self._account = Account(_SHARE, _MOST)
         self._asked = 0.0
-        self._asks = False
+        self._asks, self._sleeps = False, False
         self._stopped = 0
         self._own: deque[float] = deque(maxlen=_OWN)  # seconds of its own, lately
 
@@ -139,7 +142,9 @@ class PayingDrafter(TimedDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return what the drafter proposes within what it may lose."""
         self._asked = self._clock()
-        self._asks = self._account.room > 0.0
+        room = self._account.room
+        self._sleeps = room < self._waking() if self._sleeps else room <= 0.0
+        self._asks = not self._sleeps
         if not self._asks:
             self._stopped += 1
             self._proposed = self._asked
@@ -151,6 +156,12 @@ class PayingDrafter(TimedDrafter):
             depth = min(most, request.max_depth)
             request = dataclasses.replace(request, max_depth=depth, max_nodes=most)
         return super().propose(request)
+
+    def _waking(self) -> float:
+        """Return the room from which a drafter that sleeps is asked again."""
+        # No more than can be saved up: a steep curve must not let it sleep for ever.
+        short = self._costs.seconds(1 + _WAKES) / self._costs.seconds(1) - 1.0
+        return max(0.0, min(short, _MOST))
 
     def _affordable(self, wanted: int) -> int:
         """Return how many nodes, of so many, may all be rejected."""

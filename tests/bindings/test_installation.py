@@ -47,7 +47,8 @@ def test_from_a_wheel(wheel: None) -> None:
 
 
 def test_from_pipx(wheel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".local" / "pipx" / "venvs" / "specrun"))
+    (tmp_path / "pipx_metadata.json").write_text("{}")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert installation.extra_command("convert") == "run pipx inject specrun gguf==0.19.0"
 
 

@@ -54,7 +54,7 @@ def test_the_choice_is_printed_kept_and_used(run: Run, models: Models, machine: 
     assert "texts of all kinds, temperature 0: prompt-lookup, 3." in result.stdout
     assert "Drafting pays" in result.stdout
     assert "kept in" in result.stderr
-    assert "chat and generate draft so for target.gguf from now on" in result.stderr
+    assert "chat, generate and serve draft so for target.gguf from now on" in result.stderr
     answer = run("generate", "-m", models.target, "-p", "x", "-n", 2, "--json")
     assert json.loads(answer.stdout)["stats"]["drafter"] == LOOKUP
     assert "profile: prompt-lookup" in answer.stderr

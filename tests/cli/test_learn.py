@@ -145,7 +145,7 @@ def test_learning_needs_torch_and_says_how_to_get_it(
     run: Run, pair: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "specrun.cli.chat.learning.find_spec", lambda name: None if name == "torch" else sys
+        "specrun.cli.options.packages.find_spec", lambda name: None if name == "torch" else sys
     )
     result = run("chat", *pair, "--learn", input="x")
     assert result.exit_code == 1

@@ -136,6 +136,11 @@ def test_the_environment_gives_way_to_what_is_typed(
 COMMANDS = (
     ("chat",),
     ("generate", "-p", "x"),
+    ("serve",),
+    ("accelerate",),
+    ("why",),
+    ("inspect",),
+    ("theory",),
     ("tune",),
     ("calibrate",),
     ("prove",),
@@ -143,7 +148,10 @@ COMMANDS = (
     ("bench", "drafters"),
     ("bench", "cascade"),
     ("bench", "replay"),
+    ("bench", "load"),
     ("datastore", "build", __file__, "-o", "new.store"),
+    ("train", "eagle", "-o", "new"),
+    ("convert", "folder"),
 )
 
 
@@ -157,12 +165,29 @@ def test_every_command_with_a_model_takes_hf_and_offline(
 
 
 def test_every_command_with_a_drafter_takes_hfd(run: Run, home: Path, models: Models) -> None:
-    for command in ("chat", "tune", "calibrate", "prove", "bench drafters", "bench cascade"):
+    commands = ("chat", "serve", "accelerate", "why", "tune", "theory", "calibrate", "prove")
+    for command in (*commands, "bench drafters", "bench cascade"):
         result = run(*command.split(), "-m", models.target, "-hfd", "ann/absent", "--offline")
         assert result.exit_code == 3, (command, result.stderr)
         assert "ann/absent is not in the cache" in result.stderr
     result = run("inspect", models.target, "-hfd", "ann/absent", "--offline")
     assert result.exit_code == 3
+
+
+def test_files_of_arguments_may_lie_in_a_cache_which_is_not_written_to(
+    run: Run, home: Path, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_hub(home, "ann/Tiny-GGUF", "tiny-F32.gguf", models.target)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    before = sorted((home / ".cache").rglob("*"))
+    result = run("quantize", "tiny-gguf", "F16", "--offline")
+    assert result.exit_code == 0, result.stderr
+    assert [path.name for path in folder.iterdir()] == ["tiny-F16.gguf"]
+    assert sorted((home / ".cache").rglob("*")) == before
+    absent = run("quantize", "hf:ann/absent", "F16", "--offline")
+    assert (absent.exit_code, "is not in the cache" in absent.stderr) == (3, True)
 
 
 def test_nothing_opens_a_socket_without_the_flag(

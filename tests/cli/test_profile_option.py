@@ -82,6 +82,26 @@ def test_a_chat_says_so_too(run: Run, models: Models, profile: Path) -> None:
     assert f"drafter {LOOKUP} · exact" in result.stderr
 
 
+def test_a_server_drafts_by_the_profile_says_so_and_takes_auto_without_one(
+    run: Run, models: Models, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("starlette")
+    # What it says before it answers is all that is asked for.
+    monkeypatch.setattr("specrun.cli.serve.http.server.run_server", lambda *all: all[-1]())
+    asked = ("serve", "-m", models.long, "--port", 0, "-np", 1, "-c", 512)
+    result = run(*asked, "--temp", 0)
+    assert result.exit_code == 0, result.stderr
+    assert f"profile: {LOOKUP}, 1.50 times" in result.stderr
+    assert f"drafter  {LOOKUP} · exact" in result.stderr
+    assert "decoding plainly" in run(*asked, "--temp", 0.8).stderr
+    without = run(*asked, "--no-profile").stderr
+    assert "profile" not in without
+    assert "drafter  auto · exact" in without
+    lossy = run(*asked, "--accept", "typical").stderr
+    assert "profile" not in lossy
+    assert "drafter  none · " in lossy
+
+
 def test_a_profile_of_other_settings_is_ignored_with_one_sentence(
     run: Run, models: Models, profile: Path
 ) -> None:

@@ -505,3 +505,16 @@ def test_what_follows_from_the_drafter_is_no_option(tiny_model, wrong):
 def test_an_option_of_the_wrong_kind_is_refused(tiny_model, options):
     with pytest.raises(OptionError, match=r"give a (ContextOptions|RopeScaling), such as"):
         Runtime(tiny_model, **options)
+
+
+def test_further_drafters_learn_for_themselves_and_change_no_word(tiny_model: Path) -> None:
+    params = SamplingParams(temperature=0.0)
+    with Runtime(tiny_model, "prompt-lookup", n_ctx=256, n_threads=1, trust=True) as runtime:
+        first, other = runtime.session.drafter, runtime.start_drafter()
+        said = runtime.generate("abcabc", params, max_tokens=12).token_ids
+        runtime.session.draft_with(other)
+        assert runtime.session.drafter is other is not first
+        assert runtime.generate("abcabc", params, max_tokens=12).token_ids == said
+        first.close()
+    with pytest.raises(ClosedError):
+        runtime.start_drafter()

@@ -119,6 +119,36 @@ def test_what_is_found(target: Path, tiny_drafter: Path, tiny_small_vocab: Path)
     assert found_drafters(target) == [FoundDrafter(small, "draft", "beside it")]
 
 
+def test_what_is_named_is_tried_first_and_once(
+    target: Path, tiny_drafter: Path, tiny_small_vocab: Path, tmp_path: Path
+) -> None:
+    small = Path(shutil.copy2(tiny_drafter, target.with_name("small.gguf")))
+    # Of another vocabulary: nobody would find it, but it may draft.
+    named = [tiny_small_vocab, small]
+    found = found_drafters(target, named)
+    assert found == [FoundDrafter(path, "draft", "named") for path in named]
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    with pytest.raises(SpecrunError):
+        accelerate(options(target, drafts=(broken,)), machine=simulated())
+
+
+def test_each_kind_of_text_has_its_own_reason(target: Path) -> None:
+    """Nothing repeats in answers to questions; where edits pay there is nothing to explain."""
+    silent, quoting = Simulated(0.1, 3, coverage=0.02), Simulated(0.9, 6, coverage=0.9)
+    machine = SimulatedMachine(
+        FLAT, {"questions": {"prompt-lookup": silent}, "edited": {"prompt-lookup": quoting}}
+    )
+    result = accelerate(options(target), machine=machine)
+    assert [(found.workload, found.pays) for found in result.diagnoses] == [
+        ("questions", False),
+        ("edited", True),
+    ]
+    reasons = {choice.workload: choice.reason for choice in result.choices}
+    assert reasons["questions"] == "little repeats"
+    assert reasons["edited"] == ""
+
+
 def test_choices_follow_the_measurements(target: Path) -> None:
     good = accelerate(options(target), machine=simulated(prompt_lookup=GOOD))
     assert {choice.drafter for choice in good.choices} == {"prompt-lookup"}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
-from specrun.bench.accelerate.choice import choices, measured
-from specrun.bench.accelerate.record import Record
+from specrun.bench.accelerate.choice import choices, hopeful, measured
+from specrun.bench.accelerate.record import PLAIN, Contender, Record, Sweep
 from specrun.bench.accelerate.search import CutFound, FoundDrafter, Search, SearchOptions, Status
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import MissingPackageError, OptionError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.tuning.profile import ANY, Choice
 
@@ -98,6 +98,39 @@ def test_a_cut_that_promises_too_much_is_measured_and_not_chosen() -> None:
     # It is so slow that one repetition was enough.
     assert rows[CUT].repetitions == 1
     assert rows[LOOKUP].repetitions == 3
+
+
+def test_one_disturbed_repetition_drops_nobody() -> None:
+    """Another program ran while prompt lookup answered: 0.6 times its speed. Twice is no accident,
+    and half the speed is none either."""
+    good, plain = Simulated(0.8, 4), Simulated()
+
+    def left(*luck: float) -> bool:
+        record = Record("basis", [Contender(LOOKUP, ""), Contender(SMALL, "")])
+        for number, each in enumerate(luck):
+            works = {PLAIN: plain.work(FLAT), SMALL: good.work(FLAT)}
+            works[LOOKUP] = dataclasses.replace(good, luck=each).work(FLAT)
+            record.sweeps.append(Sweep(0.0, QUESTIONS, number, works))
+        return LOOKUP in hopeful(record, 0.0, [QUESTIONS])
+
+    assert left(0.6)
+    assert left(0.6, 1.0)
+    assert not left(0.6, 0.6)
+    assert not left(0.4)
+
+
+def test_a_cut_is_searched_for_again_where_a_package_was_missing() -> None:
+    class Without(SimulatedMachine):
+        def cut(self) -> CutFound:
+            self.called.append("cut")
+            raise MissingPackageError("the search", "optuna", "tune")
+
+    drafters = {QUESTIONS: {LOOKUP: SILENT}, EDITED: {LOOKUP: QUOTING}}
+    record = search(Without(FLAT, drafters))
+    assert any("optuna" in left.why for left in record.left_out)
+    with_it = machine(FLAT, {CUT: Simulated(0.9, 3, seconds=0.004)})
+    with_it.cut_found = CutFound(CUT, 1.5, "3-5")
+    assert chosen(search(with_it, record=record))[QUESTIONS].drafter == CUT
 
 
 def test_a_cut_that_pays_is_chosen() -> None:

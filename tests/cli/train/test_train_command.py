@@ -313,3 +313,17 @@ def test_ctrl_c_keeps_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     assert "interrupted" in rest
     assert (tmp_path / "heads" / "training" / "state.pt").stat().st_size > 1000
     assert not (tmp_path / "heads" / "config.json").exists()
+
+
+def test_without_torch_it_says_how_to_get_it(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "specrun.cli.options.packages.find_spec", lambda name: None if name == "torch" else sys
+    )
+    for kind in ("eagle", "eagle3", "medusa", "hydra"):
+        result = run("train", kind, "--target", folder / "target", "-o", tmp_path / "new")
+        assert result.exit_code == 1
+        assert "training needs the package torch: run pip install" in result.stderr
+        assert not (tmp_path / "new").exists()
+    assert run("train", "eagle", "--help").exit_code == 0

@@ -197,6 +197,21 @@ def test_a_drafter_that_is_slow_itself_sleeps() -> None:
     assert drafter.report()["stopped"] == len(played.drafted) - chains.proposed
 
 
+@pytest.mark.parametrize("true", ["cpu", "steep"])
+@pytest.mark.parametrize("pause", [0.005, 0.017, 0.05])
+def test_what_begins_to_repeat_late_is_found_though_asking_costs_all_that_may_be_lost(
+    true: str, pause: float
+) -> None:
+    """SmolLM2-135M in F16: a token takes 7.6 ms and asking prompt lookup 1.6 % of it, of 1.5 % that
+    may be lost. After 600 tokens of which no draft is right, all are."""
+    drafter, _, clock = paying(4, CURVES[true], pause=pause)
+    nothing = play(drafter, clock, CURVES[true], lambda _: 0.0, length=600)
+    assert nothing.seconds[-1] <= 1.03 * nothing.tokens[-1] + 0.5
+    right = play(drafter, clock, CURVES[true], lambda _: 1.0, length=200)
+    late = [d for n, d in zip(right.tokens, right.drafted, strict=True) if n > 150]
+    assert min(late) == 4
+
+
 def test_how_often_it_was_stopped_is_reported() -> None:
     drafter, _, clock = paying(4)
     played = play(drafter, clock, STEEPEST, lambda _: 0.0)
