@@ -49,7 +49,7 @@ _TRAINING = 0.9  # of the time that is left: measures and writing take the rest
 _FEWEST_PROMPTS = 16
 _NARROW = 2048
 """The width below which laws of all tokens are most of a step's work, and of a draft's."""
-_DRAFT_TOKENS = 8192
+_DRAFT_TOKENS = 12288
 _NARROW_RATE = 1.15  # over the width: 2e-3 at 576 and 4.5e-3 at 256, which were found good there
 _WORTH_EAGLE3 = 12.0  # hours on a CPU, as its steps take seven times as long
 
