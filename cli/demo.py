@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 _CHOOSES_A_DRAFTER = ("-md", "--model-draft", "-hfd", "--drafter", "--spec-type")
 _CHOOSES_A_MODEL = ("-m", "--model", "-hf", "--demo")
 _TRAINING = (
-    "--n-prompts 1000 --parallel 16 --answer-length 256 --max-length 384 --law-tokens 8192 "
-    "--unroll 2 --steps 4000 --batch-tokens 1024 --learning-rate 2e-3 --outtype q8_0"
+    "--n-prompts 600 --own-prompts 773 --parallel 16 --answer-length 192 --max-length 320 "
+    "--draft-tokens 12288 --unroll 2 --steps 4000 --batch-tokens 1024 --learning-rate 2e-3 "
+    "--outtype q8_0"
 )
 """How its head is trained: what two cores do in an hour."""
 

@@ -173,7 +173,7 @@ METHODS: Mapping[str, Method] = {
             "eagle",
             "EAGLE, EAGLE-2 and HASS: one layer predicts the target's next hidden states.",
             "specrun.runtime.drafters.eagle.build",
-            options=_EAGLE_OPTIONS,
+            options=(*_EAGLE_OPTIONS, "draft_tokens"),
             file=DraftFile("the GGUF file of an EAGLE head", "eagle(head.gguf)"),
             head="eagle",
             published_trees=_EAGLE_TREES,

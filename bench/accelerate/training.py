@@ -8,6 +8,7 @@ another call goes on with it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.errors import (
     MissingPackageError,
+    ModelError,
     OptionError,
     TemplateError,
     UnsupportedModelError,
@@ -32,15 +34,23 @@ if TYPE_CHECKING:
     from specrun.train.trainer.listener import TrainingStatus
 
 _ANSWERS = "the target answers"  # as the training names it
-_ANSWERING = 0.33  # of the time, at most
+_ASKS = "the target asks"
+_ASKING, _ANSWERING = 0.05, 0.33  # of the time, at most, what was before included
+_TRIES_AN_HOUR = (
+    1500  # at prompts of its own: more than a twentieth of the time lets a small one do
+)
 _LONGEST_ANSWER = 256
+_AT_ONCE = 16  # conversations: three times the tokens a second of four, of a small model on a CPU
 _TOKENS_PER_BATCH = 1024  # small batches learn more in the same time
 _FIRST_STEPS = 1_000_000  # until it is known how many fit
 _TIMED_STEPS = 12
 _FEWEST_STEPS = 20
 _TRAINING = 0.9  # of the time that is left: measures and writing take the rest
 _FEWEST_PROMPTS = 16
-_NARROW, _LAW_TOKENS = 2048, 8192
+_NARROW = 2048
+"""The width below which laws of all tokens are most of a step's work, and of a draft's."""
+_DRAFT_TOKENS = 12288
+_NARROW_RATE = 1.15  # over the width: 2e-3 at 576 and 4.5e-3 at 256, which were found good there
 _WORTH_EAGLE3 = 12.0  # hours on a CPU, as its steps take seven times as long
 
 Stage = Callable[[str, float], None]
@@ -51,12 +61,14 @@ Stage = Callable[[str, float], None]
 class TrainingPlan:
     """What a training was begun with: another call with the same hours goes on with it.
 
-    `steps` 0: not known yet. `spent` are the seconds of earlier calls.
+    `n_tries` are those at prompts of the target's own, `n_prompts` and `steps` 0: not known yet.
+    `spent` are the seconds of earlier calls.
     """
 
     kind: str
     hours: float
-    n_prompts: int
+    n_tries: int
+    n_prompts: int = 0
     steps: int = 0
     spent: float = 0.0
 
@@ -93,7 +105,7 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
     """
     plan = _begun(order)
     if plan is None:
-        plan = TrainingPlan(_kind(order), order.hours, _n_prompts(order))
+        plan = TrainingPlan(_kind(order), order.hours, _n_tries(order))
     elif order.head.is_file():
         return order.head
     order.folder.mkdir(parents=True, exist_ok=True)
@@ -102,8 +114,12 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
         while True:
             _keep(order, plan, listener)
             try:
+                plan = _asked(order, plan, listener)
+                _keep(order, plan, listener)
                 _train(order, plan, listener)
                 break
+            except _EnoughTries as enough:
+                plan = replace(plan, n_tries=enough.count)
             except _EnoughAnswers as enough:
                 plan = replace(plan, n_prompts=enough.count)
             except _StepsKnown as known:
@@ -127,7 +143,7 @@ def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
     from specrun.train.heads.run import HeadRun
 
     output = order.folder / "training"
-    prompts = _write_prompts(order, plan.n_prompts)
+    prompts = order.folder / "prompts.jsonl"
     resume = bool(plan.steps) and (output / "training" / "state.pt").is_file()
     return HeadRun(
         target=order.target,
@@ -135,11 +151,12 @@ def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
         output=output,
         steps=plan.steps or _FIRST_STEPS,
         tokens_per_batch=_TOKENS_PER_BATCH,
+        learning_rate=_rate(order, plan.kind),
         max_length=2 * _LONGEST_ANSWER,
         n_threads=order.n_threads,
         resume=resume,
         force=not resume,
-        own_answers=AnswerSettings(longest=_LONGEST_ANSWER),
+        own_answers=AnswerSettings(longest=_LONGEST_ANSWER, parallel=_AT_ONCE),
         prompts=prompts,
     )
 
@@ -150,11 +167,21 @@ def _recipe(order: TrainingOrder, kind: str) -> HeadRecipe:
 
     if kind == "eagle3":
         return Eagle3Recipe()
+    # Trained on its own predictions too: later tokens of a chain are nearly as often right then.
+    return EagleRecipe(draft_tokens=_DRAFT_TOKENS if _width(order) < _NARROW else 0, steps=2)
+
+
+def _rate(order: TrainingOrder, kind: str) -> float | None:
+    """Return the learning rate, None for the usual one of the recipe."""
+    width = _width(order)
+    return _NARROW_RATE / width if kind == "eagle" and width < _NARROW else None
+
+
+def _width(order: TrainingOrder) -> int:
+    """Return how wide the target's states are, as far as its header says so."""
     header = read_header(order.target)
     width = header.metadata.get(f"{header.architecture}.embedding_length", 0)
-    # Laws of all tokens are most of the work where the target is narrow.
-    narrow = isinstance(width, int) and width < _NARROW
-    return EagleRecipe(law_tokens=_LAW_TOKENS if narrow else 0)
+    return width if isinstance(width, int) and width > 0 else _NARROW
 
 
 def _kind(order: TrainingOrder) -> str:
@@ -183,37 +210,77 @@ def _require_training() -> None:
 # -- prompts ---------------------------------------------------------------------------------------
 
 
-def _n_prompts(order: TrainingOrder) -> int:
-    """Return how many prompts there are; the time may end answering sooner."""
-    from specrun.train.data.built_in_prompts import most_prompts
-
+def _n_tries(order: TrainingOrder) -> int:
+    """Return how often the target is to write a prompt; the time may end it sooner."""
     if read_header(order.target).metadata.get("tokenizer.chat_template") is not None:
-        return len(order.prompts) + most_prompts()
+        return max(_FEWEST_PROMPTS, round(_TRIES_AN_HOUR * order.hours))
     if len(order.prompts) < _FEWEST_PROMPTS:
         raise TemplateError(
             f"{order.target.name} has no chat template, so it would not answer the built-in "
             f"prompts: give {2 * _FEWEST_PROMPTS} beginnings or more that it is to go on with "
             "(--prompts FILE)"
         )
-    return len(order.prompts)
+    return 0
 
 
-def _write_prompts(order: TrainingOrder, count: int) -> Path:
-    """Write the first so many prompts: the user's, then built-in ones, always in this order."""
-    from specrun.train.data.built_in_prompts import built_in_prompts
+def _asked(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> TrainingPlan:
+    """Write the prompts' file; return the plan with their number, of all if there was none.
+
+    The user's come first, then by turns prompts of the target's own and built-in ones: however many
+    there is time for, there are some of each. Raises _EnoughTries.
+    """
+    prompts = list(order.prompts)
+    if plan.n_tries:
+        mixed = itertools.zip_longest(_own(order, plan, listener), _built_in())
+        prompts += [prompt for pair in mixed for prompt in pair if prompt is not None]
+    count = plan.n_prompts or len(prompts)
+    with atomic_path(order.folder / "prompts.jsonl", force=True) as aside:
+        lines = (json.dumps({"prompt": prompt}) + "\n" for prompt in prompts[:count])
+        aside.write_text("".join(lines), encoding="utf-8")
+    return replace(plan, n_prompts=count)
+
+
+def _own(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> list[str]:
+    """Return the prompts that the target writes itself; none where it writes nothing of use."""
+    from specrun.train.data.data_file import Answered
+    from specrun.train.data.own_prompts import own_prompts
+    from specrun.train.target.head_target import open_head_target
+    from specrun.train.target.target_shape import source_identity
+
+    target = open_head_target(order.target, None, n_threads=order.n_threads)
+    try:
+        found = own_prompts(
+            target.runnable(order.folder, listener.note),
+            target.tokens,
+            plan.n_tries,
+            order.folder / "own_prompts.jsonl",
+            identity=source_identity(order.target),
+            parallel=_AT_ONCE,
+            n_threads=order.n_threads,
+            progress=lambda done, total: listener.stage(_ASKS, done, total),
+        )
+    except (ModelError, TemplateError):
+        return []
+    return [document.prompt for document in found if isinstance(document, Answered)]
+
+
+def _built_in() -> list[str]:
+    from specrun.train.data.built_in_prompts import built_in_prompts, most_prompts
     from specrun.train.data.data_file import Answered
 
-    own = order.prompts[:count]
-    ours = built_in_prompts(count - len(own)) if count > len(own) else []
-    prompts = [*own, *(document.prompt for document in ours if isinstance(document, Answered))]
-    path = order.folder / "prompts.jsonl"
-    with atomic_path(path, force=True) as aside:
-        lines = (json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-        aside.write_text("".join(lines), encoding="utf-8")
-    return path
+    every = built_in_prompts(most_prompts())
+    return [document.prompt for document in every if isinstance(document, Answered)]
 
 
 # -- time ------------------------------------------------------------------------------------------
+
+
+class _EnoughTries(Exception):
+    """So many prompts of the target's own were tried, and the time for them is over."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} prompts were tried")
+        self.count = count
 
 
 class _EnoughAnswers(Exception):
@@ -259,8 +326,13 @@ class _Hours:
         """Hear a fact, of which nothing is shown."""
 
     def stage(self, what: str, done: int, total: int) -> None:
-        """Hear of work before the training; raises _EnoughAnswers when its time is over."""
+        """Hear of work before the training; raises when its time is over.
+
+        That is _EnoughTries or _EnoughAnswers.
+        """
         self._say(f"{what}, {done:,} done")
+        if what == _ASKS and self.spent > _ASKING * self._seconds and done < total:
+            raise _EnoughTries(done)
         late = self.spent > _ANSWERING * self._seconds
         if what == _ANSWERS and late and _FEWEST_PROMPTS <= done < total:
             raise _EnoughAnswers(done)

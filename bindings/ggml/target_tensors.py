@@ -11,12 +11,15 @@ from __future__ import annotations
 import ctypes
 import logging
 
+import numpy as np
+import numpy.typing as npt
+
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32, I32, call, fields
 from specrun.bindings.ggml.graph import GraphBuilder
 from specrun.bindings.ggml.tensor import Tensor
-from specrun.bindings.ggml.weights import TensorStore, load_tensors
+from specrun.bindings.ggml.weights import TensorStore, load_rows, load_tensors
 from specrun.bindings.library import exported_function
 from specrun.bindings.model import Model
 from specrun.bindings.placement import current_placement, resolve_placement
@@ -54,6 +57,12 @@ class TargetTensors:
     def output(self) -> Tensor:
         """Return the output matrix, (hidden, vocabulary): the embedding in models that tie them."""
         return self._reachable(self._output_name, rows=False)
+
+    def output_rows(self, tokens: npt.NDArray[np.integer]) -> Tensor:
+        """Return the output matrix of some tokens alone, (hidden, n): a copy of their rows."""
+        store = load_rows(self._model.path, self._device, self._output_name, tokens)
+        self._loaded.append(store)
+        return Tensor(store[self._output_name])
 
     def named(self, name: str) -> Tensor:
         """Return a matrix to multiply by, or a vector of a norm, by its name in the file."""

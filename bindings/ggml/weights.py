@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +115,47 @@ def load_tensors(
         store.close()
         raise
     return store
+
+
+def load_rows(
+    path: str | os.PathLike[str], device: ComputeDevice, name: str, rows: npt.NDArray[np.integer]
+) -> TensorStore:
+    """Read some rows of a matrix of a GGUF file, in the order of `rows`, in its own type.
+
+    Raises MalformedFileError where the file has no such matrix.
+    """
+    info = _tensor_info(path, name)
+    width, n_rows = (*info.shape, 1)[:2]
+    store = TensorStore(device, {name: (info.type_name, (width, len(rows)))})
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            whole = np.frombuffer(data, np.uint8, info.n_bytes, info.offset)
+            chosen = whole.reshape(n_rows, -1)[rows]
+            del whole  # a view that is still alive would keep the file's mapping from being closed
+            store.write(name, chosen)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def read_numbers(path: str | os.PathLike[str], name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return a copy of a tensor's numbers, flat, where it is stored as `dtype`.
+
+    Raises MalformedFileError where the file has no such tensor.
+    """
+    info = _tensor_info(path, name)
+    with open(path, "rb") as file:
+        file.seek(info.offset)
+        return np.frombuffer(file.read(info.n_bytes), dtype)
+
+
+def _tensor_info(path: str | os.PathLike[str], name: str) -> TensorInfo:
+    for info in read_header(path).tensors:
+        if info.name == name:
+            return info
+    problem = f"{os.fspath(path)} has no tensor {name}"
+    raise MalformedFileError(f"{problem}: is it complete, and of the right kind?")
 
 
 def _copy(store: TensorStore, info: TensorInfo, data: mmap.mmap) -> None:

@@ -210,6 +210,14 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
         show_default="all",
     ),
     _HEAD.option(
+        "--draft-tokens N",
+        "Draft the N tokens alone that are said most often (FR-Spec): faster where the vocabulary "
+        "is large and the target small. Laws are then compared among these.",
+        click.IntRange(0),
+        default=0,
+        show_default="all",
+    ),
+    _HEAD.option(
         "--inputs",
         "What the head reads, as in the paper's ablation; both: states and the tokens after them; "
         "unshifted: and the tokens at them, to be measured only.",
@@ -226,6 +234,7 @@ def eagle(
     noise: float,
     unroll: int,
     law_tokens: int,
+    draft_tokens: int,
     inputs: EagleInputs,
     states: TrainFeatures,
 ) -> None:
@@ -237,7 +246,12 @@ def eagle(
             "--inputs unshifted makes a head that cannot draft: leave out --gguf, or use both"
         )
     recipe = EagleRecipe(
-        token_weight=token_weight, noise=noise, steps=unroll, inputs=inputs, law_tokens=law_tokens
+        token_weight=token_weight,
+        noise=noise,
+        steps=unroll,
+        inputs=inputs,
+        law_tokens=law_tokens,
+        draft_tokens=draft_tokens,
     )
     _train_recipe(recipe, job, states)
 
@@ -313,6 +327,7 @@ def train_and_report(
         own_answers=_own_answers(states, job),
         prompts=states.prompts,
         n_prompts=states.n_prompts,
+        n_own_prompts=states.own_prompts,
         cache=states.cache,
         features=states.features,
     )

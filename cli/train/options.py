@@ -83,6 +83,7 @@ class TrainFeatures:
     answers: str | None
     prompts: Path | None
     n_prompts: int
+    own_prompts: int
     answer_temp: float
     answer_length: int
     parallel: int
@@ -226,6 +227,12 @@ states_options = option_group(
         FILE,
     ),
     _ANSWERS.option("--n-prompts N", "How many of the built-in ones.", _COUNT, default=1000),
+    _ANSWERS.option(
+        "--own-prompts N",
+        "Beside these, prompts that the target writes itself, as its users would, in N tries.",
+        click.IntRange(0, MAX_COUNT),
+        default=0,
+    ),
     _ANSWERS.option(
         "--answer-temp T",
         "The temperature at which the target answers.",

@@ -3,7 +3,8 @@
 One layout: a matrix that joins the embedding of a token and the hidden state before it, `fc.weight`
 [h, 2h] with or without `fc.bias`, then one Llama layer without input norm, `layers.0.*`, and no
 output matrix: the target's is used. `embed_tokens.weight` may be left out, the target's is then
-used. config.json is that of a Llama of one layer, with `bias` for fc.
+used. config.json is that of a Llama of one layer, with `bias` for fc. Our trainer adds
+`draft_tokens` [n], the ids of the tokens that are drafted (FR-Spec).
 Layout: SafeAILab/EAGLE, eagle/model/cnets1.py; HArmonizedSS/HASS, model/cnets_hass.py.
 """
 
@@ -16,8 +17,16 @@ from specrun.convert.families.family import TensorRule
 from specrun.convert.families.rope import rope_base, rope_settings
 from specrun.convert.families.steps import kv_heads
 from specrun.convert.gguf import Metadata
-from specrun.convert.heads.head_kind import HeadKind, HeadPlan, llama_layer, matrix_shape
+from specrun.convert.heads.head_kind import (
+    HeadKind,
+    HeadPlan,
+    check_token_ids,
+    llama_layer,
+    matrix_shape,
+    stored_ids,
+)
 from specrun.convert.heads.target_facts import TargetFacts
+from specrun.runtime.drafters.eagle.draft_vocabulary import DRAFT_TOKENS
 
 _LAYER = "layers.0."
 _EMBEDDING = "embed_tokens.weight"
@@ -52,6 +61,10 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     sizes = (hidden, hidden // heads * shared, wide)
     biased = config.flag("qkv_bias", False)
     rules += llama_layer(checkpoint, "eagle.", _LAYER, sizes, biased=biased)
+    if DRAFT_TOKENS in checkpoint.tensors:
+        ids = stored_ids(checkpoint, DRAFT_TOKENS)
+        check_token_ids(checkpoint, target, DRAFT_TOKENS, ids)
+        rules.append(TensorRule(DRAFT_TOKENS, (DRAFT_TOKENS,), ids.shape, token_ids=True))
     return HeadPlan(metadata, rules, hidden, vocab_size)
 
 

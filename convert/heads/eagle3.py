@@ -21,14 +21,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specrun.bindings.errors import MalformedFileError, PairError
+from specrun.bindings.errors import PairError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families import steps
 from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.families.rope import describe_rope, llama3_factors
 from specrun.convert.families.steps import require
 from specrun.convert.gguf import Metadata
-from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
+from specrun.convert.heads.head_kind import (
+    HeadKind,
+    HeadPlan,
+    check_token_ids,
+    matrix_shape,
+    stored_ids,
+)
 from specrun.convert.heads.target_facts import TargetFacts
 
 _LAYERS = ("midlayer.", "layers.0.")
@@ -159,24 +165,13 @@ def _target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
     twice.
     """
     name = _vocabulary_map(checkpoint)
-    stored = checkpoint.tensors.get(name)
-    if stored is None:
+    if name not in checkpoint.tensors:
         return None
-    if len(stored.shape) != 1 or stored.type_name not in ("I64", "I32"):
-        raise MalformedFileError(f"{stored.path} has {name} of {stored.type_name} {stored.shape}")
-    offsets = stored.read()
+    offsets = stored_ids(checkpoint, name)
     ids = _absolute_ids(offsets)
     if len(ids) == target.vocab_size and not offsets.any():
         return None
-    outside = ids[(ids < 0) | (ids >= target.vocab_size)]
-    if len(outside):
-        raise PairError(
-            f"{checkpoint.folder} does not fit the target {target.path}: its vocabulary map "
-            f"({name}) names token {outside[0]}, and the target has {target.vocab_size}"
-        )
-    tokens, counts = np.unique(ids, return_counts=True)
-    if len(tokens) != len(ids):
-        raise MalformedFileError(f"{stored.path} has token {tokens[counts > 1][0]} twice in {name}")
+    check_token_ids(checkpoint, target, f"vocabulary map ({name})", ids)
     return ids
 
 

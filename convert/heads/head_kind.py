@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from specrun.bindings.errors import MalformedFileError
+import numpy as np
+
+from specrun.bindings.errors import MalformedFileError, PairError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
-from specrun.convert.families.family import TensorRule
+from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.gguf import Metadata
 from specrun.convert.heads.target_facts import TargetFacts
 from specrun.runtime.methods import head_kinds
@@ -66,6 +68,30 @@ def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
     if len(stored.shape) != 2:
         raise MalformedFileError(f"{stored.path} has {name} of shape {stored.shape}, no matrix")
     return stored.shape[0], stored.shape[1]
+
+
+def check_token_ids(checkpoint: Checkpoint, target: TargetFacts, name: str, ids: Array) -> None:
+    """Raise for a list `name` of the target's tokens with one that it lacks or that comes twice.
+
+    That is PairError or MalformedFileError.
+    """
+    outside = ids[(ids < 0) | (ids >= target.vocab_size)]
+    if len(outside):
+        raise PairError(
+            f"{checkpoint.folder} does not fit the target {target.path}: its {name} names token "
+            f"{outside[0]}, and the target has {target.vocab_size}"
+        )
+    tokens, counts = np.unique(ids, return_counts=True)
+    if len(tokens) != len(ids):
+        raise checkpoint.malformed(f"has token {tokens[counts > 1][0]} twice in its {name}")
+
+
+def stored_ids(checkpoint: Checkpoint, name: str) -> Array:
+    """Return a list of whole numbers; raises MalformedFileError for another tensor."""
+    stored = checkpoint.tensors[name]
+    if len(stored.shape) != 1 or stored.type_name not in ("I64", "I32"):
+        raise MalformedFileError(f"{stored.path} has {name} of {stored.type_name} {stored.shape}")
+    return stored.read()
 
 
 def llama_layer(

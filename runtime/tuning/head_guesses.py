@@ -205,17 +205,13 @@ def _open_hydra(path: Path, target: Model, ranks: int, n: int, n_threads: int) -
 
 
 def _open_eagle(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
-    kind = read_header(path).architecture
-    head_class = EagleHead if kind == "eagle" else Eagle3Head
-    head = head_class(path, target, ranks=ranks, n_threads=n_threads)
+    file = HeadFile(path, read_header(path).architecture)
+    head_class = EagleHead if file.kind == "eagle" else Eagle3Head
+    head: PairHead = head_class(path, target, ranks=ranks, n_threads=n_threads)
     # Beside the text's cells those of the predicted states below its last position.
-    return EagleGuesses(head, n + _EAGLE_DEPTHS, _evaluated(HeadFile(path, kind), target))
-
-
-def _evaluated(file: HeadFile, target: Model) -> float:
-    """Return how many weights a depth reads: the head's, and the output matrix it uses."""
-    borrowed = 0 if _OUTPUT in file else target.n_embd * target.vocabulary.size
-    return file.header.n_parameters + borrowed
+    # A depth reads the head's weights, and of the target's output matrix the tokens it may draft.
+    borrowed = 0 if _OUTPUT in file else target.n_embd * head.sizes.vocab_size
+    return EagleGuesses(head, n + _EAGLE_DEPTHS, file.header.n_parameters + borrowed)
 
 
 _OPENERS: Mapping[str, Callable[[Path, Model, int, int, int], HeadGuesses]] = {

@@ -23,6 +23,8 @@ HEADS = [
     ("shallow", "eagle(FILE:eagle, depth=4, topk=2, nodes=6)"),
     ("shallow", "eagle(FILE:eagle, tree=2x2x1, sampling=without)"),
     ("shallow", "eagle(FILE:eagle, depth=3, topk=2, nodes=auto)"),
+    ("shallow", "eagle(FILE:eagle, n=4, draft_tokens=120)"),
+    ("shallow", "eagle(FILE:eagle, tree=2x2, sampling=with, draft_tokens=120)"),
     ("deep", "eagle3(FILE:eagle3, n=4)"),
     ("deep", "eagle3(FILE:eagle3, depth=3, topk=3, nodes=7)"),
     ("shallow", "hydra(FILE:hydra, n=3)"),

@@ -96,6 +96,8 @@ class TinyEagle:
                 )
             else:
                 writer.add_tensor(f"eagle.{name}", np.ascontiguousarray(array, np.float32))
+        if "draft_tokens" in changes:
+            writer.add_tensor("draft_tokens", changes["draft_tokens"])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

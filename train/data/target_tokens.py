@@ -138,6 +138,20 @@ class TargetTokens(ABC):
             return None
         return self._asked(messages)
 
+    def opening(self) -> list[int]:
+        """Return the tokens before a user's first message, from which a model writes one itself.
+
+        Raises TemplateError without a chat template, or where it does not show the message.
+        """
+        template, content = self._template(), "What is the time?"
+        messages = [{"role": "user", "content": content}]
+        text = template.render(messages, add_generation_prompt=False)
+        at = text.find(content)
+        if at < 0:
+            raise TemplateError(f"the chat template of {self.path} does not show what users say")
+        ids, starts = self._placed(messages, text)
+        return [token for token, start in zip(ids, starts, strict=True) if start < at]
+
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, with bos where the model adds one."""
         pieces = [text[start : start + _TEXT_PIECE] for start in range(0, len(text), _TEXT_PIECE)]

@@ -19,6 +19,7 @@ drafts pairs a state with the token after it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -28,9 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.eagle.draft_vocabulary import DRAFT_TOKENS, FEWEST
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
-from specrun.train.heads.eagle3 import draft_vocabulary
+from specrun.train.heads.eagle3 import frequent_tokens
 from specrun.train.heads.learner import best_tokens
 from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
@@ -101,13 +103,15 @@ class EagleRecipe(ChainRecipe):
     `inputs` says what the head reads: "both" are features and shifted tokens, EAGLE's own,
     "unshifted" features and the tokens that they stand at. Laws are compared among `law_tokens`
     tokens, 0 for all: three quarters of them those that are said most often, the others drawn anew
-    at each step. Laws of all tokens are most of a step's work where targets are narrow.
+    at each step. Laws of all tokens are most of a step's work where targets are narrow. The head
+    will draft the `draft_tokens` said most often alone, 0 for all: laws are then theirs.
     """
 
     token_weight: float = 0.1
     noise: float = 0.1
     inputs: EagleInputs = "both"
     law_tokens: int = 0
+    draft_tokens: int = 0
 
     kind = "eagle"
     paper_rate = 3e-5
@@ -119,6 +123,14 @@ class EagleRecipe(ChainRecipe):
         if self.law_tokens and self.law_tokens < _FEWEST_OF_LAW:
             few = f"laws of {self.law_tokens} tokens"
             raise OptionError(f"{few}: give at least {_FEWEST_OF_LAW}, or 0 for all")
+        if self.draft_tokens and self.draft_tokens < FEWEST:
+            few = f"{self.draft_tokens} draft tokens"
+            raise OptionError(f"{few}: give at least {FEWEST}, or 0 for all")
+        if self.draft_tokens and self.law_tokens:
+            raise OptionError(
+                "both draft tokens and tokens of a law are counted: laws are those of the draft "
+                "tokens, so leave the other out"
+            )
         if self.inputs not in get_args(EagleInputs):
             known = ", ".join(get_args(EagleInputs))
             raise OptionError(f"the inputs are {self.inputs!r}: use one of {known}")
@@ -139,12 +151,13 @@ class EagleRecipe(ChainRecipe):
         count = self.tokens_of_law(vocab)
         often = None
         if count < vocab:
-            often = draft_vocabulary(corpus, vocab, count - count // 4)
+            always = count if self.draft_tokens else count - count // 4
+            often = frequent_tokens(corpus, vocab, always)
         return EagleLearner(self, shape, target, source, often)
 
     def tokens_of_law(self, vocab_size: int) -> int:
         """Return among how many tokens laws are compared."""
-        return min(self.law_tokens or vocab_size, vocab_size)
+        return min(self.draft_tokens or self.law_tokens or vocab_size, vocab_size)
 
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return upstream's layout: the config of a Llama of one layer, and its tensors."""
@@ -153,13 +166,18 @@ class EagleRecipe(ChainRecipe):
         )
         if self.inputs == "unshifted":
             config["eagle_inputs"] = self.inputs  # what drafts would pair it wrongly
-        return HeadFiles(config, dict(learner.module.state_dict()))
+        tensors = dict(learner.module.state_dict())
+        assert isinstance(learner, EagleLearner)
+        if learner.drafted is not None:
+            tensors[DRAFT_TOKENS] = learner.drafted
+        return HeadFiles(config, tensors)
 
 
 class EagleLearner(ChainLearner):
     """Trains an EAGLE head on given final states.
 
-    `often` are the tokens whose laws are always compared; None compares those of all tokens.
+    `often` are the tokens whose laws are always compared, and with `draft_tokens` those that are
+    drafted, the most frequent first; None compares those of all tokens.
     """
 
     recipe: EagleRecipe
@@ -175,13 +193,15 @@ class EagleLearner(ChainLearner):
         self.recipe, self.head = recipe, EagleHead(shape, recipe.inputs)
         self.shift = 0 if recipe.inputs == "unshifted" else 1
         super().__init__(self.head, target, source, MEASURED_DEPTH)
-        self._often = self._others = None
-        if often is not None:
+        self._often = None if often is None else often.to(self.device)
+        self.drafted = self._often if recipe.draft_tokens else None
+        self._others = None
+        if often is not None and self.drafted is None:
             is_often = torch.zeros(target.output.shape[0], dtype=torch.int8)
             is_often[often] = 1
             # Sorted, not selected: where memory is estimated, tensors have shapes only.
             others = torch.argsort(is_often, stable=True)[: len(is_often) - len(often)]
-            self._often, self._others = often.to(self.device), others.to(self.device)
+            self._others = others.to(self.device)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of states and tokens, and where chains are trained, of all their steps."""
@@ -208,19 +228,30 @@ class EagleLearner(ChainLearner):
     def _compared(self, noise: torch.Generator) -> TargetMatrices:
         """Return the target with the rows of its output matrix that this step compares.
 
-        Some are drawn, for a token that no step looks at would be drafted where it should not be.
+        Some are drawn, for a token that no step looks at would be drafted where it should not be;
+        not where the others will never be drafted.
         """
-        if self._often is None or self._others is None:
+        if self._often is None:
             return self._target
+        if self._others is None:
+            return self._drafts
         more = self.recipe.law_tokens - len(self._often)
         order = torch.randperm(len(self._others), generator=noise, device=self.device)
         rows = torch.cat((self._often, self._others[order[:more]]))
         return replace(self._target, output=self._target.output[rows])
+
+    @functools.cached_property
+    def _drafts(self) -> TargetMatrices:
+        """The target with the rows of its output matrix whose tokens can be drafted."""
+        if self.drafted is None:
+            return self._target
+        return replace(self._target, output=self._target.output[self.drafted])
 
     def first_states(self, found: Features) -> Tensor:
         """Return the target's final states."""
         return found.final[:, :-1]
 
     def best(self, states: Tensor) -> Tensor:
-        """Return the best tokens by the target's output matrix."""
-        return best_tokens(self._target.logits(states))
+        """Return the best tokens by the target's output matrix: of those that can be drafted."""
+        best = best_tokens(self._drafts.logits(states))
+        return best if self.drafted is None else self.drafted[best]

@@ -175,7 +175,7 @@ class Eagle3Recipe(ChainRecipe):
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
         """Return a head whose output matrix starts as the target's rows."""
-        drafted = draft_vocabulary(corpus, target.output.shape[0], self.draft_tokens)
+        drafted = frequent_tokens(corpus, target.output.shape[0], self.draft_tokens).sort().values
         # Where memory is estimated there are no states to measure, and only shapes count.
         scale = 1.0 if target.output.is_meta else tap_scale(source, corpus, target.output.device)
         return Eagle3Learner(self, shape, target, source, drafted, scale)
@@ -201,8 +201,8 @@ class Eagle3Recipe(ChainRecipe):
         return HeadFiles(config, tensors)
 
 
-def draft_vocabulary(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
-    """Return the ids, rising, of the `most` tokens said most often in the training texts.
+def frequent_tokens(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
+    """Return the ids of the `most` tokens said most often in the training texts, in that order.
 
     Ties go to the lower id. Where fewer were said, the lowest other ids fill up: they cost little
     and can be learnt later.
@@ -213,8 +213,7 @@ def draft_vocabulary(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
         said = torch.from_numpy(sequence.ids[sequence.learnt].astype("int64"))
         # Only tokens that are learnt: a drafter need not say what prompts say.
         counts += torch.bincount(said, minlength=vocab_size)
-    order = torch.argsort(counts, descending=True, stable=True)
-    return order[:most].sort().values
+    return torch.argsort(counts, descending=True, stable=True)[:most]
 
 
 def tap_scale(source: FeatureSource, corpus: TokenCorpus, device: torch.device) -> float:

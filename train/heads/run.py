@@ -18,6 +18,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.methods import method_of_head
 from specrun.train.data.data_file import Document, PlainText, read_documents
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
+from specrun.train.data.own_prompts import own_prompts
 from specrun.train.data.prompts import read_prompts, usual_prompts
 from specrun.train.data.target_tokens import TargetTokens, TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus, corpus_of, encode_corpus
@@ -39,13 +40,15 @@ class HeadRun(TrainingRun):
     With `teacher`, a folder's GGUF file, states and laws are llama.cpp's. `cache` says whether
     the target's states are kept on disk, in `features` or, where that is None, in the run's own
     folder until it ends. `own_answers` lets the target answer prompts itself: those of the data,
-    of a file of `prompts`, or where there is neither, `n_prompts` of the built-in ones.
+    of a file of `prompts`, or where there is neither, `n_prompts` of the built-in ones; and those
+    that it writes itself in `n_own_prompts` tries.
     """
 
     teacher: Path | None = None
     own_answers: AnswerSettings | None = None
     prompts: Path | None = None
     n_prompts: int = 1000
+    n_own_prompts: int = 0
     cache: CachePolicy = "auto"
     features: Path | None = None
 
@@ -55,6 +58,8 @@ class HeadRun(TrainingRun):
             raise OptionError("both data and a file of prompts are given: leave one of them out")
         if self.own_answers is None and not self.data:
             raise OptionError("no data are given, and the target is not to answer any prompts")
+        if self.n_own_prompts and self.own_answers is None:
+            raise OptionError("prompts of the target's own are asked for, and it answers none")
         if self.features is not None and self.cache == "no":
             both = "--features names a place for states, and --cache no keeps none"
             raise OptionError(f"{both}: leave one of them out")
@@ -87,7 +92,12 @@ class StartedHeadRun(StartedRun):
 
 
 # What most runs leave alone is left out, as in the checkpoints of versions that did not know it.
-_UNSAID = {"eagle inputs": "both", "eagle law_tokens": 0, "hydra noise": 0.0}
+_UNSAID = {
+    "eagle inputs": "both",
+    "eagle law_tokens": 0,
+    "eagle draft_tokens": 0,
+    "hydra noise": 0.0,
+}
 
 
 def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:  # noqa: ANN401
@@ -137,6 +147,7 @@ def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
     """Return a corpus of as many texts as ask something, each as long as texts may be."""
     # Plain texts ask nothing, so that the target answers none of them.
     asking = sum(not isinstance(document, PlainText) for document in documents)
+    asking += run.n_own_prompts
     longest = TokenSequence(np.zeros(run.max_length, np.int32), np.ones(run.max_length, np.bool_))
     return corpus_of([longest] * max(1, asking), held_out=run.held_out, seed=run.seed)
 
@@ -144,18 +155,33 @@ def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
 def _answered_corpus(
     started: StartedHeadRun, settings: AnswerSettings, documents: Sequence[Document]
 ) -> TokenCorpus:
-    """Let the target answer the documents' prompts."""
+    """Let the target answer the documents' prompts, and those that it writes before."""
     run, listener = started.run, started.listener
     folder = run.state_path.parent
     folder.mkdir(exist_ok=True)
+    # An interrupted run goes on with stored answers only if the same weights wrote them.
+    identity = source_identity(run.source)
+    if run.n_own_prompts:
+        own = own_prompts(
+            started.target.runnable(folder, listener.note),
+            started.tokenizer,
+            run.n_own_prompts,
+            folder / "prompts.jsonl",
+            identity=identity,
+            seed=settings.seed,
+            parallel=settings.parallel,
+            n_threads=run.n_threads,
+            progress=lambda done, total: listener.stage("the target asks", done, total),
+        )
+        listener.note(f"{len(own):,} prompts of the target's own")
+        documents = [*documents, *own]
     answered = answer_prompts(
         started.target.runnable(folder, listener.note),
         started.tokenizer,
         documents,
         folder / "answers.jsonl",
         settings,
-        # An interrupted run goes on with stored answers only if the same weights wrote them.
-        identity=source_identity(run.source),
+        identity=identity,
         max_length=run.max_length,
         n_threads=run.n_threads,
         progress=lambda done, total: listener.stage("the target answers", done, total),
@@ -169,6 +195,8 @@ def _data_text(run: HeadRun) -> str:
         given = ", ".join(path.name for path in run.data)
     else:
         given = run.prompts.name if run.prompts else f"{run.n_prompts:,} of specrun's own prompts"
+    if run.n_own_prompts:
+        given += f", and what the target asked in {run.n_own_prompts:,} tries of its own"
     return given if run.own_answers is None else f"{given}, answered by the target"
 
 

@@ -1,11 +1,12 @@
 """Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head and the shape of its trees.
 
 Their options are `n`, `tree`, `depth`, `topk`, `nodes` and `accuracy` (see `tree_options`), and
-`sampling` and `p_min`.
+`sampling` and `p_min`; of `eagle` also `draft_tokens` (see `draft_vocabulary`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import MAX_PLANNED_DEPTH, best_tree, plan_medusa_tree, typical_acceptance
 from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafter import DrafterWeights
+from specrun.runtime.drafters.eagle.draft_vocabulary import ALL, draft_vocabulary
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
 from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head
 from specrun.runtime.drafters.eagle.eagle_head import EagleHead
+from specrun.runtime.drafters.eagle.pair_head import PairHead
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
@@ -28,8 +31,14 @@ _DEFAULT = TreeOptions(depth=5, topk=2, nodes="auto")
 
 
 def build_eagle(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `n=4` for a chain or `tree=4x2`."""
-    return _build(expression, env, EagleHead)
+    """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `n=4` for a chain or `tree=4x2`.
+
+    With `draft_tokens=8192` it drafts so many tokens alone, the most frequent ones.
+    """
+    most = _draft_tokens(expression)
+    drafted = draft_vocabulary(HeadFile(model_file_of(expression, env), "eagle"), env.target, most)
+    opened = functools.partial(EagleHead, draft_tokens=most)
+    return _build(expression, env, opened, None if drafted is None else len(drafted))
 
 
 def build_eagle3(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -38,14 +47,19 @@ def build_eagle3(expression: Expression, env: DraftEnvironment, build: BuildPart
 
 
 def _build(
-    expression: Expression, env: DraftEnvironment, kind: type[EagleHead | Eagle3Head]
+    expression: Expression,
+    env: DraftEnvironment,
+    kind: Callable[..., PairHead],
+    n_drafted: int | None = None,
 ) -> DrafterWeights:
+    """Build a head's drafter; `n_drafted` are the tokens it may draft, None: what its file says."""
     options, tree = options_of(expression), TreeOptions.of(expression)
     if tree.n is None and not tree.asks_for_tree:
         tree = _DEFAULT
     sampling = tree_sampling(options, "argmax")
     path = model_file_of(expression, env)
-    plan = _planner(expression, options, tree, sampling, path, env)
+    share = _share_read(HeadFile(path, expression.atom), env, n_drafted)
+    plan = _planner(expression, options, tree, sampling, path, env, share)
     shape = _shape(tree, env, plan)
     check_sampling(shape, sampling)
     p_min = options.number("p_min", 0.0)
@@ -56,7 +70,6 @@ def _build(
     threads = env.context.n_threads
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     name, n_cells = str(expression), env.n_ctx + evaluated + env.keeps_rows  # of a leaf's row
-    share = _share_read(HeadFile(path, expression.atom), env)
 
     def start() -> EagleDrafter:
         return EagleDrafter(
@@ -79,6 +92,7 @@ def _planner(
     sampling: TreeSampling,
     path: Path,
     env: DraftEnvironment,
+    share: float,
 ) -> Callable[[int, int], Topology]:
     """Return what makes the tree of tree=sequoia, of so many nodes and depths.
 
@@ -102,17 +116,25 @@ def _planner(
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
         curve = env.curve
-        seconds = _share_read(file, env) * curve.seconds(1)
-        return plan_medusa_tree(accuracy[:depth], curve, seconds).topology
+        return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
 
     return plan
 
 
-def _share_read(file: HeadFile, env: DraftEnvironment) -> float:
+def _draft_tokens(expression: Expression) -> int | None:
+    """Return how many tokens the head may draft, None: those that its file names."""
+    options = options_of(expression)
+    if options.optional("draft_tokens") == "all":
+        return ALL
+    return options.optional_integer("draft_tokens")
+
+
+def _share_read(file: HeadFile, env: DraftEnvironment, n_drafted: int | None) -> float:
     """Return what a depth reads, the head and an output matrix, over the target's weights."""
     target = env.target
     # The output matrix may be the target's.
-    output_weights = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
+    rows = 0 if "output.weight" in file else n_drafted or target.vocabulary.size
+    output_weights = target.n_embd * rows
     return (file.header.n_parameters + output_weights) / target.n_params
 
 

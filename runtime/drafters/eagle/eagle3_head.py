@@ -43,8 +43,9 @@ from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.gguf import read_header
 from specrun.bindings.layer_inputs import check_layer_inputs
 from specrun.bindings.model import Model
+from specrun.runtime.drafters.eagle.draft_vocabulary import checked_ids, draft_vocabulary
 from specrun.runtime.drafters.eagle.pair_head import PairHead, PairOptions, PairSizes
-from specrun.runtime.heads import AttentionSizes, FloatRows, HeadFile, Places
+from specrun.runtime.heads import AttentionSizes, HeadFile, Places
 from specrun.runtime.methods import method_of_head
 
 FEATURES_NORM = "enc.output_norm.weight"
@@ -80,20 +81,7 @@ def read_layout(file: HeadFile, target: Model) -> Eagle3Layout:
 def _target_ids(weights: TensorStore, file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
     """Return the target's token of each of the head's, from its vocabulary map, checked."""
     ids = weights.read(VOCABULARY_MAP, np.int64).astype(np.int64, copy=False)
-    outside = ids[(ids < 0) | (ids >= target.vocabulary.size)]
-    if len(outside):
-        raise PairError(
-            f"{file.path} cannot draft for {target.path}: its vocabulary map (d2t) names token "
-            f"{outside[0]}, and the target has {target.vocabulary.size}"
-        )
-    # A token named twice would keep only one of its logits in `target_rows`.
-    tokens, counts = np.unique(ids, return_counts=True)
-    if len(tokens) != len(ids):
-        twice = tokens[counts > 1][0]
-        raise MalformedFileError(
-            f"{file.path} has token {twice} twice in its vocabulary map (d2t): convert it again"
-        )
-    return ids.astype(np.int32)
+    return checked_ids(ids, file, target, "vocabulary map (d2t)")
 
 
 def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
@@ -216,7 +204,6 @@ class Eagle3Head(PairHead):
         self.taps = layout.taps
         self._norm_before_residual = layout.norm_before_residual
         self._norm_output = layout.norm_output
-        self._target_vocab_size = target.vocabulary.size
         super().__init__(file, layout.tensors, "blk.0.", layout.sizes, target, **options)
         try:
             if VOCABULARY_MAP in self._weights:
@@ -254,15 +241,6 @@ class Eagle3Head(PairHead):
         # EAGLE-3.1 feeds the normed state back; the output matrix reads that in either case.
         return (read if self._norm_output else z), read
 
-    def target_rows(self, logits: FloatRows) -> FloatRows:
-        """Return logits over the target's tokens; those that the head does not know get -inf."""
-        if self._target_ids is None:
-            return logits
-        # Zero mass in the draft law: exact, the target itself says what the head cannot.
-        rows = np.full((len(logits), self._target_vocab_size), -np.inf, np.float32)
-        rows[:, self._target_ids] = logits
-        return rows
-
 
 def is_head(path: str | os.PathLike[str]) -> bool:
     """Return whether a GGUF file holds heads, which are no model of their own."""
@@ -277,6 +255,8 @@ def check_head(path: str | os.PathLike[str], target: Model) -> None:
     file = HeadFile(path, read_header(path).architecture)
     if file.kind != "eagle3":
         file.check_target(target)
+        if file.kind == "eagle":
+            draft_vocabulary(file, target)
         return
     if VOCABULARY_MAP not in read_layout(file, target).tensors:
         return

@@ -7,30 +7,42 @@ turns the predicted state into the draft law of t_(j+2). Reference: SafeAILab/EA
 `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
 
 Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after
-`eagle.`, `token_embd.weight` (h, vocab, optional).
+`eagle.`, and where a file has them, `token_embd.weight` (h, vocab) and `draft_tokens`.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Unpack
 
 from specrun.bindings.ggml import GraphBuilder, Tensor
 from specrun.bindings.model import Model
+from specrun.runtime.drafters.eagle.draft_vocabulary import draft_vocabulary
 from specrun.runtime.drafters.eagle.pair_head import PairHead, PairOptions, PairSizes
 from specrun.runtime.heads import HeadFile, Places, layer_attention, layer_tensor_names
 
 
 class EagleHead(PairHead):
-    """The head of a file, for the target it was made for; the options are those of `PairHead`."""
+    """The head of a file, for the target it was made for; the options are those of `PairHead`.
+
+    It drafts the tokens of `draft_vocabulary`, of which there are `draft_tokens` at most.
+    """
 
     def __init__(
-        self, path: str | os.PathLike[str], target: Model, **options: Unpack[PairOptions]
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        draft_tokens: int | None = None,
+        **options: Unpack[PairOptions],
     ) -> None:
         file = HeadFile(path, "eagle")
         file.check_target(target)
-        sizes = _sizes(file)
-        super().__init__(file, _tensor_names(file, sizes), "eagle.", sizes, target, **options)
+        sizes, drafted = _sizes(file), draft_vocabulary(file, target, draft_tokens)
+        names = _tensor_names(file, sizes)
+        if drafted is not None:
+            sizes = replace(sizes, vocab_size=len(drafted))
+        super().__init__(file, names, "eagle.", sizes, target, drafted, **options)
 
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places

@@ -70,8 +70,8 @@ class PairHead(ABC):
     """The weights of a head on the target's device. Close it between its cells and the target.
 
     `names` are the tensors of the file to load, those of the layer beginning with `prefix`;
-    embedding and output matrix are the target's where the file has none. For the other options see
-    `PairOptions`.
+    embedding and output matrix are the target's where the file has none, of the tokens `drafted`
+    alone where these are given. For the other options see `PairOptions`.
     """
 
     taps: tuple[int, ...] = ()
@@ -84,6 +84,7 @@ class PairHead(ABC):
         prefix: str,
         sizes: PairSizes,
         target: Model,
+        drafted: npt.NDArray[np.int32] | None = None,
         *,
         ranks: int,
         whole_rows: bool = False,
@@ -99,12 +100,13 @@ class PairHead(ABC):
         self._stores: list[TensorStore] = []
         self._chain_ids: Tensor | None = None
         # The target's tokens by the head's, where these differ.
-        self._target_ids: npt.NDArray[np.int32] | None = None
+        self._target_ids = drafted
+        self._target_vocab_size = target.vocabulary.size
         try:
             self._weights = load_tensors(file.path, self.device, names)
             self._stores.append(self._weights)
             self.embedding = self._own(_EMBEDDING) or self._target.embedding()
-            self.output = self._own(_OUTPUT) or self._target.output()
+            self.output = self._own(_OUTPUT) or self._target_output()
             self.n_embeddings = self.embedding.shape[1]
         except BaseException:
             self.close()
@@ -139,8 +141,16 @@ class PairHead(ABC):
         """Return the predicted states (hidden, n), and what the output matrix reads of them."""
 
     def target_rows(self, logits: FloatRows) -> FloatRows:
-        """Return logits over the head's tokens, [n, vocab], as logits over the target's."""
-        return logits
+        """Return logits over the head's tokens, [n, vocab], as logits over the target's.
+
+        Those that the head does not know get -inf.
+        """
+        if self._target_ids is None:
+            return logits
+        # Zero mass in the draft law: exact, the target itself says what the head cannot.
+        rows = np.full((len(logits), self._target_vocab_size), -np.inf, np.float32)
+        rows[:, self._target_ids] = logits
+        return rows
 
     @functools.cached_property
     def most_highest(self) -> int:
@@ -179,6 +189,11 @@ class PairHead(ABC):
 
     def _own(self, name: str) -> Tensor | None:
         return Tensor(self._weights[name]) if name in self._weights else None
+
+    def _target_output(self) -> Tensor:
+        if self._target_ids is None:
+            return self._target.output()
+        return self._target.output_rows(self._target_ids)
 
     def _layer(
         self,

@@ -15,7 +15,9 @@ from specrun.bench.accelerate.this_machine import method_of_file
 from specrun.bench.accelerate.training import (
     TrainingOrder,
     TrainingPlan,
+    _asked,
     _EnoughAnswers,
+    _EnoughTries,
     _Hours,
     _StepsKnown,
     train_head,
@@ -64,6 +66,35 @@ def test_answers_end_after_a_third_of_the_time() -> None:
     hours.stage("the target answers", 2000, 2000)  # all of them
 
 
+def test_tries_at_prompts_end_after_a_twentieth_of_the_time() -> None:
+    clock = Clock()
+    hours = _Hours(3600.0, PLAN, lambda _what, _share: None, clock)
+    clock.now = 179.0
+    hours.stage("the target asks", 300, 2000)
+    clock.now = 181.0
+    hours.stage("the target asks", 2000, 2000)  # all of them
+    with pytest.raises(_EnoughTries) as enough:
+        hours.stage("the target asks", 301, 2000)
+    assert enough.value.count == 301
+
+
+def test_prompts_are_the_users_then_by_turns_the_targets_own_and_built_in_ones(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_own", lambda *_: ["own 1", "own 2"])
+    monkeypatch.setattr(training, "_built_in", lambda: ["built 1", "built 2", "built 3"])
+    wanted = order(target, prompts=("mine",))
+    wanted.folder.mkdir(parents=True)
+    hours = _Hours(3600.0, PLAN, lambda _what, _share: None, Clock())
+    every = ["mine", "own 1", "built 1", "own 2", "built 2", "built 3"]
+    for given, count in ((PLAN, 6), (TrainingPlan("eagle", 1.0, 2, n_prompts=4), 4)):
+        plan = _asked(wanted, given, hours)
+        assert plan.n_prompts == count
+        lines = (wanted.folder / "prompts.jsonl").read_text().splitlines()
+        assert [json.loads(line)["prompt"] for line in lines] == every[:count]
+    assert _asked(wanted, TrainingPlan("eagle", 1.0, 0), hours).n_prompts == 1  # no template
+
+
 def test_the_steps_are_those_that_fit_into_what_is_left() -> None:
     clock, shares = Clock(), []
     hours = _Hours(3600.0, PLAN, lambda _what, share: shares.append(share), clock)
@@ -79,7 +110,7 @@ def test_the_steps_are_those_that_fit_into_what_is_left() -> None:
 
 def test_an_earlier_calls_time_counts() -> None:
     clock = Clock()
-    plan = TrainingPlan("eagle", 1.0, 2000, steps=500, spent=1800.0)
+    plan = TrainingPlan("eagle", 1.0, 0, 2000, steps=500, spent=1800.0)
     hours = _Hours(3600.0, plan, lambda _what, _share: None, clock)
     clock.now = 100.0
     assert hours.spent == 1900.0

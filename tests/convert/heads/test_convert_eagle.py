@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
 from specrun.convert import convert_head
 from specrun.runtime.drafters.eagle import EagleHead
+from specrun.runtime.drafters.eagle.draft_vocabulary import draft_vocabulary
+from specrun.runtime.heads import HeadFile
 
 torch = pytest.importorskip("torch")
 from support.torch_heads import TorchEagle, named, publish  # noqa: E402
@@ -102,6 +104,40 @@ def test_the_head_computes_what_torch_does(
     )
     assert report.architecture == "eagle"
     assert max(off_by(report.output, target, reference)) < 1e-4
+
+
+def test_draft_tokens_stay_as_they_are_listed(target: Model, tmp_path: Path) -> None:
+    """And the head that drafts them is the one that was converted."""
+    reference, ids = TorchEagle(HIDDEN, VOCAB), torch.randperm(VOCAB)[:20]
+    folder = publish(
+        tmp_path / "t", reference.config, {**named(reference), "draft_tokens": ids}, SAFE
+    )
+    report = convert_head(folder, tmp_path / "e.gguf", target=target.path, outtype="f32")
+    file = HeadFile(report.output, "eagle")
+    assert file.type_name("draft_tokens") == "I64"
+    for most in (None, 17):
+        found = draft_vocabulary(file, target, most)
+        assert found is not None
+        assert found.tolist() == sorted(ids[:most].tolist())
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "said"),
+    [
+        (torch.full((20,), 5), MalformedFileError, "token 5 twice in its draft_tokens"),
+        (torch.arange(VOCAB - 5, VOCAB + 20), PairError, f"draft_tokens names token {VOCAB}"),
+        (torch.zeros(20), MalformedFileError, "draft_tokens of F32"),
+    ],
+)
+def test_lists_of_draft_tokens_that_are_none(
+    target: Model, tmp_path: Path, ids: Any, error: type, said: str
+) -> None:
+    reference = TorchEagle(HIDDEN, VOCAB)
+    folder = publish(
+        tmp_path / "t", reference.config, {**named(reference), "draft_tokens": ids}, SAFE
+    )
+    with pytest.raises(error, match=said):
+        convert_head(folder, tmp_path / "e.gguf", target=target.path)
 
 
 def test_the_comparison_can_fail(target: Model, tmp_path: Path) -> None:

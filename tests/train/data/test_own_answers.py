@@ -16,7 +16,7 @@ from support.tiny_targets import ANSWERS
 from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Engine
-from specrun.train.data import own_answers
+from specrun.train.data import asking, own_answers
 from specrun.train.data.data_file import Answered, Document, PlainText, read_documents
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
 from specrun.train.data.target_tokens import TargetTokenizer
@@ -67,7 +67,7 @@ def calls(monkeypatch) -> list[Sequence[int]]:
         found.append(prompt)
         return submit(engine, prompt, *rest, **options)
 
-    monkeypatch.setattr(own_answers.Engine, "submit", counted)
+    monkeypatch.setattr(asking.Engine, "submit", counted)
     return found
 
 

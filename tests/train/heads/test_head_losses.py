@@ -23,7 +23,7 @@ from specrun.train.data.token_corpus import (
 )
 from specrun.train.heads.attention import Attention
 from specrun.train.heads.eagle import EagleLearner, EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary, tap_scale
+from specrun.train.heads.eagle3 import Eagle3Learner, Eagle3Recipe, frequent_tokens, tap_scale
 from specrun.train.heads.hydra import HydraLearner, HydraRecipe, shaken
 from specrun.train.heads.learner import Agreement, best_tokens, shifted
 from specrun.train.heads.medusa import MedusaLearner, MedusaRecipe
@@ -268,6 +268,43 @@ def test_laws_are_compared_among_the_tokens_said_most_and_others_that_change(
     assert losses[0] == losses[1]
 
 
+def test_laws_of_draft_tokens_are_theirs_and_measures_rank_no_others(
+    target: TargetMatrices,
+) -> None:
+    states, batch = FixedStates(2, 7), batch_of(7)
+    rng = np.random.default_rng(2)
+    said = [TokenSequence.of(rng.integers(0, 64, 400).tolist(), 0)]
+    corpus, wide = corpus_of(said, held_out=0.0), torch.randn(64, HIDDEN)
+    matrices = TargetMatrices(wide, wide, None)
+    recipe = EagleRecipe(noise=0.0, draft_tokens=16)
+    learner = recipe.learner(SHAPE, matrices, states, corpus)
+    assert isinstance(learner, EagleLearner)
+    randomized(learner)
+    counts = np.bincount(said[0].ids, minlength=64)
+    drafted = sorted(range(64), key=lambda token: (-counts[token], token))[:16]
+    assert learner.drafted is not None
+    assert learner.drafted.tolist() == drafted
+    predicted, _ = learner.head(wide[batch.ids[:, 1:]], states.final[:, :-1])
+    marks = draft_marks(batch.learnt, 0)
+    shown, wanted = predicted[:, :5][marks], states.final[:, 1:6][marks]
+    law = (wanted @ wide[drafted].T).softmax(-1)
+    tokens = -(law * (shown @ wide[drafted].T).log_softmax(-1)).sum(-1).mean()
+    (part,) = learner.losses(batch, noise(), 0)
+    expected = F.smooth_l1_loss(shown, wanted) + 0.1 * tokens
+    assert part.value.item() == pytest.approx(expected.item(), rel=1e-5)
+    best = learner.best(shown)
+    for row, logits in zip(best.tolist(), (shown @ wide.T).tolist(), strict=True):
+        assert row == sorted(drafted, key=lambda token: -logits[token])[:5]
+    files = recipe.files(learner, SHAPE)
+    assert files.tensors["draft_tokens"].tolist() == drafted
+    assert (
+        "draft_tokens"
+        not in EagleRecipe()
+        .files(EagleRecipe().learner(SHAPE, matrices, states, corpus), SHAPE)
+        .tensors
+    )
+
+
 @pytest.mark.parametrize(("inputs", "first"), [("features", 0), ("tokens", HIDDEN)])
 def test_eagle_reads_features_or_tokens_only_and_the_rest_of_fc_stays_0(
     target: TargetMatrices, inputs: str, first: int
@@ -475,9 +512,9 @@ def test_the_draft_vocabulary_is_what_was_said_most() -> None:
     corpus = TokenCorpus(
         (TokenSequence(said, learnt), unseen), (0,), (1,), measured_on_training=False
     )
-    assert draft_vocabulary(corpus, VOCAB, 3).tolist() == [1, 4, 5]
-    assert draft_vocabulary(corpus, VOCAB, 5).tolist() == [0, 1, 4, 5, 9]
-    assert draft_vocabulary(corpus, VOCAB, 99).tolist() == list(range(VOCAB))
+    assert frequent_tokens(corpus, VOCAB, 3).tolist() == [5, 1, 4]
+    assert frequent_tokens(corpus, VOCAB, 5).tolist() == [5, 1, 4, 9, 0]
+    assert sorted(frequent_tokens(corpus, VOCAB, 99).tolist()) == list(range(VOCAB))
 
 
 def test_offsets_and_marks_name_the_same_tokens(target: TargetMatrices) -> None:
@@ -759,6 +796,8 @@ def test_attention_shares_keys_among_heads() -> None:
         (lambda: EagleRecipe(steps=0), "0 steps"),
         (lambda: EagleRecipe(noise=-1.0), "a weight or noise below 0"),
         (lambda: EagleRecipe(law_tokens=3), "laws of 3 tokens: give at least 4"),
+        (lambda: EagleRecipe(draft_tokens=3), "3 draft tokens: give at least 16"),
+        (lambda: EagleRecipe(draft_tokens=64, law_tokens=64), "so leave the other out"),
         (lambda: EagleRecipe(step_decay=1.5), r"a step decay of 1\.5"),
         (lambda: Eagle3Recipe(steps=17), "17 steps"),
         (lambda: Eagle3Recipe(draft_tokens=0), "0 draft tokens"),

@@ -1,0 +1,142 @@
+"""Texts that a target says, several at once, in a store that an interrupted run goes on with.
+
+The store is JSON Lines, a text a line, written as they come: what it holds is not asked again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.runtime import Engine, SamplingParams
+from specrun.runtime.engine.streams import EngineStream
+from specrun.runtime.results import GenerationResult
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Tokens that the target goes on from, by at most `room` more; `key` tells it from others."""
+
+    prompt: list[int]
+    room: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the target said: tokens and text, and whether it ended by itself."""
+
+    token_ids: list[int]
+    text: str
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskingSettings:
+    """How a target is asked: sampling, drafter, how many at once, and their longest text."""
+
+    params: SamplingParams
+    drafter: str
+    parallel: int
+    max_length: int
+    n_threads: int = 0
+
+
+def ask_target(
+    target: AbstractContextManager[Path],
+    questions: Sequence[Question],
+    store: Path,
+    settings: AskingSettings,
+    progress: Progress | None = None,
+) -> list[Said]:
+    """Return what the target says to each question; chance differs by a question's number.
+
+    `target` yields the GGUF file that answers, and is entered only where something is missing in
+    `store`. Raises MalformedFileError for a damaged one.
+    """
+    known = _read(store)
+    missing = [number for number, asked in enumerate(questions) if asked.key not in known]
+    if missing:
+        with (
+            target as path,
+            _engine(path, settings) as engine,
+            store.open("a", encoding="utf-8") as file,
+        ):
+            asked = ((number, questions[number]) for number in missing)
+            answers = _answers(engine, asked, settings)
+            n_known = len(questions) - len(missing)
+            for done, (number, result) in enumerate(answers, n_known + 1):
+                key, whole = questions[number].key, result.finish_reason == "stop"
+                known[key] = Said(result.token_ids, result.text, whole)
+                record = {"key": key, "answer": result.token_ids, "text": result.text}
+                file.write(json.dumps({**record, "whole": whole}) + "\n")
+                file.flush()
+                if progress is not None:
+                    progress(done, len(questions))
+    return [known[question.key] for question in questions]
+
+
+def _engine(path: Path, settings: AskingSettings) -> Engine:
+    """Return an engine whose conversations have `max_length` tokens each."""
+
+    def opened(slots: int) -> Engine:
+        return Engine(
+            path,
+            settings.drafter,
+            slots=slots,
+            n_ctx=settings.max_length * slots,
+            n_threads=settings.n_threads,
+            n_threads_batch=settings.n_threads,
+        )
+
+    try:
+        return opened(settings.parallel)
+    except UnsupportedModelError:  # recurrent models answer one conversation at a time
+        return opened(1)
+
+
+def _answers(
+    engine: Engine, asked: Iterator[tuple[int, Question]], settings: AskingSettings
+) -> Iterator[tuple[int, GenerationResult]]:
+    """Yield the answers to numbered questions, in their order."""
+    waiting: deque[tuple[int, EngineStream]] = deque()
+    while True:
+        # More than are answered at once, so that no slot waits for whoever reads this.
+        for number, question in islice(asked, 2 * settings.parallel - len(waiting)):
+            stream = engine.submit(
+                question.prompt, settings.params, max_tokens=question.room, index=number
+            )
+            waiting.append((number, stream))
+        if not waiting:
+            return
+        number, stream = waiting.popleft()
+        yield number, stream.result
+
+
+def _read(store: Path) -> dict[str, Said]:
+    """Return what is known, by key; a last line that was cut off is cut away."""
+    if not store.exists():
+        return {}
+    data = store.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) != len(data):
+        with store.open("r+b") as file:
+            file.truncate(len(whole))
+    found: dict[str, Said] = {}
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            record = json.loads(line)
+            token_ids = [int(token) for token in record["answer"]]
+            said = Said(token_ids, str(record.get("text", "")), bool(record.get("whole", True)))
+            found[str(record["key"])] = said
+        except (ValueError, KeyError, TypeError) as error:
+            raise MalformedFileError(f"line {number} of {store} is no answer: remove it") from error
+    return found
