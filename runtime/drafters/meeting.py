@@ -18,7 +18,7 @@ from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, StepLoop
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.bindings.memory import ALL_SEQUENCES, Memory
+from specrun.bindings.memory import ALL_SEQUENCES, Memory, MoveLoop, Moves
 from specrun.bindings.model import Model
 from specrun.bindings.rows import Rows
 from specrun.runtime.target import PlacedRows
@@ -248,6 +248,10 @@ class MemoryPart(Memory):
     def branch(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share the cached positions start <= p < end of `source`."""
         self._memory.branch(self._placed(source), self._placed(target), start, end)
+
+    def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
+        """Return False: sequences are moved one by one, each where it is placed."""
+        return False
 
     def keep(self, sequence: int) -> None:
         """Drop every other sequence of the part."""

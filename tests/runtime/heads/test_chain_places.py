@@ -1,0 +1,66 @@
+"""Where a head's rows stand: compiled code writes the same arrays as numpy."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.heads import attention
+
+pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+SPARE = 4096
+
+
+def inputs(rows: int, length: int) -> SimpleNamespace:
+    """The inputs of a graph, in which anything may stand before they are filled."""
+    arrays = {
+        "positions": np.full((1, rows), 7, np.int32),
+        "cells": np.full((1, rows), 7, np.int64),
+        "mask": np.full((rows, length), 7.0, np.float32),
+    }
+    flat = {name: array.reshape(-1) for name, array in arrays.items()}
+    return SimpleNamespace(inputs=arrays, flat=flat, filled=None)
+
+
+def test_both_ways_write_the_same_round_after_round(monkeypatch):
+    generator = np.random.default_rng(1)
+    n_fresh = n_far = 0
+    for _ in range(400):
+        width, below = int(generator.integers(1, 9)), int(generator.integers(0, 6))
+        length = int(generator.choice([32, 64, 256]))
+        rows = width + below
+        compiled, plain = inputs(rows, length), inputs(rows, length)
+        count = int(generator.integers(0, length - rows))
+        for _round in range(6):
+            n, position = int(generator.integers(1, width + 1)), int(generator.integers(0, 1000))
+            # A mask that is not known, or of a longer text, is written anew.
+            n_fresh += plain.filled is None or plain.filled > count
+            n_far += plain.filled is not None and count > plain.filled + 16
+            for graph, loops in ((compiled, LOOPS), (plain, None)):
+                monkeypatch.setattr(attention, "LOOPS", loops)
+                attention.fill_chain_places(graph, position, count, n, SPARE, below)
+            for name, array in plain.inputs.items():
+                np.testing.assert_array_equal(compiled.inputs[name], array)
+            assert compiled.filled == plain.filled == count
+            step = int(generator.integers(-3, 30))
+            count = min(length - rows, max(0, count + step))
+    assert min(n_fresh, n_far) > 100
+
+
+def test_arrays_that_do_not_fit_one_another_are_refused():
+    positions, cells = np.zeros(4, np.int32), np.zeros(4, np.int64)
+    mask = np.zeros(4 * 32, np.float32)
+    numbers = 0, 3, 2, 1, -1, SPARE
+    for wrong in (
+        (positions[:3], cells, mask, *numbers),
+        (positions, cells, mask[:-1], *numbers),
+        (positions, cells, mask, 0, 3, 9, 1, -1, SPARE),
+        (positions, cells, mask, 0, 33, 2, 1, -1, SPARE),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            LOOPS.chain_places(*wrong)
+    with pytest.raises(TypeError):
+        LOOPS.chain_places(positions.astype(np.int64), cells, mask, *numbers)
