@@ -117,10 +117,6 @@ class Drafter(ABC):
     keeps_rows: bool = False
     """Whether its trees have `rows`, if a request asks for them."""
 
-    foresees: bool = False
-    """Whether `forecast` tells of every round what a proposal would be worth, and learns from what
-    came whether that held, also where nothing was proposed."""
-
     @property
     def reads_target(self) -> bool:
         """Whether it reads more of the target than its logits; then it is shown prompts, too."""

@@ -20,9 +20,9 @@ _SAVINGS = 8.0
 class Account:
     """What may be lost: a share of the tokens, at most so much at a time, and what was saved."""
 
-    def __init__(self, share: float, most: float = math.inf, start: float = START) -> None:
+    def __init__(self, share: float, most: float = math.inf) -> None:
         self._share, self._most = share, most
-        self._spare, self._saved = min(start, most), 0.0
+        self._spare, self._saved = min(START, most), 0.0
 
     @property
     def room(self) -> float:

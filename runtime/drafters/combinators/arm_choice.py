@@ -31,69 +31,59 @@ seventh of the target's size on a CPU, cannot come back into a long text.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from specrun.runtime.costs import STALL, Account
+from specrun.runtime.costs import STALL, START, Account
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 
-START, SHARE = 2.0, 0.025
-"""Plain rounds that may be lost at first, and of each token: 3 % of 512 tokens."""
+SHARE = 0.025
+"""Of each token's plain round, what may be lost: with `START` it is 3 % of 512 tokens."""
 
 _READING, _PAYBACK = 0.15, 64  # of the target's time; tokens
 _PROBING = 0.025  # of the time so far, which probes may lose against the best arm, beside START
-# Plain rounds that the first draft of an arm may lose, and of one that was slower than plain.
-_FIRST_STAKE, _STAKE = 1.0, 0.5
+_STAKE = 0.5  # rounds of plain decoding that the first draft of an arm may lose
 # Tokens after which an arm is tried again whatever was found, and half of that is forgotten.
 _SPACING = 128
 _OPTIMISM = 1.5  # standard errors in an arm's favour
-_CERTAINLY = 1.0  # standard errors in favour of an arm that is slower than plain decoding even so
 _CAUTION = 0.5  # standard errors that a probed arm has to be better by to take the best one's place
 # The relative standard deviation of a rate's change after so many rounds unseen.
 _DRIFT, _DRIFT_ROUNDS = 0.1, 32
 # Rounds after which an arm that is alike but more complicated is known, and left alone for.
 _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
-_MAX_PATIENCE, _WAIT = 128, 1  # after 1, 2, 3 vain probes an arm waits for 1, 3, 7 tokens
+_MAX_PATIENCE, _WAIT = 8, 16  # after 1, 2, 3 vain probes an arm waits for 16, 48, 112 tokens
 _FIRST_ROUNDS = 2  # of plain decoding, before others are looked at
 _SEGMENT = 6  # rounds between decisions while the best arm is used
 _PROBE_ROUNDS, _SHORT_PROBE = 4, 2  # short: of an arm whose drafts are limited
 _TIE = 0.03  # rates that differ by less than this share are alike: the simpler arm is taken
 _MEASURABLE = 64  # tokens behind from which an arm's first round tells what catching up costs
-_USUAL = 0.6  # the chance of a token of a drafter that nothing is known of
 _TICK = 1e-9  # the shortest round: clocks may stand still
 _SAVING = 512  # tokens in which what a probe may lose is saved up, if it can be at all
-_SPARE = 0.5  # of all that may be lost: what a probe may take while others are being saved for
+_SPARE = 0.1  # of all that may be lost: what a probe may take while others are being saved for
 
 
 class ArmChooser:
     """Chooses an arm and the length of its draft for each round; learns from tokens and seconds.
 
     `plain` is the arm that is plain decoding; it is the first to be used. `known` are the arms of
-    an earlier text, whose rates are believed to be as they were. `foreseen` arms are never chosen
-    or probed: others say when they are used (`promises`), and `take` counts their rounds.
+    an earlier text, whose rates are believed to be as they were.
     """
 
     def __init__(
-        self,
-        forecasts: Sequence[ArmForecast],
-        plain: int,
-        *,
-        known: Sequence[Arm] = (),
-        foreseen: Collection[int] = (),
+        self, forecasts: Sequence[ArmForecast], plain: int, *, known: Sequence[Arm] = ()
     ) -> None:
         self._forecasts, self._plain = tuple(forecasts), plain
-        self._short_depths = [forecast.deepest(_STAKE) for forecast in forecasts]
+        self._first_depths = [forecast.deepest(_STAKE) for forecast in forecasts]
         self._margins = [forecast.margin for forecast in forecasts]
         self._target_reading = forecasts[plain].target_reading
-        self._chosen_from = [index for index in range(len(forecasts)) if index not in foreseen]
         self.arms = [arm.for_another_text() for arm in known] or [
-            Arm(depth=forecast.deepest(_FIRST_STAKE)) for forecast in forecasts
+            Arm(depth=depth) for depth in self._first_depths
         ]
         self.arms[plain].depth = 0
         self._now = 0
-        self._account = Account(SHARE, start=START)
+        self._account = Account(SHARE)
         self._lost = self._elapsed = self._credit = 0.0  # in plain rounds
         self._best = self._current = plain
-        self._left = self._depth = 0
+        self._left = 0
         self._probing = False
         # Tokens, seconds and nodes drafted, of the rounds since the arm changed.
         self._run: list[tuple[int, float, int]] = []
@@ -118,18 +108,12 @@ class ArmChooser:
         """Return the arm of the next round, and how much it may draft (0: all it likes)."""
         # All rounds of a probe fitted when it began: it goes on unless they took far more, for a
         # first round may only have been a cold start.
-        fits = self._fitting(self._current)
-        if fits is None and self._seems_cold:
-            fits = self._depth
-        if self._left <= 0 or fits is None:
+        over = self._account.room < -START
+        depth = self.arms[self._current].depth
+        if self._left <= 0 or (over if self._probing else self._fitting(self._current) != depth):
             self._decide()
-            fits = self._fitting(self._current)
         self._left -= 1
-        self._depth = fits or 0
-        arm, short = self.arms[self._current], self._short_depths[self._current]
-        if short and not arm.rounds and not self._run:  # what it costs, its first round tells
-            self._depth = min(short, self._depth or short)
-        return self._current, self._depth
+        return self._current, self.arms[self._current].depth
 
     def record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
         """Learn what a round of an arm that drafted so many nodes gave, chosen or replayed."""
@@ -148,9 +132,9 @@ class ArmChooser:
         # The first round includes catching up with the text; it
         # is counted when a second tells how much.
         if len(self._run) > 1:
-            self._count(index, tokens, seconds, drafted)
             if len(self._run) == 2:
                 self._count_first(index, seconds)
+            self._count(index, tokens, seconds, drafted)
             # Not before the second is counted too, whose draft was as long as the first.
             self._lengthen(index, self._run[:2] if len(self._run) == 2 else self._run[-1:])
         arm.last_seen = self._now
@@ -158,29 +142,6 @@ class ArmChooser:
             other.behind = 0 if other is arm else other.behind + tokens
         if self._probing and len(self._run) > 2 and self._possible_rate(arm) < self._best_rate:
             self._left = 0  # it is hopeless
-
-    @property
-    def speed_up(self) -> float:
-        """What the arm that is best so far yields, over plain decoding."""
-        best, plain = self.arms[self._best].rate, self.arms[self._plain].rate
-        return max(1.0, best / plain) if plain and best else 1.0
-
-    def plain_rounds(self, seconds: float) -> float:
-        """Return a time in plain rounds; 0 while none was seen."""
-        plain = self._plain_seconds
-        return seconds / plain if plain else 0.0
-
-    def take(self, index: int, tokens: int, seconds: float) -> None:
-        """Count a round that a foreseen arm drafted in another one's place."""
-        self._finish_run()
-        self._left += 1  # the round that was chosen is still to come
-        self._book(index, tokens, seconds)
-        self.arms[index].add(tokens, seconds, drafted=True)
-        self._now += 1
-        self._account.allow(tokens)
-        self.arms[index].last_seen = self._now
-        for other in self.arms:
-            other.behind += tokens
 
     # -- learning ----------------------------------------------------------------------------------
 
@@ -233,15 +194,7 @@ class ArmChooser:
         """Count the first round of a run, but not what of it was catching up."""
         arm = self.arms[index]
         tokens, seconds, drafted = self._run[0]
-        plain = self._plain_seconds
-        if drafted and plain:
-            # Drafts differ in length: of as long a one, by what drafting was measured to cost.
-            scale = 1.0 if arm.scale is None else arm.scale
-            foreseen = plain * (1.0 + scale * self._forecasts[index].extra(drafted))
-            alike = len(self._run) > 1 and self._run[1][2] == drafted
-            usual = max(usual, foreseen) if alike else foreseen
-        else:
-            usual = arm.usual(drafted > 0) or usual
+        usual = arm.usual(drafted > 0) or usual
         # Its very first round may have been a cold start, which would pass for slow reading.
         if self._behind >= _MEASURABLE and arm.rounds:
             excess = max(0.0, seconds - usual) / self._behind
@@ -255,14 +208,6 @@ class ArmChooser:
             self._lengthen(self._current, self._run)
         self._run.clear()
 
-    @property
-    def _seems_cold(self) -> bool:
-        """Whether a probe's only round may have been a cold start: one more tells."""
-        if not self._probing or len(self._run) != 1 or self._account.room < -START:
-            return False
-        usual = self._plain_seconds * (1.0 + self._extra(self._current, self._depth))
-        return self._run[0][1] > STALL * usual
-
     # -- deciding ----------------------------------------------------------------------------------
 
     def _decide(self) -> None:
@@ -274,11 +219,14 @@ class ArmChooser:
         probed = self._worth_probing()
         self._probing = probed is not None
         chosen = self._best if probed is None else probed
-        if self._fitting(chosen) is None:
-            chosen, self._probing = self._plain, False
-        if chosen != self._current:
+        depth = self._fitting(chosen, self._probe_rounds(chosen) if self._probing else 1)
+        if depth is None:
+            chosen, depth = self._plain, 0
+        # Rounds of a run are alike: the first is counted by what the second takes.
+        if chosen != self._current or depth != self.arms[chosen].depth:
             self._finish_run()
             self._current = chosen
+        self.arms[chosen].limit(depth)
         self._left = _SEGMENT
         if self._probing:
             self._left = self._probe_rounds(chosen)
@@ -287,15 +235,16 @@ class ArmChooser:
 
     def _shorten_what_fails(self) -> None:
         """Let arms that are slower than plain decoding begin again with short drafts."""
-        for arm, depth in zip(self.arms, self._short_depths, strict=True):
-            if self._is_slow(arm, _CERTAINLY):
+        for arm, depth in zip(self.arms, self._first_depths, strict=True):
+            if self._is_slow(arm):
                 arm.limit(depth)
 
     def _simplest_of_the_best(self) -> int:
         """Return the arm of the best shown rate, or a simpler one that is as good as that."""
-        best = max(self._chosen_from, key=self._shown_rate)
+        arms = range(len(self.arms))
+        best = max(arms, key=self._shown_rate)
         enough = (1.0 - _TIE) * self.arms[best].rate
-        seen = [index for index in self._chosen_from if self.arms[index].rounds or index == best]
+        seen = [index for index in arms if self.arms[index].rounds or index == best]
         alike = [index for index in seen if index == best or self.arms[index].rate >= enough]
 
         def order(index: int) -> tuple[int, bool, float, int]:
@@ -318,10 +267,10 @@ class ArmChooser:
         """Return the rate that an arm is ranked by; the best need not show anything more."""
         return self._shown(index, 0.0 if index == self._best else _CAUTION)
 
-    def _is_slow(self, arm: Arm, caution: float = _CAUTION) -> bool:
+    def _is_slow(self, arm: Arm) -> bool:
         """Return whether an arm was shown to be slower than plain decoding."""
         rate = self.arms[self._plain].rate
-        return arm.rounds > 0.0 and arm.rate + caution * arm.error < rate
+        return arm.rounds > 0.0 and arm.rate + _CAUTION * arm.error < rate
 
     def _possible_rate(self, arm: Arm) -> float:
         """Return the rate that an arm may have, for all that is known."""
@@ -355,7 +304,7 @@ class ArmChooser:
         best, arms = self.arms[self._best], self.arms
         if not best.rounds or not arms[self._plain].rounds:
             return None  # others are compared with these
-        others = [index for index in self._chosen_from if index != self._best]
+        others = [index for index in range(len(arms)) if index != self._best]
         # Of those that promise alike, such as all the unknown, the longest unseen comes first.
         hopes = sorted((-self._hope(index), -arms[index].behind, index) for index in others)
         room = spare = min(START + _PROBING * self._elapsed - self._lost, self._account.room)
@@ -363,7 +312,7 @@ class ArmChooser:
             if -hope <= best.rate:
                 return None
             loss = self._loss_of(index)
-            if loss <= spare and self._fitting(index) is not None:
+            if loss <= spare and self._fitting(index, self._probe_rounds(index)) is not None:
                 return index
             pace = SHARE - self._reading_of_token(index)
             if loss <= room + pace * _SAVING:
@@ -384,8 +333,8 @@ class ArmChooser:
             self._run[0][1] if self._run and self._current == self._plain else 0.0
         )
 
-    def _fitting(self, index: int) -> int | None:
-        """Return the longest draft of an arm (0: any) that fits the account.
+    def _fitting(self, index: int, rounds: int = 1) -> int | None:
+        """Return the longest draft of an arm (0: any) of which so many rounds fit the account.
 
         None if none does, whatever becomes of the drafts.
         """
@@ -394,23 +343,23 @@ class ArmChooser:
             return 0
         if not self._plain_seconds:
             return None
-        shown = self._shown(index, _CERTAINLY)
-        won_back = _PAYBACK * max(0.0, 1.0 - plain.rate / shown) if shown > 0.0 else 0.0
+        won_back = _PAYBACK * max(0.0, 1.0 - plain.rate / arm.rate) if arm.rate else 0.0
         reading = max(0.0, self._reading(index) - self._credit - won_back)
+        if self._shown(index, _CAUTION) > plain.rate and not reading:
+            return arm.depth
         room = self._account.room - reading
         longest = arm.depth or self._forecasts[index].most
-        depths = (arm.depth, *range(longest, 0, -1))
-        return next((depth for depth in depths if self._extra(index, depth) <= room), None)
+        depths = [arm.depth, *(1 << power for power in reversed(range(longest.bit_length())))]
+        return next((depth for depth in depths if rounds * self._extra(index, depth) <= room), None)
 
     def _extra(self, index: int, depth: int) -> float:
         """Return the worst that such a round may lose, without reading, in plain rounds."""
         arm, forecast, plain = self.arms[index], self._forecasts[index], self._plain_seconds
         usual = arm.usual(True)
-        scale = 1.0 if arm.scale is None else arm.scale
-        foreseen = scale * forecast.extra(depth or forecast.most)
         if usual is not None and plain and depth == arm.depth:
-            return max(foreseen, usual / plain - 1.0)
-        return foreseen
+            return max(0.0, usual / plain - 1.0)
+        scale = 1.0 if arm.scale is None else arm.scale
+        return scale * forecast.extra(depth or forecast.most)
 
     def _reading(self, index: int) -> float:
         """Return how many plain rounds it takes an arm to catch up with the text."""
@@ -428,17 +377,10 @@ class ArmChooser:
     def _loss_of(self, index: int) -> float:
         """Return how many plain rounds a probe is expected to lose against the best arm."""
         arm, plain = self.arms[index], self.arms[self._plain]
+        a_round = 1.0 + self._extra(index, arm.depth)
         if arm.rounds:
-            a_round, tokens = arm.mean_seconds / plain.mean_seconds, arm.mean_tokens
-        else:  # expected to be as good as drafters are; what it costs if it is not, the account has
-            depth = self._fitting(index) or self._forecasts[index].most
-            a_round, tokens = 1.0 + self._extra(index, depth), _usual_tokens(depth)
+            a_round = arm.mean_seconds / plain.mean_seconds
         # A round's time less that in which the best arm would yield its tokens.
-        a_round -= tokens * plain.rate / self._best_rate
+        a_round -= arm.mean_tokens * plain.rate / self._best_rate
         reading = max(0.0, self._reading(index) - self._credit)
         return max(0.0, self._probe_rounds(index) * a_round) + reading
-
-
-def _usual_tokens(depth: int) -> float:
-    """Return the tokens that a round of a usual drafter of chains of this length yields."""
-    return float((1.0 - _USUAL ** (depth + 1)) / (1.0 - _USUAL))

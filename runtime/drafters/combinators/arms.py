@@ -43,10 +43,13 @@ class ArmForecast:
         return self.curve.seconds(batch) / self.curve.seconds(1) / batch
 
     def deepest(self, stake: float) -> int:
-        """Return the longest draft of at most this extra, or 1; 0 if that is any draft."""
-        # Curves have steps, behind which more tokens may cost no more: all lengths are looked at.
-        longest = next((n for n in range(self.most, 0, -1) if self.extra(n) <= stake), 1)
-        return 0 if longest == self.most else longest
+        """Return 1, 2, 4, ...: the longest draft of at most this extra, 0 if that is any draft."""
+        if self.extra(self.most) <= stake:
+            return 0
+        depth = 1
+        while 2 * depth < self.most and self.extra(2 * depth) <= stake:
+            depth *= 2
+        return depth
 
     @property
     def margin(self) -> float:

@@ -21,7 +21,6 @@ from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.members import MembersDrafter, outcome_for_idle
-from specrun.runtime.drafters.combinators.promises import Promises
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.tree import DraftTree
 
@@ -133,6 +132,8 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
     return ChoiceLog(names, [list(run) for run in runs], [list(run) for run in depths])
 
 
+_FAST = 1.5  # a promised speed-up for which a round of plain decoding is given up
+
 Clock = Callable[[], float]
 """Returns seconds from any fixed moment on."""
 
@@ -140,14 +141,12 @@ Clock = Callable[[], float]
 class AutoDrafter(MembersDrafter):
     """Asks the member that `ArmChooser` picks for the round; one of them should be `none`.
 
-    Members that foresee what a round of theirs yields are asked in the rounds for which they
-    promise more (`promises`); the others are arms of the bandit. A round's time runs from the
-    request for a draft to the end of `observe`: drafting, verification and what drafters learn, not
-    what the consumer of a stream does between rounds. All members learn of every round, and one
-    that slept catches up with the text when it is asked again, which is part of its time.
-    `forecasts` are what is known of the members' costs. `shared` is what another conversation with
-    the same weights has measured: it is where a new one begins, and filled again when an answer
-    ends.
+    A round's time runs from the request for a draft to the end of `observe`: drafting, verification
+    and what drafters learn, not what the consumer of a stream does between rounds. All members
+    learn of every round, and one that slept catches up with the text when it is asked again, which
+    is part of its time. `forecasts` are what is known of the members' costs. `shared` is what
+    another conversation with the same weights has measured: it is where a new one begins, and
+    filled again when an answer ends.
     """
 
     def __init__(
@@ -174,7 +173,6 @@ class AutoDrafter(MembersDrafter):
         unknown = (ArmForecast(most=max(1, member.max_nodes)) for member in members)
         self._forecasts = tuple(forecasts) or tuple(unknown)
         self._shared = [] if shared is None else shared
-        self._promises = Promises(self._members)
         self._chooser = self._new_chooser()
         self._has_measured = False
         self._clock = clock
@@ -184,7 +182,6 @@ class AutoDrafter(MembersDrafter):
         self._known: list[int] = []
         self._chosen: int | None = None
         self._depth = 0
-        self._promised = False
         self._started = 0.0
 
     @property
@@ -199,7 +196,7 @@ class AutoDrafter(MembersDrafter):
         if not tokens:
             self._has_measured, self._shared = False, []
         if not self._has_measured:
-            self._chooser, self._promises = self._new_chooser(), Promises(self._members)
+            self._chooser = self._new_chooser()
         self._chooser.begin(len(tokens) - common_prefix(self._known, tokens))
         self._known = list(tokens)
         self._log = ChoiceLog(self._names)
@@ -213,7 +210,6 @@ class AutoDrafter(MembersDrafter):
         n_rounds = self._log.n_rounds
         if n_rounds < len(self._replayed):
             self._chosen, self._depth = self._replayed[n_rounds]
-            self._promised = self._chosen in self._promises.places
         else:
             self._chosen, self._depth = self._choose(request)
         if self._depth:
@@ -223,11 +219,15 @@ class AutoDrafter(MembersDrafter):
         return self._members[self._chosen].propose(request)
 
     def _choose(self, request: DraftRequest) -> tuple[int, int]:
-        """Return the chooser's choice, or in its place a member that promises more."""
+        """Return the chooser's choice, or instead of plain decoding a member that promises more."""
         index, depth = self._chooser.choose()
-        better = self._promises.better_than(self._chooser.speed_up, request)
-        self._promised = better is not None and self._chooser.has_room
-        return (index, depth) if better is None or not self._promised else (better, 0)
+        if index == self._plain:
+            # What reads the text alone knows without a probe when it has something to say.
+            promised = [member.forecast(request) for member in self._members]
+            best = max(range(len(promised)), key=promised.__getitem__)
+            if promised[best] >= _FAST and self._chooser.has_room:
+                return best, 0
+        return index, depth
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the asked member what became of its tree, and the others what the text is now."""
@@ -241,11 +241,7 @@ class AutoDrafter(MembersDrafter):
         # Time is read after all members have learnt: what an idle one costs is part of the choice.
         seconds = self._clock() - self._started
         self._has_measured = True
-        if self._promised and len(outcome.tree):
-            self._promises.settle(outcome.n_new, self._chooser.plain_rounds(seconds))
-            self._chooser.take(self._chosen, outcome.n_new, seconds)
-        else:
-            self._chooser.record(self._chosen, outcome.n_new, seconds, len(outcome.tree))
+        self._chooser.record(self._chosen, outcome.n_new, seconds, len(outcome.tree))
         self._log.add(self._chosen, self._depth, outcome.n_new, seconds)
         self._chosen = None
 
@@ -255,8 +251,7 @@ class AutoDrafter(MembersDrafter):
             self._shared[:] = self._chooser.arms
 
     def _new_chooser(self) -> ArmChooser:
-        foreseen = self._promises.places
-        return ArmChooser(self._forecasts, self._plain, known=self._shared, foreseen=foreseen)
+        return ArmChooser(self._forecasts, self._plain, known=self._shared)
 
     def close(self) -> None:
         """Close all members; what was measured stays with the weights."""

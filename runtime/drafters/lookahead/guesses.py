@@ -19,12 +19,7 @@ from typing import Protocol
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.drafters.likely_trees import (
-    Guess,
-    RecentOdds,
-    grow_likely,
-    most_worthwhile,
-)
+from specrun.runtime.drafters.likely_trees import RecentOdds, grow_likely, most_worthwhile
 from specrun.runtime.drafters.lookahead.ngram_pool import NgramPool
 from specrun.runtime.tree import ROOT, TreeBuilder
 
@@ -101,10 +96,6 @@ class Guesses(Protocol):
 
     max_nodes: int
     max_leaves: int
-    foresees: bool
-
-    def promise(self, pool: NgramPool, request: DraftRequest) -> float:
-        """Return the speed-up over plain decoding that guesses promise now; 0 if unknown."""
 
     def add_to(
         self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
@@ -121,17 +112,11 @@ class Guesses(Protocol):
 class LatestGuesses:
     """At most `limit` n-grams that begin with the root's token, the most recently used first."""
 
-    foresees = False
-
     def __init__(self, limit: int, ngram: int) -> None:
         if limit < 0:
             raise OptionError(f"guesses is {limit}: give 0 or more")
         self.max_leaves = limit
         self.max_nodes = limit * (ngram - 1)
-
-    def promise(self, pool: NgramPool, request: DraftRequest) -> float:
-        """Nothing is known of how likely they are."""
-        return 0.0
 
     def add_to(
         self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
@@ -156,8 +141,6 @@ class PlannedGuesses:
     tokens a second on this cost curve (`likely_trees`).
     """
 
-    foresees = True
-
     def __init__(
         self, curve: CostCurve, *, max_leaves: int = 4, max_nodes: int = 12, depth: int = 8
     ) -> None:
@@ -170,20 +153,6 @@ class PlannedGuesses:
         self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
     ) -> None:
         """Add the tree that should pay best, if any does."""
-        likely = self._likely(pool, request, room)
-        count, _ = most_worthwhile(likely, self._curve, _WORTH, beside)
-        nodes = {ROOT: ROOT}
-        for number, guess in enumerate(likely[:count]):
-            nodes[number] = tree.add(nodes[guess.parent], guess.token)
-
-    def promise(self, pool: NgramPool, request: DraftRequest) -> float:
-        """Return the expected speed-up of that tree's round; 1 if there is none."""
-        likely = self._likely(pool, request, request.max_nodes)
-        count, rate = most_worthwhile(likely, self._curve, _WORTH)
-        return rate * self._curve.seconds(1) if count else 1.0
-
-    def _likely(self, pool: NgramPool, request: DraftRequest, room: int) -> list[Guess]:
-        """Return the likely continuations of the text, the most probable first."""
         # n - 1 tokens are the longest beginning of an n-gram that leaves one token to guess.
         tail = tuple(request.tokens[1 - pool.n :])
 
@@ -193,7 +162,7 @@ class PlannedGuesses:
                 yield token, self._acceptance.probability(matched, rank), (*path, token)
 
         root: tuple[int, ...] = ()
-        return grow_likely(
+        likely = grow_likely(
             root,
             below,
             nodes=min(room, self.max_nodes),
@@ -202,6 +171,10 @@ class PlannedGuesses:
             end_tokens=request.end_tokens,
             least=_UNLIKELY,
         )
+        count, _ = most_worthwhile(likely, self._curve, _WORTH, beside)
+        nodes = {ROOT: ROOT}
+        for number, guess in enumerate(likely[:count]):
+            nodes[number] = tree.add(nodes[guess.parent], guess.token)
 
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
         """Count for every token from `start` on which of the pool's continuations it was."""

@@ -78,7 +78,6 @@ class LookaheadDrafter(Drafter):
             )
         self.name = name
         self.reads_logits = True
-        self.foresees = guesses.foresees and width == 0  # what a window finds is not known before
         self.max_nodes = window_nodes(width, ngram) + guesses.max_nodes
         self.max_leaves = max(1, window_leaves(width, ngram) + guesses.max_leaves)
         self._ngram, self._width, self._guesses = ngram, width, guesses
@@ -116,10 +115,6 @@ class LookaheadDrafter(Drafter):
         outputs = window.add_to(builder) if window else ()
         self._proposal = _Proposal(builder.build(), request.tokens[-1], outputs)
         return self._proposal.tree
-
-    def forecast(self, request: DraftRequest) -> float:
-        """Return what the pool's guesses promise; their acceptance is counted in every round."""
-        return self._guesses.promise(self._store.pool, request)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take the window's n-grams and the new text into the pool, and move the window on."""

@@ -200,8 +200,6 @@ class ContinuationDrafter(Drafter):
     tokens; often it is nothing.
     """
 
-    foresees = True
-
     def __init__(
         self, *, depth: int, nodes: int | None, branches: int, name: str, costs: CostCurve
     ) -> None:
@@ -235,12 +233,11 @@ class ContinuationDrafter(Drafter):
 
     def forecast(self, request: DraftRequest) -> float:
         """Return what the continuations found now promise."""
-        # The same retrieval as `propose`: what it found teaches, too, whoever drafts.
-        self._retrieved = self.retrieve(request.tokens, self._depth)
-        self._retrieved_at = len(request.tokens)
-        if not self._retrieved:
+        # The same retrieval as `propose`, but nothing is kept: no draft follows that could teach.
+        found = self.retrieve(request.tokens, self._depth)
+        if not found:
             return 1.0
-        return promised_speed_up(self._retrieved, self._trust, self._limits(request), self._costs)
+        return promised_speed_up(found, self._trust, self._limits(request), self._costs)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how the retrieved continuations fared, those that were not drafted too."""
