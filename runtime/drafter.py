@@ -117,6 +117,10 @@ class Drafter(ABC):
     keeps_rows: bool = False
     """Whether its trees have `rows`, if a request asks for them."""
 
+    finds_text: bool = False
+    """Whether it need not be told of rounds that it drafted nothing for: it finds their tokens in
+    the next request, or in the next outcome that it is told of."""
+
     @property
     def reads_target(self) -> bool:
         """Whether it reads more of the target than its logits; then it is shown prompts, too."""

@@ -50,7 +50,7 @@ class TimedDrafter(Drafter):
         self.layer_inputs = inner.layer_inputs
         self.needs_nextn_states = inner.needs_nextn_states
         self.reads_logits = inner.reads_logits
-        self.keeps_rows = inner.keeps_rows
+        self.keeps_rows, self.finds_text = inner.keeps_rows, inner.finds_text
         self.embedding_inputs = inner.embedding_inputs
         self._costs, self._clock = costs, clock
         self._proposed: float | None = None

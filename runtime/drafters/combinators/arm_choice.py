@@ -75,10 +75,10 @@ class ArmChooser:
         self._first_depths = [forecast.deepest(_STAKE) for forecast in forecasts]
         self._margins = [forecast.margin for forecast in forecasts]
         self._target_reading = forecasts[plain].target_reading
-        self.arms = [arm.for_another_text() for arm in known] or [
+        self._arms = [arm.for_another_text() for arm in known] or [
             Arm(depth=depth) for depth in self._first_depths
         ]
-        self.arms[plain].depth = 0
+        self._arms[plain].depth = 0
         self._now = 0
         self._account = Account(SHARE)
         self._lost = self._elapsed = self._credit = 0.0  # in plain rounds
@@ -88,15 +88,25 @@ class ArmChooser:
         # Tokens, seconds and nodes drafted, of the rounds since the arm changed.
         self._run: list[tuple[int, float, int]] = []
         self._behind = 0  # how far the arm was behind when that run began
+        # Rounds of plain decoding in a row, tokens and seconds, that are not counted yet: several
+        # at once cost little more than one, whose code an evaluation drove out of the caches.
+        self._waiting: list[tuple[int, float]] = []
 
     def begin(self, n_new: int) -> None:
         """Start another text, `n_new` tokens of which are new to all arms."""
+        self._count_waiting()
         self._finish_run()
         self._left = 0
         self._credit = _READING * n_new * self._target_reading
-        for arm in self.arms:
+        for arm in self._arms:
             arm.behind += n_new
             arm.patience = 1.0
+
+    @property
+    def arms(self) -> list[Arm]:
+        """What is known of each arm."""
+        self._count_waiting()
+        return self._arms
 
     @property
     def has_room(self) -> bool:
@@ -106,21 +116,38 @@ class ArmChooser:
 
     def choose(self) -> tuple[int, int]:
         """Return the arm of the next round, and how much it may draft (0: all it likes)."""
+        if self._left <= 0:
+            self._count_waiting()
         # All rounds of a probe fitted when it began: it goes on unless they took far more, for a
         # first round may only have been a cold start.
         over = self._account.room < -START
-        depth = self.arms[self._current].depth
+        depth = self._arms[self._current].depth
         if self._left <= 0 or (over if self._probing else self._fitting(self._current) != depth):
             self._decide()
         self._left -= 1
-        return self._current, self.arms[self._current].depth
+        return self._current, self._arms[self._current].depth
 
     def record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
         """Learn what a round of an arm that drafted so many nodes gave, chosen or replayed."""
+        if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
+            self._waiting.append((tokens, seconds))
+            if len(self._waiting) == _SEGMENT:
+                self._count_waiting()
+            return
+        self._count_waiting()
+        self._record(index, tokens, seconds, drafted)
+
+    def _count_waiting(self) -> None:
+        """Count the rounds of plain decoding that wait."""
+        waiting, self._waiting = self._waiting, []
+        for tokens, seconds in waiting:
+            self._record(self._plain, tokens, seconds, 0)
+
+    def _record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
         if index != self._current:
             self._finish_run()
             self._current, self._left, self._probing = index, 0, False
-        arm = self.arms[index]
+        arm = self._arms[index]
         seconds = max(seconds, _TICK)
         self._run.append((tokens, seconds, drafted))
         if len(self._run) == 1:
@@ -138,7 +165,7 @@ class ArmChooser:
             # Not before the second is counted too, whose draft was as long as the first.
             self._lengthen(index, self._run[:2] if len(self._run) == 2 else self._run[-1:])
         arm.last_seen = self._now
-        for other in self.arms:
+        for other in self._arms:
             other.behind = 0 if other is arm else other.behind + tokens
         if self._probing and len(self._run) > 2 and self._possible_rate(arm) < self._best_rate:
             self._left = 0  # it is hopeless
@@ -150,7 +177,7 @@ class ArmChooser:
         plain = self._plain_seconds
         if not plain:
             return
-        arm = self.arms[index]
+        arm = self._arms[index]
         if len(self._run) == 1 and self._credit:
             usual = arm.usual(True) or plain * (1.0 + self._extra(index, arm.depth))
             free = min(self._credit * plain, max(0.0, seconds - usual))
@@ -167,7 +194,7 @@ class ArmChooser:
 
     def _count(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
         """Take a round into the estimates of its arm."""
-        arm, forecast = self.arms[index], self._forecasts[index]
+        arm, forecast = self._arms[index], self._forecasts[index]
         arm.add(tokens, seconds, drafted > 0)
         plain, extra = self._plain_seconds, forecast.extra(drafted)
         if index == self._plain:
@@ -183,7 +210,7 @@ class ArmChooser:
 
     def _lengthen(self, index: int, rounds: Sequence[tuple[int, float, int]]) -> None:
         """Let an arm draft twice as much if one of its counted rounds went well."""
-        arm, most = self.arms[index], self._forecasts[index].most
+        arm, most = self._arms[index], self._forecasts[index].most
         halves = (2 * (n - 1) >= min(arm.depth, drafted) > 0 for n, _, drafted in rounds)
         if arm.depth and any(halves):
             arm.limit(2 * arm.depth if 2 * arm.depth < most else 0)
@@ -192,7 +219,7 @@ class ArmChooser:
 
     def _count_first(self, index: int, usual: float) -> None:
         """Count the first round of a run, but not what of it was catching up."""
-        arm = self.arms[index]
+        arm = self._arms[index]
         tokens, seconds, drafted = self._run[0]
         usual = arm.usual(drafted > 0) or usual
         # Its very first round may have been a cold start, which would pass for slow reading.
@@ -213,7 +240,7 @@ class ArmChooser:
     def _decide(self) -> None:
         if self._probing:
             self._judge_probe()
-        if self.arms[self._plain].rounds:
+        if self._arms[self._plain].rounds:
             self._best = self._simplest_of_the_best()
             self._shorten_what_fails()
         probed = self._worth_probing()
@@ -223,44 +250,44 @@ class ArmChooser:
         if depth is None:
             chosen, depth = self._plain, 0
         # Rounds of a run are alike: the first is counted by what the second takes.
-        if chosen != self._current or depth != self.arms[chosen].depth:
+        if chosen != self._current or depth != self._arms[chosen].depth:
             self._finish_run()
             self._current = chosen
-        self.arms[chosen].limit(depth)
+        self._arms[chosen].limit(depth)
         self._left = _SEGMENT
         if self._probing:
             self._left = self._probe_rounds(chosen)
-        elif not self.arms[self._plain].rounds:
+        elif not self._arms[self._plain].rounds:
             self._left = _FIRST_ROUNDS
 
     def _shorten_what_fails(self) -> None:
         """Let arms that are slower than plain decoding begin again with short drafts."""
-        for arm, depth in zip(self.arms, self._first_depths, strict=True):
+        for arm, depth in zip(self._arms, self._first_depths, strict=True):
             if self._is_slow(arm):
                 arm.limit(depth)
 
     def _simplest_of_the_best(self) -> int:
         """Return the arm of the best shown rate, or a simpler one that is as good as that."""
-        arms = range(len(self.arms))
+        arms = range(len(self._arms))
         best = max(arms, key=self._shown_rate)
-        enough = (1.0 - _TIE) * self.arms[best].rate
-        seen = [index for index in arms if self.arms[index].rounds or index == best]
-        alike = [index for index in seen if index == best or self.arms[index].rate >= enough]
+        enough = (1.0 - _TIE) * self._arms[best].rate
+        seen = [index for index in arms if self._arms[index].rounds or index == best]
+        alike = [index for index in seen if index == best or self._arms[index].rate >= enough]
 
         def order(index: int) -> tuple[int, bool, float, int]:
-            parts, rate = self._forecasts[index].parts, self.arms[index].rate
+            parts, rate = self._forecasts[index].parts, self._arms[index].rate
             return parts, index != best, -rate, index
 
         return min(alike, key=order)
 
     def _judge_probe(self) -> None:
-        arm = self.arms[self._current]
+        arm = self._arms[self._current]
         better = arm.rate > self._best_rate
         arm.patience = 1.0 if better else min(_MAX_PATIENCE, 2.0 * arm.patience)
 
     def _shown(self, index: int, caution: float) -> float:
         """Return the rate that an arm was shown to have, so many standard errors below the mean."""
-        arm = self.arms[index]
+        arm = self._arms[index]
         return arm.rate - caution * arm.error if arm.rounds else 0.0
 
     def _shown_rate(self, index: int) -> float:
@@ -269,7 +296,7 @@ class ArmChooser:
 
     def _is_slow(self, arm: Arm) -> bool:
         """Return whether an arm was shown to be slower than plain decoding."""
-        rate = self.arms[self._plain].rate
+        rate = self._arms[self._plain].rate
         return arm.rounds > 0.0 and arm.rate + _CAUTION * arm.error < rate
 
     def _possible_rate(self, arm: Arm) -> float:
@@ -283,7 +310,7 @@ class ArmChooser:
 
     def _hope(self, index: int) -> float:
         """Return the rate that an arm may have; a more complicated one must be better by a tie."""
-        arm, best = self.arms[index], self.arms[self._best]
+        arm, best = self._arms[index], self._arms[self._best]
         if index != self._plain and (not arm.rounds or arm.behind >= _SPACING):
             scale = 1.0 if arm.scale is None else arm.scale
             if scale >= self._margins[index]:
@@ -301,7 +328,7 @@ class ArmChooser:
         return self._possible_rate(arm) * (1.0 - _TIE)
 
     def _worth_probing(self) -> int | None:
-        best, arms = self.arms[self._best], self.arms
+        best, arms = self._arms[self._best], self._arms
         if not best.rounds or not arms[self._plain].rounds:
             return None  # others are compared with these
         others = [index for index in range(len(arms)) if index != self._best]
@@ -324,12 +351,12 @@ class ArmChooser:
 
     @property
     def _best_rate(self) -> float:
-        return self.arms[self._best].rate
+        return self._arms[self._best].rate
 
     @property
     def _plain_seconds(self) -> float:
         """Seconds of a plain round, 0 before the first."""
-        return self.arms[self._plain].mean_seconds or (
+        return self._arms[self._plain].mean_seconds or (
             self._run[0][1] if self._run and self._current == self._plain else 0.0
         )
 
@@ -338,7 +365,7 @@ class ArmChooser:
 
         None if none does, whatever becomes of the drafts.
         """
-        arm, plain = self.arms[index], self.arms[self._plain]
+        arm, plain = self._arms[index], self._arms[self._plain]
         if index == self._plain:
             return 0
         if not self._plain_seconds:
@@ -354,7 +381,7 @@ class ArmChooser:
 
     def _extra(self, index: int, depth: int) -> float:
         """Return the worst that such a round may lose, without reading, in plain rounds."""
-        arm, forecast, plain = self.arms[index], self._forecasts[index], self._plain_seconds
+        arm, forecast, plain = self._arms[index], self._forecasts[index], self._plain_seconds
         usual = arm.usual(True)
         if usual is not None and plain and depth == arm.depth:
             return max(0.0, usual / plain - 1.0)
@@ -363,20 +390,20 @@ class ArmChooser:
 
     def _reading(self, index: int) -> float:
         """Return how many plain rounds it takes an arm to catch up with the text."""
-        return self._reading_of_token(index) * self.arms[index].behind
+        return self._reading_of_token(index) * self._arms[index].behind
 
     def _reading_of_token(self, index: int) -> float:
-        measured, plain = self.arms[index].catch_up, self._plain_seconds
+        measured, plain = self._arms[index].catch_up, self._plain_seconds
         if measured is not None and plain:
             return measured / plain
         return self._forecasts[index].draft * self._target_reading
 
     def _probe_rounds(self, index: int) -> int:
-        return _SHORT_PROBE if self.arms[index].depth else _PROBE_ROUNDS
+        return _SHORT_PROBE if self._arms[index].depth else _PROBE_ROUNDS
 
     def _loss_of(self, index: int) -> float:
         """Return how many plain rounds a probe is expected to lose against the best arm."""
-        arm, plain = self.arms[index], self.arms[self._plain]
+        arm, plain = self._arms[index], self._arms[self._plain]
         a_round = 1.0 + self._extra(index, arm.depth)
         if arm.rounds:
             a_round = arm.mean_seconds / plain.mean_seconds

@@ -142,11 +142,12 @@ class AutoDrafter(MembersDrafter):
     """Asks the member that `ArmChooser` picks for the round; one of them should be `none`.
 
     A round's time runs from the request for a draft to the end of `observe`: drafting, verification
-    and what drafters learn, not what the consumer of a stream does between rounds. All members
-    learn of every round, and one that slept catches up with the text when it is asked again, which
-    is part of its time. `forecasts` are what is known of the members' costs. `shared` is what
-    another conversation with the same weights has measured: it is where a new one begins, and
-    filled again when an answer ends.
+    and what drafters learn, not what the consumer of a stream does between rounds. Members learn of
+    every round, but for those that find its text themselves; one that slept catches up when it is
+    asked again, which is part of its time. `forecasts` are what is known of the members' costs.
+    `shared` is what another conversation with the same weights has measured: it is where a new one
+    begins, and filled again when an answer ends. A round of plain decoding does as little as can
+    be: that is all that `auto` costs where nothing pays.
     """
 
     def __init__(
@@ -221,24 +222,26 @@ class AutoDrafter(MembersDrafter):
     def _choose(self, request: DraftRequest) -> tuple[int, int]:
         """Return the chooser's choice, or instead of plain decoding a member that promises more."""
         index, depth = self._chooser.choose()
-        if index == self._plain:
+        if index == self._plain and self._chooser.has_room:
             # What reads the text alone knows without a probe when it has something to say.
             promised = [member.forecast(request) for member in self._members]
-            best = max(range(len(promised)), key=promised.__getitem__)
-            if promised[best] >= _FAST and self._chooser.has_room:
-                return best, 0
+            most = max(promised)
+            if most >= _FAST:
+                return promised.index(most), 0
         return index, depth
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the asked member what became of its tree, and the others what the text is now."""
-        # Idle members get the text without rows: their caches follow when they are asked again.
-        idle = outcome_for_idle(outcome)
         for index, member in enumerate(self._members):
-            member.observe(outcome if index == self._chosen else idle)
+            if index == self._chosen:
+                member.observe(outcome)
+            elif not member.finds_text:
+                # The text without rows: caches follow when their drafters are asked again.
+                member.observe(outcome_for_idle(outcome))
         self._known += outcome.tokens[len(self._known) :]
         if self._chosen is None:
             return
-        # Time is read after all members have learnt: what an idle one costs is part of the choice.
+        # Read after all have learnt: what an idle member costs is part of the choice.
         seconds = self._clock() - self._started
         self._has_measured = True
         self._chooser.record(self._chosen, outcome.n_new, seconds, len(outcome.tree))

@@ -77,7 +77,7 @@ class LookaheadDrafter(Drafter):
                 f"window={width} with ngram={ngram}: give window 0 or more and ngram 2 or more"
             )
         self.name = name
-        self.reads_logits = True
+        self.reads_logits, self.finds_text = True, True
         self.max_nodes = window_nodes(width, ngram) + guesses.max_nodes
         self.max_leaves = max(1, window_leaves(width, ngram) + guesses.max_leaves)
         self._ngram, self._width, self._guesses = ngram, width, guesses

@@ -213,6 +213,7 @@ class ContinuationDrafter(Drafter):
             raise OptionError(f"{kind}: branches is {branches}: give at least 1")
         check_leaves(f"{kind}: branches is {branches}", branches)
         self.name, self.max_nodes = name, nodes
+        self.finds_text = True
         self.max_leaves = min(branches, nodes)
         self._depth, self._costs = depth, costs
         self._trust = MatchTrust()
