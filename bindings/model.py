@@ -31,6 +31,7 @@ from specrun.bindings.workers import freed_while_there
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
 
+_UNKNOWN = "unknown model architecture"  # as llama.cpp says it
 _POOLINGS = {1: "mean", 2: "first", 3: "last"}  # llama_pooling_type
 
 
@@ -136,6 +137,9 @@ class Model:
         if "alloc" in reason or "out of memory" in reason.lower():
             advice = "Use a smaller quantization or fewer GPU layers (-ngl)"
             raise OutOfMemoryError(f"no memory to load {self.path}: {reason}. {advice}")
+        if _UNKNOWN in reason:
+            kind = f"{self.path} holds '{self.header.architecture}', no model that llama.cpp knows"
+            raise ModelLoadError(f"{kind}: heads are drafters, given with -md beside a target (-m)")
         raise ModelLoadError(f"llama.cpp cannot load {self.path}: {reason}")
 
     def add_lora(self, lora: LoraFile) -> None:
