@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specrun.bench.convert.measurement import ConvertResult
 from specrun.bench.drafters.comparison import DrafterResult, TextComparison
-from specrun.bench.heads.measure import HeadResult
 from specrun.bench.lookup import LookupResult
 from specrun.bench.overhead.overhead import DeviceResult, OverheadResult
 from specrun.bench.replay.replay import FIRST, ReplayResult
-from specrun.bench.soak.resources import Growth
-from specrun.bench.soak.soak import SoakResult
 from specrun.bench.table import Table
 from specrun.bench.timing import Spread
 from specrun.runtime.language import Expression, parse_expression
+
+if TYPE_CHECKING:  # at run time they would need the packages that convert
+    from specrun.bench.convert.measurement import ConvertResult
+    from specrun.bench.heads.measure import HeadResult
+    from specrun.bench.soak.resources import Growth
+    from specrun.bench.soak.soak import SoakResult
 
 # Spec-Bench's leaderboard, RTX 3090, Vicuna-7B, F16, greedy: mean tokens a target evaluation over
 # all six tasks.

@@ -312,15 +312,12 @@ def _compare(own: Answers, plain: Answers) -> TextComparison:
 
 def target_facts(model: Model) -> TargetFacts:
     """Return what a table says of a target."""
-    from specrun.convert.cut import PADDED_PARAMETERS
-
-    padded = model.header.metadata.get(PADDED_PARAMETERS, 0)
     gpus = [device.name for device in devices() if device.kind in ("gpu", "igpu")]
     return TargetFacts(
         model=model.path.name,
         n_bytes=model.n_bytes,
         n_params=model.n_params,
-        padded_parameters=padded if isinstance(padded, int) else 0,
+        padded_parameters=model.header.n_padded,
         backend=(model.n_gpu_layers and ", ".join(gpus)) or "CPU",
         n_gpu_layers=model.n_gpu_layers,
     )

@@ -45,6 +45,10 @@ _Metadata = dict[str, tuple[int, MetadataValue]]  # type code and value of each 
 _GUESSED_FILE_TYPE = 1024  # a flag: the quantizer did not state the type, llama.cpp guessed it
 
 
+PADDED_PARAMETERS = "specrun.padded_parameters"
+"""The metadata key that says how many of the file's parameters are padding."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """A tensor of the file: `shape` as ggml has it (row length first), `offset` in the file."""
@@ -80,6 +84,12 @@ class GGUFHeader:
     def n_parameters(self) -> int:
         """How many numbers all tensors of the file hold."""
         return sum(tensor.n_elements for tensor in self.tensors)
+
+    @property
+    def n_padded(self) -> int:
+        """How many of them are padding, there for their cost alone: see `PADDED_PARAMETERS`."""
+        padded = self.metadata.get(PADDED_PARAMETERS)
+        return padded if isinstance(padded, int) else 0
 
     @property
     def bits_per_weight(self) -> float:

@@ -11,4 +11,4 @@ from specrun.convert.cut.cut import (
     range_text,
 )
 from specrun.convert.cut.layer_rules import RULES
-from specrun.convert.cut.pad import PADDED_FROM, PADDED_PARAMETERS, PadReport, pad_ffn
+from specrun.convert.cut.pad import PADDED_FROM, PadReport, pad_ffn

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError
-from specrun.bindings.gguf import ArrayValue
+from specrun.bindings.gguf import PADDED_PARAMETERS, ArrayValue
 from specrun.convert.cut.layer_metadata import cut_metadata, lowered_facts, missing_kind
 from specrun.convert.cut.layer_rules import RULES, LayerFacts
-from specrun.convert.cut.pad import PADDED_PARAMETERS
 from specrun.convert.gguf import (
     GGUFSource,
     Metadata,

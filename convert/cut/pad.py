@@ -23,11 +23,10 @@ import numpy.typing as npt
 
 from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError
+from specrun.bindings.gguf import PADDED_PARAMETERS
 from specrun.convert.checkpoint import stored_as
 from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, write_gguf
 
-PADDED_PARAMETERS = "specrun.padded_parameters"
-"""The metadata key that says how many of the file's parameters are padding."""
 PADDED_FROM = "specrun.padded_from"
 """The metadata key with the file name of the model as it was before padding."""
 
@@ -124,8 +123,7 @@ def _metadata(model: GGUFSource, width: int, added: int) -> Metadata:
     metadata.remove("general.size_label")  # it would now be wrong
     if any(tensor.type_name == "Q8_0" for tensor in model.header.tensors):
         metadata.count("general.file_type", 1)  # F16
-    before = model.header.metadata.get(PADDED_PARAMETERS, 0)
-    metadata.large_count(PADDED_PARAMETERS, added + (before if isinstance(before, int) else 0))
+    metadata.large_count(PADDED_PARAMETERS, added + model.header.n_padded)
     if PADDED_FROM not in metadata:
         metadata.text(PADDED_FROM, model.path.name)
     return metadata

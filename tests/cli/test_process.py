@@ -190,6 +190,39 @@ print(sorted(heavy), file=sys.stderr)
     assert done.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "needs"),
+    [((), None), (("--pad-to", "1M"), "the package gguf")],
+    ids=["as it is", "padded: gguf writes it"],
+)
+def test_drafters_are_compared_without_the_packages_that_convert(
+    models: Models, arguments: tuple[str, ...], needs: str | None
+) -> None:
+    """A wheel's user has numpy and llama.cpp: what only converting needs is asked for then."""
+    code = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("gguf", "safetensors", "tokenizers", "yaml"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from specrun.cli.main import main
+main()
+"""
+    asked = ["bench", "drafters", "-m", models.target, "-p", "a", "-n", 2, "-r", 1]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, [*asked, "--drafter", "none", *arguments])],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode == 0) == (needs is None)
+    assert (needs or "") in done.stderr
+
+
 def test_version_names_everything_that_matters() -> None:
     with started("--version") as process:
         output, messages = process.communicate(timeout=60)

@@ -10,8 +10,8 @@ import pytest
 from gguf import GGUFValueType
 
 from specrun.bindings.errors import MalformedFileError, OptionError, UnsupportedModelError
-from specrun.bindings.gguf import ArrayValue, read_header
-from specrun.convert.cut import PADDED_PARAMETERS, RULES, LayeredModel, cut_layers, range_text
+from specrun.bindings.gguf import PADDED_PARAMETERS, ArrayValue, read_header
+from specrun.convert.cut import RULES, LayeredModel, cut_layers, range_text
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 
 KINDS = {bool: GGUFValueType.BOOL, int: GGUFValueType.INT32, float: GGUFValueType.FLOAT32}

@@ -10,9 +10,9 @@ import pytest
 from gguf import GGUFReader
 
 from specrun.bindings.errors import MalformedFileError, OptionError, UnsupportedModelError
-from specrun.bindings.gguf import read_header
+from specrun.bindings.gguf import PADDED_PARAMETERS, read_header
 from specrun.convert import RandomLlama, pad_ffn, quantize_model, write_random_llama
-from specrun.convert.cut import PADDED_FROM, PADDED_PARAMETERS
+from specrun.convert.cut import PADDED_FROM
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 
 TOKENS = [7, 30, 2, 11, 5, 5, 60, 1, 0, 44]
