@@ -1,5 +1,5 @@
 """`auto`: exact whatever it chooses, choices from the past only, logged and replayed, everyone told
-of every round."""
+of every round but those that find the text themselves."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import (
     Arm,
@@ -25,6 +26,13 @@ from specrun.runtime.drafters.combinators import (
     ChoiceLog,
     read_choice_logs,
 )
+from specrun.runtime.drafters.lookahead import (
+    LookaheadDrafter,
+    NgramPool,
+    NgramStore,
+    PlannedGuesses,
+)
+from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.language import quoted
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.tree import DraftTree
@@ -152,6 +160,47 @@ def test_the_fastest_is_used_and_everyone_hears_of_every_round() -> None:
                 assert len(outcome.tree) == own
         auto.close()
         assert all(part.closed for part in parts[:2] if isinstance(part, Witness))
+
+
+def test_members_that_find_the_text_hear_of_their_own_rounds_alone() -> None:
+    finder, other = Witness("finder", 1), Witness("other", 4)
+    finder.finds_text = True
+    auto = AutoDrafter([finder, other, NoDrafter()], clock=ScriptedClock(0, 1, 0, 2))
+    asked = run(auto, 60, True)
+    assert 0 < asked.count(0) < 60
+    assert len(finder.outcomes) == asked.count(0)
+    assert len(other.outcomes) == 60
+
+
+@pytest.mark.parametrize("told_last", [True, False], ids=["told of the last", "never told"])
+@pytest.mark.parametrize("kind", ["prompt-lookup", "lookahead"])
+def test_what_finds_the_text_needs_no_telling(kind: str, told_last: bool) -> None:
+    """After forty rounds of which it hears the last, it drafts as one that heard all.
+
+    Lookahead learns of what it is told, so that without any it drafts otherwise.
+    """
+
+    def made() -> Drafter:
+        if kind == "prompt-lookup":
+            return PromptLookupDrafter(costs=CostCurve.flat([1.0] * 32))
+        pool = NgramPool(4, per_key=4, max_keys=64)
+        guesses = PlannedGuesses(CostCurve.flat([1.0] * 32))
+        return LookaheadDrafter(ngram=4, width=0, guesses=guesses, store=NgramStore(pool))
+
+    said = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3] * 4
+    trees = []
+    for hears_all in (True, False):
+        drafter, tokens = made(), list(PROMPT)
+        assert drafter.finds_text
+        drafter.begin(tokens)
+        for number, token in enumerate(said, 1):
+            tokens.append(token)
+            if hears_all or (told_last and number == len(said)):
+                rows = TableRows([np.full(2, 0.5)])
+                drafter.observe(RoundOutcome(tokens, DraftTree(), (), token, rows))  # type: ignore[arg-type]
+        trees.append(drafter.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9)))
+    assert len(trees[0])
+    assert (trees[0] == trees[1]) == (told_last or kind == "prompt-lookup")
 
 
 class _CostsMore:
