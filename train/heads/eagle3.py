@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -252,15 +252,18 @@ class Eagle3Learner(ChainLearner):
         self.recipe = recipe
         self.head = Eagle3Head(shape, draft_tokens, target.output, scale)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
+        rows = target.output[draft_tokens.to(target.output.device)]
+        self._drafts = replace(target, output=rows)
+        self._choices: dict[int, Tensor] = {}
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the sum over all steps: later ones depend on the states of earlier ones."""
         found = self._source.features(batch)
-        logits = self._target.logits(found.final[choosing(batch.learnt)])
+        wanted = choosing(batch.learnt)
+        states = found.final[wanted]
         # The target's laws among the tokens that can be drafted, and whether its choice is one.
-        laws = logits[:, self.head.draft_tokens].softmax(-1)
-        drafted = self.head.t2d[logits.argmax(-1)]
-        del logits
+        laws = self._drafts.law(states)
+        drafted = self._can_be_drafted(batch.numbers, states, wanted.sum(-1).tolist())
 
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
             """The mean cross-entropy over rows [n, h], zero where the choice cannot be drafted."""
@@ -274,6 +277,20 @@ class Eagle3Learner(ChainLearner):
             return share * law_cross_entropy(shown, laws[numbers[counted]])
 
         yield from self.chain_losses(batch, self.first_states(found), loss)
+
+    def _can_be_drafted(
+        self, numbers: Sequence[int], states: Tensor, counts: Sequence[int]
+    ) -> Tensor:
+        """Return whether the target's first choice after states [n, h] can be drafted, [n] bools.
+
+        They are `counts` of each text, and found out once: where targets are narrow, logits of the
+        whole vocabulary are a third of a step.
+        """
+        choices = self._choices
+        if any(number not in choices for number in numbers):
+            found = self.head.t2d[self._target.logits(states).argmax(-1)]
+            choices.update(zip(numbers, found.split(list(counts)), strict=True))
+        return torch.cat([choices[number] for number in numbers])
 
     def first_states(self, found: Features) -> Tensor:
         """Return `fc` of the taps."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.target_tokens import TokenSequence
@@ -503,6 +504,36 @@ def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_tokens(
             total += 0.5**step * np.mean(terms)
     (part,) = learner.losses(batch, noise(), 0)
     assert part.value.item() == pytest.approx(total, rel=1e-4)
+
+
+def test_eagle3_asks_once_which_choices_can_be_drafted(
+    target: TargetMatrices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts in another order, and alone, are known by their numbers; others are asked."""
+    states, batch = FixedStates(2, 7, taps=3), batch_of(7)
+    drafted = torch.tensor([0, 2, 3, 5, 8, 11])
+    recipe = Eagle3Recipe(steps=2, draft_tokens=6)
+    asked: list[int] = []
+    logits = TargetMatrices.logits
+
+    def counted(matrices: TargetMatrices, rows: Tensor) -> Tensor:
+        if len(matrices.output) == VOCAB:
+            asked.append(len(rows))
+        return logits(matrices, rows)
+
+    monkeypatch.setattr(TargetMatrices, "logits", counted)
+    learner = randomized(Eagle3Learner(recipe, SHAPE, target, states, drafted))
+    turned = TokenBatch((1, 0), batch.ids.flip(0), batch.learnt.flip(0), batch.valid.flip(0))
+    values = []
+    for each in (batch, turned):
+        (part,) = learner.losses(each, noise(), 0)
+        values.append(part.value.item())
+        states.final, states.tapped = states.final.flip(0), states.tapped.flip(0)
+    assert asked == [int(choosing(batch.learnt).sum())]
+    assert values[1] == pytest.approx(values[0], rel=1e-5)
+    other = TokenBatch((0, 2), batch.ids, batch.learnt, batch.valid)
+    list(learner.losses(other, noise(), 0))
+    assert len(asked) == 2
 
 
 def test_the_draft_vocabulary_is_what_was_said_most() -> None:
