@@ -80,6 +80,11 @@ class SeededNoise:
         digest.update(np.array(prompt, "<i8").tobytes())
         return SeededNoise(int.from_bytes(digest.digest(), "little"))
 
+    @property
+    def source(self) -> tuple[int, int]:
+        """The key and the stream: with a position, all that its draws are made of."""
+        return self._key, self._stream_number()
+
     def seek(self, position: int) -> None:
         """Turn to the draws of `position`."""
         self._position = position
@@ -186,6 +191,8 @@ class DraftNoise(SeededNoise):
 
     def words(self, start: int, count: int) -> tuple[int, ...]:
         """Return what the draws of `count` positions from `start` on are made of: see `choose`."""
+        if LOOPS is not None:
+            return LOOPS.words(self._key, self._stream_number(), start, count)
         words: list[int] = []
         for position in range(start, start + count):
             self.seek(position)

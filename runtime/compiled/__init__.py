@@ -112,6 +112,22 @@ class Loops(Protocol):
     ) -> tuple[tuple[int, ...], int, bool] | None:
         """Walk down a tree of point masses as the highest entries of its rows say."""
 
+    def verify(
+        self,
+        logits: Callable[[int], npt.NDArray[np.float32]],
+        tokens: tuple[int, ...],
+        draws: Callable[[int], tuple[object, ...] | None],
+        array: Numbers,
+        cuts: tuple[np.ufunc, float, float, float],
+        noise: tuple[int, int],
+        position: int,
+        as_block: bool,
+    ) -> tuple[tuple[int, ...], int, bool] | None:
+        """Walk down a tree of draws as an exact rule does, with laws made of its rows."""
+
+    def words(self, key: int, stream: int, start: int, count: int) -> tuple[int, ...]:
+        """Return what the draws of positions are made of."""
+
     def chain_places(
         self,
         positions: npt.NDArray[np.generic],
