@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.law import SHORT, Law
+from specrun.runtime.law import SHORT, Law, LawsTogether
 
 Words = npt.NDArray[np.uint64]
 # The increment and the multipliers of SplitMix64 (Steele, Lea and Flood 2014).
@@ -230,6 +230,18 @@ class DraftNoise(SeededNoise):
             weights[place] = 0.0
             places.append(place)
         return places if law.ids is None else law.ids[places].tolist()
+
+    def choose_distinct_each(self, laws: Sequence[Law], counts: list[int]) -> list[list[int]]:
+        """Return what `choose_distinct` does of each of several laws in turn."""
+        if LOOPS is None or not isinstance(laws, LawsTogether) or max(laws.sizes) > SHORT:
+            pairs = zip(laws, counts, strict=True)
+            return [self.choose_distinct(law, count) for law, count in pairs]
+        drawn = LOOPS.distinct_each(
+            laws.probs, laws.ids, laws.sizes, counts, self._position_word(), self._choices + 1
+        )
+        for size, tokens in zip(laws.sizes, drawn, strict=True):
+            self._choices += len(tokens) if size > 1 else 0
+        return drawn
 
     def _next_uniform(self) -> float:
         self._choices += 1

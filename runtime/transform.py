@@ -21,7 +21,7 @@ import numpy.typing as npt
 from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.runtime.compiled import LOOPS, MOST_RANKED, Loops
 from specrun.runtime.grammar.state import GrammarState
-from specrun.runtime.law import FloatArray, IdArray, Law, scale_to_one
+from specrun.runtime.law import FloatArray, IdArray, Law, LawsTogether, scale_to_one
 from specrun.runtime.samplers import candidates as steps
 from specrun.runtime.samplers.candidates import Candidates, not_below_highest, penalised
 from specrun.runtime.samplers.dry import repetition_penalties
@@ -64,6 +64,22 @@ def transformed_law(
     else:
         return _untruncated(logits, row, params)
     return _truncated(logits, ids, row, params)
+
+
+def transformed_laws(
+    rows: list[Logits], params: SamplingParams, state: SamplerState = FRESH
+) -> list[Law]:
+    """Return the laws of several rows of one length, without penalties, as `transformed_law`."""
+    k, share, lowest, temperature = params.cuts
+    cut = params.is_cut and k <= MOST_RANKED and state.grammar is None
+    if cut and LOOPS is not None and rows and k < len(rows[0]):
+        # Of a tree's depth: between two evaluations one call costs less than a few steps for each.
+        ids, probs = np.empty(k * len(rows), np.intp), np.empty(k * len(rows))
+        cuts = np.exp, share, lowest, temperature
+        sizes = LOOPS.truncate_rows(rows, ids, probs, np.empty(k), cuts)
+        if sizes[-1]:
+            return LawsTogether(probs, ids, sizes)
+    return [transformed_law(row, params, (), state) for row in rows]  # says what is broken
 
 
 def greedy_token(

@@ -39,6 +39,16 @@ class Loops(Protocol):
     ) -> int:
         """Make the law of a row's highest; return how many truncation leaves."""
 
+    def truncate_rows(
+        self,
+        rows: list[npt.NDArray[np.float32]],
+        ids: Ids,
+        probs: Numbers,
+        array: Numbers,
+        cuts: tuple[np.ufunc, float, float, float],
+    ) -> list[int]:
+        """Make the laws of several rows' highest, side by side; return their sizes."""
+
     def scale_to_one(self, weights: Numbers) -> float:
         """Divide by the sum, unless that is not positive."""
 
@@ -49,6 +59,17 @@ class Loops(Protocol):
         self, probs: Numbers, ids: Ids | None, count: int, word: int, first: int
     ) -> list[int]:
         """Draw up to `count` tokens, each from what the earlier ones left."""
+
+    def distinct_each(
+        self,
+        probs: Numbers,
+        ids: Ids,
+        sizes: list[int],
+        counts: list[int],
+        word: int,
+        first: int,
+    ) -> list[list[int]]:
+        """Draw from each of several laws that lie side by side."""
 
     def race(self, probs: Numbers, ids: Ids | None, key: int) -> int:
         """Return the token that arrives first."""

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.heads import RankedTokens
-from specrun.runtime.law import Law, RankedLaw
+from specrun.runtime.law import Law, LawsTogether, RankedLaw
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import Logits, penalty_window, transformed_law
+from specrun.runtime.transform import Logits, penalty_window, transformed_law, transformed_laws
 from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees.eagle2_tree import (
     DynamicShape,
@@ -53,7 +53,9 @@ class HighestLogits:
         """Return the laws that `params` make of the rows: plain ones, no bias, no penalties."""
         tokens = self.tokens.astype(np.intp)
         # In the order of their ids, as in a whole row, so that ties within the top k fall alike.
-        laws = [transformed_law(row, params) for row in self.logits]
+        laws = transformed_laws(list(self.logits), params)
+        if isinstance(laws, LawsTogether):
+            return laws.renamed(tokens)
         return [Law(law.probs, row[law.ids]) for law, row in zip(laws, tokens, strict=True)]
 
 
@@ -123,7 +125,7 @@ class PathLaws:
         if isinstance(said, HighestLogits):
             return said.laws(params)
         if not params.has_penalties:  # nobody asks for the paths
-            return [transformed_law(row, params, (), state) for row in said]
+            return transformed_laws([*said], params, state)
         # The window that the target's law has at the node: penalties see its own path.
         windows = [penalty_window(self._request.tokens, path, params) for path in paths()]
         rows = zip(said, windows, strict=True)
