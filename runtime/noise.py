@@ -154,6 +154,10 @@ class SeededNoise:
     def _position_word(self) -> int:
         if self._word is None:
             # blake2b once a position: its further numbers are SplitMix64's, which cost less.
+            if LOOPS is not None:
+                numbers = self._key, self._stream_number(), self._position
+                self._word = LOOPS.digest(*numbers)
+                return self._word
             key = struct.pack("<Qqq", self._key, self._stream_number(), self._position)
             self._word = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         return self._word
@@ -173,6 +177,10 @@ class DraftNoise(SeededNoise):
     def _stream_number(self) -> int:
         # When it is first asked for: most rounds' drafts are point masses, which draw nothing.
         if self._own_stream is None:
+            if LOOPS is not None:
+                number = LOOPS.digest(self._stream, self._round_start)
+                self._own_stream = number - (number >> 63 << 64)  # with a sign
+                return self._own_stream
             key = struct.pack("<qq", self._stream, self._round_start)
             digest = hashlib.blake2b(key, digest_size=8).digest()
             self._own_stream = int.from_bytes(digest, "little", signed=True)

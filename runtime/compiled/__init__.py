@@ -146,6 +146,9 @@ class Loops(Protocol):
     ) -> tuple[tuple[int, ...], int, bool] | None:
         """Walk down a tree of draws as an exact rule does, with laws made of its rows."""
 
+    def digest(self, *numbers: int) -> int:
+        """Return BLAKE2b's digest of 8 bytes of up to 16 whole numbers of 64 bits."""
+
     def words(self, key: int, stream: int, start: int, count: int) -> tuple[int, ...]:
         """Return what the draws of positions are made of."""
 

@@ -21,6 +21,7 @@
 #include "short_laws.h"
 #include "truncation.h"
 #include "verification.h"
+#include "words.h"
 
 #define MOST_DRAWN 128 /* tokens of a law from which several are drawn at once */
 
@@ -440,7 +441,7 @@ static PyMethodDef functions[] = {
     FUNCTION(truncate_rows), FUNCTION(place_at), FUNCTION(distinct), FUNCTION(distinct_each),
     FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
     FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(follow),
-    FUNCTION(drawn_chain), FUNCTION(words), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
+    FUNCTION(drawn_chain), FUNCTION(words), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
     FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
     {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},

@@ -6,8 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-extern const char verify_doc[], words_doc[];
+extern const char verify_doc[];
 PyObject *verify(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
-PyObject *words(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 
 #endif

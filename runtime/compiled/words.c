@@ -4,7 +4,10 @@
 
 #include "words.h"
 
+#include "arrays.h"
+
 #define ROUNDS 12
+#define MOST_NUMBERS 16
 
 static const uint64_t START[8] = {
     0x6A09E667F3BCC908u, 0xBB67AE8584CAA73Bu, 0x3C6EF372FE94F82Bu, 0xA54FF53A5F1D36F1u,
@@ -63,4 +66,50 @@ uint64_t digest_of(const uint64_t *words, int count)
         mix(v, 3, 4, 9, 14, m[s[14]], m[s[15]]);
     }
     return first ^ v[0] ^ v[8];
+}
+
+/* -- for Python ---------------------------------------------------------------------------------- */
+
+const char words_doc[] =
+"words(key, stream, start, count): return what the draws of `count` positions from `start` are made of.";
+
+PyObject *words(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    if (check_count(n_args, 4))
+        return NULL;
+    uint64_t key = PyLong_AsUnsignedLongLong(args[0]);
+    int64_t stream = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[1]);
+    int64_t start = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
+    Py_ssize_t count = PyErr_Occurred() ? 0 : PyLong_AsSsize_t(args[3]);
+    PyObject *made = PyErr_Occurred() ? NULL : PyTuple_New(count > 0 ? count : 0);
+    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
+        PyObject *word = PyLong_FromUnsignedLongLong(word_at(key, stream, start + i));
+        if (word == NULL)
+            Py_CLEAR(made);
+        else
+            PyTuple_SET_ITEM(made, i, word);
+    }
+    return made;
+}
+
+const char digest_doc[] =
+"digest(*numbers): return BLAKE2b's digest of 8 bytes of up to 16 whole numbers of 64 bits.\n\n"
+"They may be negative; the digest is not.";
+
+PyObject *digest(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    uint64_t numbers[MOST_NUMBERS];
+    if (n_args > MOST_NUMBERS) {
+        PyErr_SetString(PyExc_TypeError, "a digest of more than 16 numbers");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n_args; i++) {
+        int is_large;
+        numbers[i] = (uint64_t)PyLong_AsLongLongAndOverflow(args[i], &is_large);
+        if (is_large) /* above the numbers with a sign: refused unless it has 64 bits */
+            numbers[i] = PyLong_AsUnsignedLongLong(args[i]);
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(digest_of(numbers, (int)n_args));
 }

@@ -162,3 +162,29 @@ def test_broken_rows_and_wrong_arrays_are_refused() -> None:
     ):
         with pytest.raises(TypeError):
             LOOPS.distinct_each(*wrong)
+
+
+@needs_loops
+def test_exponentials_are_numpys_own_where_its_loop_is_called_alone() -> None:
+    """By numpy's function, and by one that calls it: the same bits; by another one, others."""
+    assert LOOPS is not None
+
+    def law(exp: object, row: np.ndarray, k: int) -> bytes:
+        ids, probs = np.empty(k, np.intp), np.zeros(k)
+        LOOPS.truncate(row, ids, probs, exp, 0.97, -30.0, 0.7)
+        return probs.tobytes()
+
+    differing = 0
+    for seed, row in enumerate(rows_of(4, 40, 3000)):
+        k = 1 + 6 * seed
+        assert law(np.exp, row, k) == law(lambda values: np.exp(values), row, k)
+        differing += law(np.exp2, row, k) != law(np.exp, row, k)
+    assert differing > 10
+    for wrong, error in (
+        (np.add, TypeError),
+        (lambda values: values[:0], ValueError),
+        (lambda values: None, TypeError),
+        (3, TypeError),
+    ):
+        with pytest.raises(error):
+            law(wrong, rows_of(0, 1)[0], 40)

@@ -233,3 +233,36 @@ def test_words_are_those_of_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ((1, 2, 3), (-1, 2, 3, 4), (2**64, 2, 3, 4), (1, 2**63, 3, 4), (1, 2, "3", 4)):
         with pytest.raises((TypeError, OverflowError)):
             LOOPS.words(*wrong)
+
+
+def test_digests_are_those_of_hashlib() -> None:
+    assert LOOPS is not None
+    generator = np.random.default_rng(5)
+    for n in range(17):
+        numbers = generator.integers(-(2**63), 2**63 - 1, n).tolist()
+        packed = struct.pack(f"<{n}q", *numbers)
+        expected = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+        assert LOOPS.digest(*numbers) == expected
+        assert LOOPS.digest(*[number % 2**64 for number in numbers]) == expected
+        if n:
+            assert LOOPS.digest(numbers[0] ^ 1, *numbers[1:]) != expected
+    for wrong in ([2**64], [-(2**63) - 1], ["1"], [1.0], [0] * 17):
+        with pytest.raises((TypeError, OverflowError)):
+            LOOPS.digest(*wrong)
+
+
+def test_noise_is_the_same_with_and_without_compiled_digests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def numbers() -> list[int]:
+        answer = SeededNoise(2**64 - 5, -3)
+        drafts = [answer.for_drafting(start) for start in (0, 5, 2**40)]
+        sources = [answer, *drafts, drafts[0].for_drafting(2)]
+        for noise in sources:
+            noise.seek(77)
+        return [number for noise in sources for number in (noise.source[1], noise._hash(4))]
+
+    compiled = numbers()
+    monkeypatch.setattr(noise_module, "LOOPS", None)
+    assert numbers() == compiled
+    assert len(set(compiled)) == len(compiled)
