@@ -148,7 +148,7 @@ class Law:
 class LawsTogether(list[Law]):
     """Laws whose numbers lie side by side, with as much room for each: read in one call.
 
-    `sizes[i]` says how many tokens law i has; what lies behind them are places of other tokens.
+    `sizes[i]` says how many tokens law i has.
     """
 
     __slots__ = ("ids", "probs", "sizes")
@@ -161,13 +161,6 @@ class LawsTogether(list[Law]):
             Law(probs[start : start + size], ids[start : start + size])
             for start, size in zip(starts, sizes, strict=True)
         ]
-
-    def renamed(self, names: IdArray) -> LawsTogether:
-        """Return the laws of the tokens `names[i]`, ascending, in the place of law i's 0, 1, ..."""
-        n = len(self)
-        # The rows of names one after the other: numpy has no quicker way to take of each its own.
-        starts = np.arange(0, names.size, names.shape[1]).repeat(len(self.ids) // n)
-        return LawsTogether(self.probs, names.reshape(-1)[starts + self.ids], self.sizes)
 
 
 def side_by_side(law: Law, other: Law) -> tuple[FloatArray, FloatArray, IdArray | None]:

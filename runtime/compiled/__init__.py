@@ -42,6 +42,7 @@ class Loops(Protocol):
     def truncate_rows(
         self,
         rows: list[npt.NDArray[np.float32]],
+        names: npt.NDArray[np.int32] | None,
         ids: Ids,
         probs: Numbers,
         array: Numbers,

@@ -74,24 +74,30 @@ done:
 }
 
 PyDoc_STRVAR(truncate_rows_doc,
-"truncate_rows(rows, ids, probs, array, cuts): make the laws of several rows' highest, as `truncate`.\n\n"
-"They are written side by side, each with room for the len(array) highest; it is only worked in.\n"
+"truncate_rows(rows, names, ids, probs, array, cuts): make the laws of several rows' highest.\n\n"
+"They are written side by side, as `truncate` makes them, each with room for the len(array) highest;\n"
+"it is only worked in. Where `names` are given, as many of 32 bits as there are entries, ascending in\n"
+"each row, they stand for the entries' places. "
 "`cuts` are exp, share, lowest and temperature. Returns how many tokens each has; 0 where a row is\n"
 "broken, which ends them.");
 
 static PyObject *truncate_rows(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
-    Py_buffer views[3], row;
+    Py_buffer views[3], row, named = {.buf = NULL};
     Cuts cuts;
-    if (check_count(n_args, 5))
+    if (check_count(n_args, 6))
         return NULL;
-    if (!PyList_Check(args[0]) || !PyTuple_Check(args[4])) {
+    if (!PyList_Check(args[0]) || !PyTuple_Check(args[5])) {
         PyErr_SetString(PyExc_TypeError, "rows are a list, and cuts a tuple");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args[4], "Oddd", &cuts.exp, &cuts.share, &cuts.lowest, &cuts.temperature)
-        || open_arrays(args + 1, views, "QDD"))
+    if (!PyArg_ParseTuple(args[5], "Oddd", &cuts.exp, &cuts.share, &cuts.lowest, &cuts.temperature)
+        || open_arrays(args + 2, views, "QDD"))
         return NULL;
+    if (args[1] != Py_None && open_array(args[1], &named, 'i', 0)) {
+        close_arrays(views, 3);
+        return NULL;
+    }
     Py_ssize_t n = PyList_GET_SIZE(args[0]), k = length_of(&views[2]), size = 1;
     PyObject *sizes = PyList_New(0);
     if (k < 1 || k > MOST_RANKED || length_of(&views[0]) != n * k || length_of(&views[1]) != n * k) {
@@ -104,11 +110,16 @@ static PyObject *truncate_rows(PyObject *self, PyObject *const *args, Py_ssize_t
             break;
         }
         int64_t *ids = (int64_t *)views[0].buf + i * k;
+        Py_ssize_t entries = length_of(&row);
         size = -1;
-        if (k > length_of(&row))
-            PyErr_Format(PyExc_ValueError, "the %zd highest of %zd entries", k, length_of(&row));
+        if (named.buf != NULL && length_of(&named) != n * entries)
+            PyErr_SetString(PyExc_ValueError, "not as many names as entries of rows");
+        else if (k > entries)
+            PyErr_Format(PyExc_ValueError, "the %zd highest of %zd entries", k, entries);
         else
-            size = law_of_row(row.buf, length_of(&row), &cuts, k, ids, views[2].buf, args[3]);
+            size = law_of_row(row.buf, entries, &cuts, k, ids, views[2].buf, args[4]);
+        for (Py_ssize_t j = 0; named.buf != NULL && j < size; j++)
+            ids[j] = ((const int32_t *)named.buf)[i * entries + ids[j]];
         PyBuffer_Release(&row);
         if (size > 0)
             memcpy((double *)views[1].buf + i * k, views[2].buf, (size_t)size * sizeof(double));
@@ -117,6 +128,8 @@ static PyObject *truncate_rows(PyObject *self, PyObject *const *args, Py_ssize_t
             Py_CLEAR(sizes);
         Py_XDECREF(made);
     }
+    if (named.buf != NULL)
+        PyBuffer_Release(&named);
     close_arrays(views, 3);
     return sizes;
 }

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.heads import RankedTokens
-from specrun.runtime.law import Law, LawsTogether, RankedLaw
+from specrun.runtime.law import Law, RankedLaw
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, penalty_window, transformed_law, transformed_laws
 from specrun.runtime.tree import ROOT, DraftTree
@@ -51,12 +51,8 @@ class HighestLogits:
 
     def laws(self, params: SamplingParams) -> list[Law]:
         """Return the laws that `params` make of the rows: plain ones, no bias, no penalties."""
-        tokens = self.tokens.astype(np.intp)
         # In the order of their ids, as in a whole row, so that ties within the top k fall alike.
-        laws = transformed_laws(list(self.logits), params)
-        if isinstance(laws, LawsTogether):
-            return laws.renamed(tokens)
-        return [Law(law.probs, row[law.ids]) for law, row in zip(laws, tokens, strict=True)]
+        return transformed_laws(list(self.logits), params, names=self.tokens)
 
 
 EvaluatedDepth = RankedTokens | HighestLogits | Sequence[Logits]

@@ -72,12 +72,19 @@ def test_draws_from_several_laws_are_those_from_each(
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_highest_logits_say_the_law_of_whole_rows(seed: int) -> None:
+def test_highest_logits_say_the_law_of_whole_rows(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, params = [*map(np.abs, rows_of(2 * seed, 4))], params_of(seed)
     tokens = np.stack([np.sort(np.argsort(-row)[: params.top_k + 1]) for row in rows])
     logits = np.stack([row[best] for row, best in zip(rows, tokens, strict=True)])
-    laws = HighestLogits(tokens.astype(np.int32), logits).laws(params)
-    assert bits(laws) == bits([transformed_law(row, params) for row in rows])
+    highest = HighestLogits(tokens.astype(np.int32), logits)
+    expected = bits([transformed_law(row, params) for row in rows])
+    assert bits(highest.laws(params)) == expected
+    monkeypatch.setattr(transform, "LOOPS", None)
+    assert bits(highest.laws(params)) == expected
+    shifted = HighestLogits(tokens.astype(np.int32) + 1, logits)
+    assert bits(shifted.laws(params)) != expected
 
 
 @needs_loops
@@ -123,24 +130,28 @@ def test_broken_rows_and_wrong_arrays_are_refused() -> None:
     few = transformed_laws([row[:4] for row in rows_of(0, 2)], params)  # nothing to cut
     assert not isinstance(few, LawsTogether)
     ids, probs, array, cuts = np.empty(8, np.intp), np.empty(8), np.empty(4), (np.exp, 1, -9, 1)
-    row = rows[0]
-    assert len(LOOPS.truncate_rows([row, row], ids, probs, array, cuts)) == 2
+    row, names = rows[0], np.zeros(1000, np.int32)
+    assert len(LOOPS.truncate_rows([row, row], names, ids, probs, array, cuts)) == 2
+    assert len(LOOPS.truncate_rows([row, row], None, ids, probs, array, cuts)) == 2
     for wrong in (
-        ([row], ids, probs, array, cuts),
-        ([row, row], ids[:4], probs, array, cuts),
-        ([row, row], ids, probs, np.empty(0), cuts),
-        ([row, row[:3]], ids, probs, array, cuts),
-        ([row] * 300, np.empty(300 * 300, np.intp), np.empty(300 * 300), np.empty(300), cuts),
+        ([row], None, ids, probs, array, cuts),
+        ([row, row], None, ids[:4], probs, array, cuts),
+        ([row, row], None, ids, probs, np.empty(0), cuts),
+        ([row, row[:3]], None, ids, probs, array, cuts),
+        ([row] * 300, None, np.empty(300 * 300, np.intp), np.empty(300**2), np.empty(300), cuts),
+        ([row, row], names[1:], ids, probs, array, cuts),
+        ([row, row[:400]], names, ids, probs, array, cuts),
     ):
-        with pytest.raises(ValueError, match="highest of"):
+        with pytest.raises(ValueError, match=r"highest of|names"):
             LOOPS.truncate_rows(*wrong)
     for wrong in (
-        ((row, row), ids, probs, array, cuts),
-        ([row, 3], ids, probs, array, cuts),
-        ([row.astype(float)] * 2, ids, probs, array, cuts),
-        ([row, row], ids.astype(np.int32), probs, array, cuts),
-        ([row, row], ids, probs, array, cuts[:3]),
-        ([row, row], ids, probs, array, [*cuts]),
+        ((row, row), None, ids, probs, array, cuts),
+        ([row, 3], None, ids, probs, array, cuts),
+        ([row.astype(float)] * 2, None, ids, probs, array, cuts),
+        ([row, row], names.astype(np.int64), ids, probs, array, cuts),
+        ([row, row], None, ids.astype(np.int32), probs, array, cuts),
+        ([row, row], None, ids, probs, array, cuts[:3]),
+        ([row, row], None, ids, probs, array, [*cuts]),
         ([row, row],),
     ):
         with pytest.raises(TypeError):
