@@ -139,7 +139,7 @@ class SeededNoise:
         It depends on this source's own stream: a drafter that drafts for a drafter draws other
         numbers.
         """
-        return DraftNoise(self._key, self._stream_number(), round_start)
+        return DraftNoise(self._key, self._stream, round_start)
 
     def _stream_number(self) -> int:
         return self._stream
@@ -173,6 +173,10 @@ class DraftNoise(SeededNoise):
 
     def __init__(self, key: int, stream: int, round_start: int) -> None:
         self._key, self._stream, self._round_start = key & _WORD, stream, round_start
+
+    def for_drafting(self, round_start: int) -> DraftNoise:
+        """Return the drafting stream of a round of who drafts for this drafter."""
+        return DraftNoise(self._key, self._stream_number(), round_start)
 
     def _stream_number(self) -> int:
         # When it is first asked for: most rounds' drafts are point masses, which draw nothing.
