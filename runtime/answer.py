@@ -49,10 +49,6 @@ Making = Generator[Stage, None, None]
 """An answer that is being made, step by step: it knows itself whether it has begun and ended."""
 
 
-_Shape = tuple[tuple[int, ...], tuple[bool, ...], tuple[int, int]]
-"""Depths and candidates of a tree, and what `DraftTree.candidates` says of them."""
-
-
 class Answering(Protocol):
     """What an answer is made with: see `Session`."""
 
@@ -162,7 +158,6 @@ class Answer:
         # were before it: a tuple, because they change together.
         self._spoken: tuple[Round, int, list[bytes], int] | None = None
         self._cached = 0
-        self._known_shape: _Shape | None = None
         self._finish: FinishReason = "cancelled"
         self.clock = AnswerClock(0.0, (0.0, 0.0))
         self._stats: SpecStats | None = None
@@ -305,11 +300,7 @@ class Answer:
             return
         # A path that was cut at its end token was not refused there.
         tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
-        # Rounds repeat a shape, and share what it is made of: a tuple's hash is not kept.
-        depths, known = tree.depths, self._known_shape
-        if known is None or known[0] is not depths or known[1] is not tree.is_candidate:
-            self._known_shape = known = depths, tree.is_candidate, tree.candidates()
-        n_candidates, depth = known[2]
+        n_candidates, depth = tree.candidates()
         others = n_nodes - n_candidates
         self._counter.add((n_candidates, depth, n_accepted, n_new, others, tested))
 
@@ -349,8 +340,7 @@ class Answer:
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
-            row = this_round.path[index - 1] + 1 if index else 0  # as `row_before`: a call less
-            logits = functools.partial(this_round.rows.logits, row)
+            logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
             event = TokenEvent(text, token, origin, number, logits, self._n_top)
             if self.session.settles:
                 event.settle()

@@ -145,24 +145,6 @@ class Law:
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
 
 
-class LawsTogether(list[Law]):
-    """Laws whose numbers lie side by side, with as much room for each: read in one call.
-
-    `sizes[i]` says how many tokens law i has.
-    """
-
-    __slots__ = ("ids", "probs", "sizes")
-
-    def __init__(self, probs: FloatArray, ids: IdArray, sizes: list[int]) -> None:
-        self.probs, self.ids, self.sizes = probs, ids, sizes
-        room = len(probs) // max(1, len(sizes))
-        starts = range(0, len(probs), max(1, room))
-        self += [
-            Law(probs[start : start + size], ids[start : start + size])
-            for start, size in zip(starts, sizes, strict=True)
-        ]
-
-
 def side_by_side(law: Law, other: Law) -> tuple[FloatArray, FloatArray, IdArray | None]:
     """Return both laws' probabilities of all tokens of either, and the ids, rising.
 

@@ -24,7 +24,7 @@ from specrun.runtime.acceptance import (
     Rule,
     SequentialCascade,
 )
-from specrun.runtime.acceptance.followed import CertainLaws, FollowedLaws, ShortLaws
+from specrun.runtime.acceptance.followed import CertainLaws, ShortLaws
 from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest, Keep, RoundOutcome
@@ -62,8 +62,6 @@ class DecodeSettings:
     token_rule: AcceptanceRule | None = field(init=False)
     pair_rule: PairRule | None = field(init=False)
     """The rule: one of these, the second if it weighs the drafter's laws, too."""
-    follows: type[FollowedLaws] | None = field(init=False)
-    """The kind of laws that the settings make of whole rows, where a rule can follow them."""
     keep: Keep = field(init=False)
     """What the rule reads of the drafter's own."""
 
@@ -73,16 +71,7 @@ class DecodeSettings:
         kinds = (None, rule) if isinstance(rule, PairRule) else (rule, None)
         for name, value in zip(("token_rule", "pair_rule"), kinds, strict=True):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "follows", _followed_kind(self.params))
         object.__setattr__(self, "keep", _kept_for(kinds[1], self.params))
-
-
-def _followed_kind(params: SamplingParams) -> type[FollowedLaws] | None:
-    """Return the kind of laws that settings make of whole rows, if a rule can follow them."""
-    if params.is_greedy:
-        bound = params.is_adaptive or params.has_penalties or bool(params.logit_bias)
-        return CertainLaws if params.is_plain and not bound else None
-    return ShortLaws if params.is_cut and params.top_k <= SHORT else None
 
 
 def _kept_for(rule: PairRule | None, params: SamplingParams) -> Keep:
@@ -226,11 +215,7 @@ def _accept(
         if settings.witness is not None:
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
-    follows = settings.follows
-    if follows is not None and not isinstance(rows, CutRows):  # as most rounds are
-        laws: LawAt = follows(rows.logits, params)
-    else:
-        laws = target_laws(tokens, tree, rows, params, state)
+    laws = target_laws(tokens, tree, rows, params, state)
     accepted = rule.accept(tree, laws, noise, start)
     if settings.witness is not None:
         settings.witness(tree, rows, laws, accepted)
@@ -285,9 +270,10 @@ def target_laws(
         return lambda node: rows.law(node + 1, params)
     if params.is_adaptive:
         return AdaptiveLaws(tokens, tree, rows.logits, params, state)
-    follows = _followed_kind(params)
-    if follows is not None:
-        return follows(rows.logits, params)
+    if params.is_greedy and params.is_plain and not (params.has_penalties or params.logit_bias):
+        return CertainLaws(rows.logits, params)
+    if params.is_cut and params.top_k <= SHORT:
+        return ShortLaws(rows.logits, params)
     if not params.has_penalties:
         logits = rows.logits
         return lambda node: transformed_law(logits(node + 1), params)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.law import SHORT, Law, LawsTogether
+from specrun.runtime.law import SHORT, Law
 
 Words = npt.NDArray[np.uint64]
 # The increment and the multipliers of SplitMix64 (Steele, Lea and Flood 2014).
@@ -139,7 +139,7 @@ class SeededNoise:
         It depends on this source's own stream: a drafter that drafts for a drafter draws other
         numbers.
         """
-        return DraftNoise(self._key, self._stream, round_start)
+        return DraftNoise(self._key, self._stream_number(), round_start)
 
     def _stream_number(self) -> int:
         return self._stream
@@ -155,8 +155,7 @@ class SeededNoise:
         if self._word is None:
             # blake2b once a position: its further numbers are SplitMix64's, which cost less.
             if LOOPS is not None:
-                numbers = self._key, self._stream_number(), self._position
-                self._word = LOOPS.digest(*numbers)
+                self._word = LOOPS.digest(self._key, self._stream_number(), self._position)
                 return self._word
             key = struct.pack("<Qqq", self._key, self._stream_number(), self._position)
             self._word = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -173,10 +172,6 @@ class DraftNoise(SeededNoise):
 
     def __init__(self, key: int, stream: int, round_start: int) -> None:
         self._key, self._stream, self._round_start = key & _WORD, stream, round_start
-
-    def for_drafting(self, round_start: int) -> DraftNoise:
-        """Return the drafting stream of a round of who drafts for this drafter."""
-        return DraftNoise(self._key, self._stream_number(), round_start)
 
     def _stream_number(self) -> int:
         # When it is first asked for: most rounds' drafts are point masses, which draw nothing.
@@ -203,8 +198,6 @@ class DraftNoise(SeededNoise):
 
     def words(self, start: int, count: int) -> tuple[int, ...]:
         """Return what the draws of `count` positions from `start` on are made of: see `choose`."""
-        if LOOPS is not None:
-            return LOOPS.words(self._key, self._stream_number(), start, count)
         words: list[int] = []
         for position in range(start, start + count):
             self.seek(position)
@@ -242,18 +235,6 @@ class DraftNoise(SeededNoise):
             weights[place] = 0.0
             places.append(place)
         return places if law.ids is None else law.ids[places].tolist()
-
-    def choose_distinct_each(self, laws: Sequence[Law], counts: list[int]) -> list[list[int]]:
-        """Return what `choose_distinct` does of each of several laws in turn."""
-        if LOOPS is None or not isinstance(laws, LawsTogether) or max(laws.sizes) > SHORT:
-            pairs = zip(laws, counts, strict=True)
-            return [self.choose_distinct(law, count) for law, count in pairs]
-        drawn = LOOPS.distinct_each(
-            laws.probs, laws.ids, laws.sizes, counts, self._position_word(), self._choices + 1
-        )
-        for size, tokens in zip(laws.sizes, drawn, strict=True):
-            self._choices += len(tokens) if size > 1 else 0
-        return drawn
 
     def _next_uniform(self) -> float:
         self._choices += 1

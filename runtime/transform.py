@@ -21,7 +21,7 @@ import numpy.typing as npt
 from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.runtime.compiled import LOOPS, MOST_RANKED, Loops
 from specrun.runtime.grammar.state import GrammarState
-from specrun.runtime.law import FloatArray, IdArray, Law, LawsTogether, scale_to_one
+from specrun.runtime.law import FloatArray, IdArray, Law, scale_to_one
 from specrun.runtime.samplers import candidates as steps
 from specrun.runtime.samplers.candidates import Candidates, not_below_highest, penalised
 from specrun.runtime.samplers.dry import repetition_penalties
@@ -85,7 +85,8 @@ def transformed_laws(
         flat = None if names is None else names.reshape(-1)
         sizes = LOOPS.truncate_rows(rows, flat, ids, probs, np.empty(k), cuts)
         if sizes[-1]:
-            return LawsTogether(probs, ids, sizes)
+            places = zip(range(0, len(ids), k), sizes, strict=True)
+            return [Law(probs[at : at + n], ids[at : at + n]) for at, n in places]
     laws = [transformed_law(row, params, (), state) for row in rows]  # says what is broken
     if names is None:
         return laws

@@ -42,9 +42,8 @@ class FollowedLaws:
     ) -> Acceptance | None:
         """Return what an exact rule keeps of a tree; None where it has to ask for the laws.
 
-        `as_block`: of a leading chain of draws, block verification. It has to ask where there is no
-        compiled code, where a law is not short or a row is broken, and of other noise than an
-        answer's own.
+        `as_block`: of a leading chain of draws by block verification. There may be no compiled
+        code, a law that is not short, a broken row, or other noise than an answer's own.
         """
         return None
 
@@ -80,14 +79,7 @@ class ShortLaws(FollowedLaws):
         if LOOPS is None or type(noise) is not SeededNoise:
             return None
         k, share, lowest, temperature = self.params.cuts
-        kept = LOOPS.verify(
-            self.logits,
-            tree.tokens,
-            tree.draws_below,
-            np.empty(k),
-            (np.exp, share, lowest, temperature),
-            noise.source,
-            position,
-            as_block,
-        )
+        cuts, source = (np.exp, share, lowest, temperature), noise.source
+        drawn = self.logits, tree.tokens, tree.draws_below
+        kept = LOOPS.verify(*drawn, np.empty(k), cuts, source, position, as_block)
         return None if kept is None else Acceptance(*kept)

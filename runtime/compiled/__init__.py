@@ -61,17 +61,6 @@ class Loops(Protocol):
     ) -> list[int]:
         """Draw up to `count` tokens, each from what the earlier ones left."""
 
-    def distinct_each(
-        self,
-        probs: Numbers,
-        ids: Ids,
-        sizes: list[int],
-        counts: list[int],
-        word: int,
-        first: int,
-    ) -> list[list[int]]:
-        """Draw from each of several laws that lie side by side."""
-
     def race(self, probs: Numbers, ids: Ids | None, key: int) -> int:
         """Return the token that arrives first."""
 
@@ -149,9 +138,6 @@ class Loops(Protocol):
 
     def digest(self, *numbers: int) -> int:
         """Return BLAKE2b's digest of 8 bytes of up to 16 whole numbers of 64 bits."""
-
-    def words(self, key: int, stream: int, start: int, count: int) -> tuple[int, ...]:
-        """Return what the draws of positions are made of."""
 
     def chain_places(
         self,

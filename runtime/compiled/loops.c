@@ -152,29 +152,6 @@ static PyObject *place_at(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     return PyLong_FromSsize_t(place);
 }
 
-/* Draw up to `count` tokens of a short law, each from what is left; return them as a list. */
-static PyObject *draw_distinct(
-    const double *probs, const int64_t *ids, Py_ssize_t size, Py_ssize_t count, uint64_t word,
-    uint64_t first)
-{
-    double left[MOST_DRAWN];
-    PyObject *tokens = PyList_New(0);
-    memcpy(left, probs, (size_t)size * sizeof *left);
-    for (Py_ssize_t i = 0; tokens != NULL && i < count; i++) {
-        /* The rest is not renormalised: the number is scaled by the new total instead. */
-        double uniform = size > 1 ? uniform_of(split_mix(word, 2 * (first + (uint64_t)i))) : 0.0;
-        Py_ssize_t place = place_in(left, size, uniform);
-        if (place < 0)
-            break;
-        left[place] = 0.0;
-        PyObject *token = PyLong_FromLongLong(ids == NULL ? place : ids[place]);
-        if (token == NULL || PyList_Append(tokens, token))
-            Py_CLEAR(tokens);
-        Py_XDECREF(token);
-    }
-    return tokens;
-}
-
 PyDoc_STRVAR(distinct_doc,
 "distinct(probs, ids, count, word, first): draw up to `count` tokens, each from what is left.\n\n"
 "Draw i takes number 2 (first + i) of the SplitMix64 sequence from `word`. With `ids` None, tokens\n"
@@ -196,55 +173,24 @@ static PyObject *distinct(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     if (size < 1 || size > MOST_DRAWN || (!is_dense && length_of(&views[1]) != size))
         PyErr_Format(PyExc_ValueError, "draws from a law of %zd tokens", size);
     else
-        tokens = draw_distinct(views[0].buf, ids, size, count, word, (uint64_t)first);
+        tokens = PyList_New(0);
+    double left[MOST_DRAWN];
+    if (tokens != NULL)
+        memcpy(left, views[0].buf, (size_t)size * sizeof *left);
+    for (Py_ssize_t i = 0; tokens != NULL && i < count; i++) {
+        /* The rest is not renormalised: the number is scaled by the new total instead. */
+        double uniform = size > 1 ? uniform_of(split_mix(word, 2 * (uint64_t)(first + i))) : 0.0;
+        Py_ssize_t place = place_in(left, size, uniform);
+        if (place < 0)
+            break;
+        left[place] = 0.0;
+        PyObject *token = PyLong_FromLongLong(is_dense ? place : ids[place]);
+        if (token == NULL || PyList_Append(tokens, token))
+            Py_CLEAR(tokens);
+        Py_XDECREF(token);
+    }
     close_arrays(views, is_dense ? 1 : 2);
     return tokens;
-}
-
-PyDoc_STRVAR(distinct_each_doc,
-"distinct_each(probs, ids, sizes, counts, word, first): draw from each of several laws.\n\n"
-"The laws lie side by side in `probs` and `ids`, with as much room for each: `sizes` says how many\n"
-"tokens they have. Law i gives up to `counts[i]` tokens, as `distinct` draws them; the draws of a law\n"
-"follow those of the one before in the sequence. A law of one token takes no number.");
-
-static PyObject *distinct_each(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
-{
-    Py_buffer views[2];
-    if (check_count(n_args, 6))
-        return NULL;
-    if (!PyList_Check(args[2]) || !PyList_Check(args[3])
-        || PyList_GET_SIZE(args[2]) != PyList_GET_SIZE(args[3])) {
-        PyErr_SetString(PyExc_TypeError, "sizes and counts are lists, one of each for every law");
-        return NULL;
-    }
-    uint64_t word = PyLong_AsUnsignedLongLong(args[4]);
-    Py_ssize_t first = PyErr_Occurred() ? 0 : PyLong_AsSsize_t(args[5]);
-    if (PyErr_Occurred() || open_arrays(args, views, "dq"))
-        return NULL;
-    Py_ssize_t n = PyList_GET_SIZE(args[2]), all = length_of(&views[0]), room = n ? all / n : 0;
-    PyObject *drawn = PyList_New(0);
-    if (length_of(&views[1]) != all || (n && all % n)) {
-        PyErr_SetString(PyExc_ValueError, "the arrays of several laws differ in length");
-        Py_CLEAR(drawn);
-    }
-    for (Py_ssize_t i = 0; drawn != NULL && i < n; i++) {
-        Py_ssize_t size = PyLong_AsSsize_t(PyList_GET_ITEM(args[2], i));
-        Py_ssize_t count = PyErr_Occurred() ? 0 : PyLong_AsSsize_t(PyList_GET_ITEM(args[3], i));
-        PyObject *tokens = NULL;
-        if (!PyErr_Occurred() && (size < 1 || size > MOST_DRAWN || size > room))
-            PyErr_Format(PyExc_ValueError, "draws from a law of %zd tokens", size);
-        else if (!PyErr_Occurred())
-            tokens = draw_distinct(
-                (double *)views[0].buf + i * room, (int64_t *)views[1].buf + i * room, size, count,
-                word, (uint64_t)first);
-        if (tokens != NULL && size > 1)
-            first += PyList_GET_SIZE(tokens);
-        if (tokens == NULL || PyList_Append(drawn, tokens))
-            Py_CLEAR(drawn);
-        Py_XDECREF(tokens);
-    }
-    close_arrays(views, 2);
-    return drawn;
 }
 
 PyDoc_STRVAR(race_doc,
@@ -451,10 +397,10 @@ static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
-    FUNCTION(truncate_rows), FUNCTION(place_at), FUNCTION(distinct), FUNCTION(distinct_each),
-    FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
+    FUNCTION(truncate_rows), FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race),
+    FUNCTION(left_over), FUNCTION(place_of),
     FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(follow),
-    FUNCTION(drawn_chain), FUNCTION(words), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
+    FUNCTION(drawn_chain), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
     FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
     {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},

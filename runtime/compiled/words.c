@@ -70,28 +70,6 @@ uint64_t digest_of(const uint64_t *words, int count)
 
 /* -- for Python ---------------------------------------------------------------------------------- */
 
-const char words_doc[] =
-"words(key, stream, start, count): return what the draws of `count` positions from `start` are made of.";
-
-PyObject *words(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
-{
-    if (check_count(n_args, 4))
-        return NULL;
-    uint64_t key = PyLong_AsUnsignedLongLong(args[0]);
-    int64_t stream = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[1]);
-    int64_t start = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
-    Py_ssize_t count = PyErr_Occurred() ? 0 : PyLong_AsSsize_t(args[3]);
-    PyObject *made = PyErr_Occurred() ? NULL : PyTuple_New(count > 0 ? count : 0);
-    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
-        PyObject *word = PyLong_FromUnsignedLongLong(word_at(key, stream, start + i));
-        if (word == NULL)
-            Py_CLEAR(made);
-        else
-            PyTuple_SET_ITEM(made, i, word);
-    }
-    return made;
-}
-
 const char digest_doc[] =
 "digest(*numbers): return BLAKE2b's digest of 8 bytes of up to 16 whole numbers of 64 bits.\n\n"
 "They may be negative; the digest is not.";

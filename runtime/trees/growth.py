@@ -165,31 +165,19 @@ def tree_steps(
     # the number of level[0], `evaluated` how many there are.
     first, evaluated = ROOT, 0
     deepest = topology.max_depth - 1
-    together = propose is propose_without_replacement and p_min <= 0.0
     for depth in range(topology.max_depth):
         # All draws of a depth are for one position, and follow each other there.
         noise.seek(start + depth)
         grown: list[tuple[int, int]] = []
         parents: list[int] = []
         tokens: list[int] = []
-        # Draws without replacement do not depend on one another's values: a depth is one call.
-        drawn = None
-        if together and isinstance(noise, DraftNoise) and level_laws:
-            counts = [len(children[place]) for place, _ in level]
-            drawn = noise.choose_distinct_each(level_laws, counts)
         for index, law in enumerate(level_laws):
             # Read from the law before anything is drawn from it, so that exactness holds.
             if p_min > 0.0 and law.most_likely[1] < p_min:
                 continue
             place, node = level[index]
             places = children[place]
-            if drawn is None:
-                made = propose(builder, node, law, len(places), noise)
-            else:
-                nodes = builder.add_siblings(node, drawn[index], law)
-                if depth == deepest:
-                    continue
-                made = [*zip(nodes, drawn[index], strict=True)]
+            made = propose(builder, node, law, len(places), noise)
             if depth == deepest:  # leaves of the shape need no law: they are not evaluated
                 continue
             # Fewer children than places where draws coincide or the law is exhausted.

@@ -1,21 +1,18 @@
-"""Laws of several rows, and draws from them, in one call: those of one after the other."""
+"""Laws of several rows in one call: those of one after the other."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specrun.bindings.errors import DecodeFailedError
-from specrun.runtime import noise as noise_module
 from specrun.runtime import transform
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.law import Law, LawsTogether
-from specrun.runtime.noise import DraftNoise, NoiseSource
+from specrun.runtime.law import Law
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import transformed_law, transformed_laws
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import grow_tree, parse_topology, propose_without_replacement
-from specrun.runtime.trees.growth import Steps, tree_steps
 from specrun.runtime.trees.tree_laws import HighestLogits
 
 needs_loops = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
@@ -41,34 +38,10 @@ def bits(laws: list[Law]) -> list[tuple[bytes, bytes]]:
 def test_laws_of_several_rows_are_those_of_each(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, params = rows_of(seed, 1 + seed % 6), params_of(seed)
     laws = transformed_laws(rows, params)
-    assert isinstance(laws, LawsTogether)
     assert bits(laws) == bits([transformed_law(row, params) for row in rows])
     assert bits(laws) != bits([transformed_law(-row, params) for row in rows])
     monkeypatch.setattr(transform, "LOOPS", None)
     assert bits(transformed_laws(rows, params)) == bits(laws)
-
-
-@needs_loops
-@pytest.mark.parametrize("seed", range(15))
-def test_draws_from_several_laws_are_those_from_each(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    laws = transformed_laws(rows_of(seed, 1 + seed % 6), params_of(seed))
-    counts = np.random.default_rng(seed).integers(0, 6, len(laws)).tolist()
-
-    def drawn(laws: list[Law], position: int = 9) -> tuple[list[list[int]], list[int]]:
-        noise = DraftNoise(seed, 2, 3)
-        noise.seek(position)
-        first = noise.choose_distinct_each(laws, counts)
-        # What comes after them at this position takes the next numbers.
-        return first, noise.choose_distinct(laws[0], 3)
-
-    expected = drawn(list(laws))
-    assert drawn(laws) == expected
-    if max(map(len, (law.probs for law in laws))) > 5 and sum(counts) > 3:
-        assert drawn(laws, 10) != expected
-    monkeypatch.setattr(noise_module, "LOOPS", None)
-    assert drawn(laws) == expected
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -88,38 +61,6 @@ def test_highest_logits_say_the_law_of_whole_rows(
 
 
 @needs_loops
-@pytest.mark.parametrize("shape", ["4x3", "2x2x2", "1x4", "0 1 2 00 01 10 000"])
-def test_trees_grow_alike_from_laws_together_and_one_by_one(shape: str) -> None:
-    params, topology = params_of(2), parse_topology(shape)
-
-    def grown(noise: NoiseSource, *, together: bool) -> DraftTree:
-        def below(steps: Steps[DraftTree]) -> DraftTree:
-            seed = 0
-            try:
-                _, tokens = next(steps)
-                while True:
-                    laws = transformed_laws(rows_of(2 * seed, max(1, len(tokens))), params)
-                    _, tokens = steps.send(laws if together else list(laws))
-                    seed += 1
-            except StopIteration as ended:
-                tree: DraftTree = ended.value
-                return tree
-
-        return below(tree_steps(topology, propose_without_replacement, noise, 7))
-
-    for key in range(20):
-        one, other = (grown(DraftNoise(key, 0, 7), together=way) for way in (True, False))
-        parts = [(tree.tokens, tree.parents, tree.depths) for tree in (one, other)]
-        assert parts[0] == parts[1]
-        assert set(one.draws) == set(other.draws)
-        for parent, draws in one.draws.items():
-            laws = [[draw.law for draw in made] for made in (draws, other.draws[parent])]
-            assert bits(laws[0]) == bits(laws[1])
-    assert grown(DraftNoise(1, 0, 7), together=True) != grown(DraftNoise(2, 0, 7), together=True)
-    assert grow_tree.__doc__
-
-
-@needs_loops
 def test_broken_rows_and_wrong_arrays_are_refused() -> None:
     assert LOOPS is not None
     rows, params = rows_of(0, 3), SamplingParams(top_k=4)
@@ -127,52 +68,32 @@ def test_broken_rows_and_wrong_arrays_are_refused() -> None:
     with pytest.raises(DecodeFailedError, match="logits of"):
         transformed_laws(rows, params)
     assert transformed_laws([], params) == []
-    few = transformed_laws([row[:4] for row in rows_of(0, 2)], params)  # nothing to cut
-    assert not isinstance(few, LawsTogether)
+    few = [row[:4] for row in rows_of(0, 2)]  # nothing to cut
+    assert bits(transformed_laws(few, params)) == bits(
+        [transformed_law(row, params) for row in few]
+    )
     ids, probs, array, cuts = np.empty(8, np.intp), np.empty(8), np.empty(4), (np.exp, 1, -9, 1)
     row, names = rows[0], np.zeros(1000, np.int32)
-    assert len(LOOPS.truncate_rows([row, row], names, ids, probs, array, cuts)) == 2
-    assert len(LOOPS.truncate_rows([row, row], None, ids, probs, array, cuts)) == 2
-    for wrong in (
-        ([row], None, ids, probs, array, cuts),
-        ([row, row], None, ids[:4], probs, array, cuts),
-        ([row, row], None, ids, probs, np.empty(0), cuts),
-        ([row, row[:3]], None, ids, probs, array, cuts),
-        ([row] * 300, None, np.empty(300 * 300, np.intp), np.empty(300**2), np.empty(300), cuts),
-        ([row, row], names[1:], ids, probs, array, cuts),
-        ([row, row[:400]], names, ids, probs, array, cuts),
-    ):
-        with pytest.raises(ValueError, match=r"highest of|names"):
-            LOOPS.truncate_rows(*wrong)
-    for wrong in (
-        ((row, row), None, ids, probs, array, cuts),
-        ([row, 3], None, ids, probs, array, cuts),
-        ([row.astype(float)] * 2, None, ids, probs, array, cuts),
-        ([row, row], names.astype(np.int64), ids, probs, array, cuts),
-        ([row, row], None, ids.astype(np.int32), probs, array, cuts),
-        ([row, row], None, ids, probs, array, cuts[:3]),
-        ([row, row], None, ids, probs, array, [*cuts]),
-        ([row, row],),
-    ):
-        with pytest.raises(TypeError):
-            LOOPS.truncate_rows(*wrong)
-    ids[:], probs[:] = [0, 1, 2, 3] * 2, 0.25
-    assert [*map(len, LOOPS.distinct_each(probs, ids, [4, 2], [2, 9], 1, 1))] == [2, 2]
-    for sizes, counts in (([5, 4], [1, 1]), ([0, 4], [1, 1]), ([4] * 3, [1] * 3)):
-        with pytest.raises(ValueError, match="law"):
-            LOOPS.distinct_each(probs, ids, sizes, counts, 1, 1)
-    with pytest.raises(ValueError, match="differ in length"):
-        LOOPS.distinct_each(probs, ids[:4], [4], [1], 1, 1)
-    for wrong in (
-        (probs, ids, [4], [1, 1], 1, 1),
-        (probs, ids, (4, 4), [1, 1], 1, 1),
-        (probs, ids, ["4", 4], [1, 1], 1, 1),
-        (probs, ids, [4, 4], [1, None], 1, 1),
-        (probs, ids, [4, 4], [1, 1], "1", 1),
-        (probs, ids, [4, 4]),
-    ):
-        with pytest.raises(TypeError):
-            LOOPS.distinct_each(*wrong)
+    given = [[row, row], names, ids, probs, array, cuts]
+    assert len(LOOPS.truncate_rows(*given)) == 2
+    assert len(LOOPS.truncate_rows(given[0], None, *given[2:])) == 2
+    refused(LOOPS.truncate_rows, given, 0, ValueError, [row], [row, row[:3]], [row, row[:400]])
+    refused(LOOPS.truncate_rows, given, 0, TypeError, (row, row), [row, 3], [row.astype(float)] * 2)
+    refused(LOOPS.truncate_rows, given, 1, ValueError, names[1:])
+    refused(LOOPS.truncate_rows, given, 1, TypeError, names.astype(np.int64), 3)
+    refused(LOOPS.truncate_rows, given, 2, ValueError, ids[:4])
+    refused(LOOPS.truncate_rows, given, 2, TypeError, ids.astype(np.int32))
+    refused(LOOPS.truncate_rows, given, 4, ValueError, np.empty(0), np.empty(300))
+    refused(LOOPS.truncate_rows, given, 5, TypeError, cuts[:3], [*cuts])
+    refused(LOOPS.truncate_rows, given[:1], 0, TypeError, [row])
+
+
+def refused(call: Any, given: list[Any], place: int, error: type[Exception], *wrong: Any) -> None:
+    for value in wrong:
+        changed = [*given]
+        changed[place] = value
+        with pytest.raises(error):
+            call(*changed)
 
 
 @needs_loops
