@@ -24,11 +24,11 @@ from specrun.runtime.acceptance import (
     Rule,
     SequentialCascade,
 )
-from specrun.runtime.acceptance.certain import CertainLaws
+from specrun.runtime.acceptance.followed import CertainLaws, ShortLaws
 from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest, Keep, RoundOutcome
-from specrun.runtime.law import Law
+from specrun.runtime.law import SHORT, Law
 from specrun.runtime.limits import Allowance, RoundLimits
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.samplers.mirostat import mu_after
@@ -272,6 +272,8 @@ def target_laws(
         return AdaptiveLaws(tokens, tree, rows.logits, params, state)
     if params.is_greedy and params.is_plain and not (params.has_penalties or params.logit_bias):
         return CertainLaws(rows.logits, params)
+    if params.is_cut and params.top_k <= SHORT:
+        return ShortLaws(rows.logits, params)
     if not params.has_penalties:
         logits = rows.logits
         return lambda node: transformed_law(logits(node + 1), params)

@@ -80,6 +80,11 @@ class SeededNoise:
         digest.update(np.array(prompt, "<i8").tobytes())
         return SeededNoise(int.from_bytes(digest.digest(), "little"))
 
+    @property
+    def source(self) -> tuple[int, int]:
+        """The key and the stream: with a position, all that its draws are made of."""
+        return self._key, self._stream_number()
+
     def seek(self, position: int) -> None:
         """Turn to the draws of `position`."""
         self._position = position
@@ -149,6 +154,9 @@ class SeededNoise:
     def _position_word(self) -> int:
         if self._word is None:
             # blake2b once a position: its further numbers are SplitMix64's, which cost less.
+            if LOOPS is not None:
+                self._word = LOOPS.digest(self._key, self._stream_number(), self._position)
+                return self._word
             key = struct.pack("<Qqq", self._key, self._stream_number(), self._position)
             self._word = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         return self._word
@@ -168,6 +176,10 @@ class DraftNoise(SeededNoise):
     def _stream_number(self) -> int:
         # When it is first asked for: most rounds' drafts are point masses, which draw nothing.
         if self._own_stream is None:
+            if LOOPS is not None:
+                number = LOOPS.digest(self._stream, self._round_start)
+                self._own_stream = number - (number >> 63 << 64)  # with a sign
+                return self._own_stream
             key = struct.pack("<qq", self._stream, self._round_start)
             digest = hashlib.blake2b(key, digest_size=8).digest()
             self._own_stream = int.from_bytes(digest, "little", signed=True)

@@ -66,6 +66,34 @@ def transformed_law(
     return _truncated(logits, ids, row, params)
 
 
+def transformed_laws(
+    rows: list[Logits],
+    params: SamplingParams,
+    state: SamplerState = FRESH,
+    names: npt.NDArray[np.int32] | None = None,
+) -> list[Law]:
+    """Return the laws of several rows of one length, without penalties, as `transformed_law`.
+
+    `names`, of the rows' shape and ascending in each, are the tokens that the logits are of.
+    """
+    k, share, lowest, temperature = params.cuts
+    cut = params.is_cut and k <= MOST_RANKED and state.grammar is None
+    if cut and LOOPS is not None and rows and k < len(rows[0]):
+        # Of a tree's depth: between two evaluations one call costs less than a few steps for each.
+        ids, probs = np.empty(k * len(rows), np.intp), np.empty(k * len(rows))
+        cuts = np.exp, share, lowest, temperature
+        flat = None if names is None else names.reshape(-1)
+        sizes = LOOPS.truncate_rows(rows, flat, ids, probs, np.empty(k), cuts)
+        if sizes[-1]:
+            places = zip(range(0, len(ids), k), sizes, strict=True)
+            return [Law(probs[at : at + n], ids[at : at + n]) for at, n in places]
+    laws = [transformed_law(row, params, (), state) for row in rows]  # says what is broken
+    if names is None:
+        return laws
+    pairs = zip(laws, names.astype(np.intp), strict=True)
+    return [Law(law.probs, own if law.ids is None else own[law.ids]) for law, own in pairs]
+
+
 def greedy_token(
     logits: Logits,
     params: SamplingParams,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from types import MappingProxyType
@@ -79,6 +79,12 @@ class DraftTree:
     def candidates(self) -> tuple[int, int]:
         """Return how many nodes can be accepted, and the depth of the deepest of them, or 0."""
         return _candidates(self.depths, self.is_candidate)
+
+    @property
+    def draws_below(self) -> Callable[[int], tuple[object, ...] | None]:
+        """What gives a parent's draws, or None, to compiled code: siblings as `Siblings`."""
+        draws = self.draws
+        return draws.unmade if isinstance(draws, _SiblingDraws) else draws.get
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
@@ -170,6 +176,10 @@ class _SiblingDraws(Mapping[int, tuple[Draw, ...]]):
         if drawn is None:
             drawn = self._made[parent] = self._siblings[parent].draws()
         return drawn
+
+    def unmade(self, parent: int) -> tuple[Draw, ...] | Siblings | None:
+        """Return a parent's draws without making them, if they are siblings."""
+        return self._siblings.get(parent) or self._made.get(parent)
 
     def __iter__(self) -> Iterator[int]:
         return iter({**self._siblings, **self._made})

@@ -23,7 +23,7 @@ from specrun.runtime.acceptance import (
     PairRule,
     Rule,
 )
-from specrun.runtime.acceptance.certain import CertainLaws
+from specrun.runtime.acceptance.followed import FollowedLaws
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
@@ -39,9 +39,9 @@ class RoundTimes:
     """Seconds of one round: the parts outside native evaluation, and native evaluation itself.
 
     `draft` is propose and observe, `batch` filling and reading the target's evaluation, `law`
-    turning logits into laws one by one, `acceptance` the rest of the rule (at temperature 0 with
-    its laws), `commit` keeping the accepted path, `text` all that lies between: the loop, text,
-    events, statistics.
+    turning logits into laws one by one, `acceptance` the rest of the rule (with its laws, where it
+    follows them in compiled code), `commit` keeping the accepted path, `text` all that lies
+    between: the loop, text, events, statistics.
     """
 
     draft: float
@@ -234,7 +234,7 @@ class TimedRule:
             return law
 
         # Laws that a rule follows at once are not asked for one by one.
-        laws = law_at if isinstance(law_at, CertainLaws) else timed_law
+        laws = law_at if isinstance(law_at, FollowedLaws) else timed_law
         started = time.perf_counter()
         accepted = self._inner.accept(tree, laws, noise, position)
         self._watch.add("rule", time.perf_counter() - started)

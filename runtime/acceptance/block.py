@@ -30,8 +30,8 @@ from dataclasses import replace
 import numpy as np
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance.certain import CertainLaws
 from specrun.runtime.acceptance.exact import ExactRule
+from specrun.runtime.acceptance.followed import FollowedLaws
 from specrun.runtime.acceptance.rule import Acceptance, LawAt
 from specrun.runtime.law import FloatArray, Law
 from specrun.runtime.noise import NoiseSource
@@ -56,9 +56,10 @@ class BlockRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
-        followed = law_at.followed(tree) if isinstance(law_at, CertainLaws) else None
-        if followed is not None:
-            return followed
+        if isinstance(law_at, FollowedLaws):
+            followed = law_at.followed(tree, noise, position, as_block=True)
+            if followed is not None:
+                return followed
         chain = _leading_chain(tree)
         if all(map(_is_point, chain)):
             return self._token_wise.accept(tree, law_at, noise, position)

@@ -14,7 +14,7 @@ greedy trees, n-grams and Medusa or EAGLE-2 drafts. Greedy decoding is P a point
 from __future__ import annotations
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance.certain import CertainLaws
+from specrun.runtime.acceptance.followed import FollowedLaws
 from specrun.runtime.acceptance.rule import (
     Acceptance,
     LawAt,
@@ -40,8 +40,11 @@ class ExactRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Walk down from the root, deciding one token per node (see the module's formula)."""
-        followed = law_at.followed(tree) if isinstance(law_at, CertainLaws) else None
-        return followed or walk(tree, law_at, noise, position, decide)
+        if isinstance(law_at, FollowedLaws):
+            followed = law_at.followed(tree, noise, position, as_block=False)
+            if followed is not None:
+                return followed
+        return walk(tree, law_at, noise, position, decide)
 
 
 def decide(

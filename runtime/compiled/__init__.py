@@ -39,6 +39,17 @@ class Loops(Protocol):
     ) -> int:
         """Make the law of a row's highest; return how many truncation leaves."""
 
+    def truncate_rows(
+        self,
+        rows: list[npt.NDArray[np.float32]],
+        names: npt.NDArray[np.int32] | None,
+        ids: Ids,
+        probs: Numbers,
+        array: Numbers,
+        cuts: tuple[np.ufunc, float, float, float],
+    ) -> list[int]:
+        """Make the laws of several rows' highest, side by side; return their sizes."""
+
     def scale_to_one(self, weights: Numbers) -> float:
         """Divide by the sum, unless that is not positive."""
 
@@ -111,6 +122,22 @@ class Loops(Protocol):
         draws: Callable[[int], tuple[tuple[int, object], ...] | None],
     ) -> tuple[tuple[int, ...], int, bool] | None:
         """Walk down a tree of point masses as the highest entries of its rows say."""
+
+    def verify(
+        self,
+        logits: Callable[[int], npt.NDArray[np.float32]],
+        tokens: tuple[int, ...],
+        draws: Callable[[int], tuple[object, ...] | None],
+        array: Numbers,
+        cuts: tuple[np.ufunc, float, float, float],
+        noise: tuple[int, int],
+        position: int,
+        as_block: bool,
+    ) -> tuple[tuple[int, ...], int, bool] | None:
+        """Walk down a tree of draws as an exact rule does, with laws made of its rows."""
+
+    def digest(self, *numbers: int) -> int:
+        """Return BLAKE2b's digest of 8 bytes of up to 16 whole numbers of 64 bits."""
 
     def chain_places(
         self,

@@ -1,30 +1,43 @@
 /* The highest entries of a row of logits, found in passes that compare vectors.
 
-   For several, the row is cut into lanes: the k-th highest lane maximum is a bound that every one of
-   the k highest entries reaches, and few others. Only those are ranked, one by one. For the highest
-   alone, the row is cut into stretches, of which the first that holds it is looked through. */
+   A row is read from memory once. For several entries it is cut into blocks, and these into lanes: the
+   k-th highest of all lanes' maxima is a bound that every one of the k highest entries reaches, and
+   few others. Only lanes that reach it are looked at again, and what reaches it there is ranked, one
+   by one. For the highest alone, the row is cut into stretches, of which the first that holds it is
+   looked through. */
 
 #include "highest.h"
 #include "widths.h"
 
 #include <math.h>
 
-#define LANES 1024
-#define FEW_LANES 256   /* serve a fourth of them */
+#define LANES 64         /* of a block: entry i is in lane i % LANES */
+#define SHALLOW 16       /* entries of a lane of a block, */
+#define DEEP 32          /* and of one of a long row: what is kept is to stay in the caches */
+#define LONG 65536
+#define MOST_MAXIMA 8192 /* that are kept */
 #define STRETCH 4096    /* entries of which the highest is found at once */
 #define BLOCK 64        /* entries that are compared before any of them is looked at, */
 #define FEW 16          /* and those among which it then lies */
-#define STEPS 12        /* halvings of the interval in which a bound is looked for */
+#define STEPS 9        /* halvings of the interval in which a bound is looked for */
 
-/* Entry i of the row is in lane i % lanes; entries that fill no whole stretch are left out. */
+/* Write the maxima of each block's lanes; return whether there is a NaN. */
 FOR_EACH_WIDTH
-static void lane_maxima(const float *row, ptrdiff_t size, float *maxima, int lanes)
+static int lane_maxima(const float *row, ptrdiff_t blocks, ptrdiff_t depth, float *maxima)
 {
-    for (int j = 0; j < lanes; j++)
-        maxima[j] = row[j];
-    for (ptrdiff_t start = lanes; start + lanes <= size; start += lanes)
-        for (int j = 0; j < lanes; j++)
-            maxima[j] = row[start + j] > maxima[j] ? row[start + j] : maxima[j];
+    int strange[LANES] = {0}, any = 0;
+    for (ptrdiff_t block = 0; block < blocks; block++, maxima += LANES) {
+        for (int j = 0; j < LANES; j++)
+            maxima[j] = -INFINITY;
+        for (ptrdiff_t i = 0; i < depth; i++, row += LANES)
+            for (int j = 0; j < LANES; j++) {
+                maxima[j] = row[j] > maxima[j] ? row[j] : maxima[j];
+                strange[j] |= row[j] != row[j];
+            }
+    }
+    for (int j = 0; j < LANES; j++)
+        any |= strange[j];
+    return any;
 }
 
 FOR_EACH_WIDTH
@@ -36,20 +49,36 @@ static int count_from(const float *values, int size, float bound)
     return count;
 }
 
-/* Return a bound that at least k lanes reach, and few more: so do the k highest entries. */
-static float bound_of_lanes(const float *maxima, int lanes, ptrdiff_t k)
+/* Find the lowest and the highest of whole blocks' maxima. */
+FOR_EACH_WIDTH
+static void find_extremes(const float *maxima, int count, float *lowest, float *highest)
 {
-    float low = maxima[0], high = maxima[0];
-    for (int j = 1; j < lanes; j++) {
-        low = maxima[j] < low ? maxima[j] : low;
-        high = maxima[j] > high ? maxima[j] : high;
+    float low[LANES], high[LANES];
+    for (int j = 0; j < LANES; j++)
+        low[j] = high[j] = maxima[j];
+    for (int start = LANES; start < count; start += LANES)
+        for (int j = 0; j < LANES; j++) {
+            float value = maxima[start + j];
+            low[j] = value < low[j] ? value : low[j];
+            high[j] = value > high[j] ? value : high[j];
+        }
+    *lowest = low[0];
+    *highest = high[0];
+    for (int j = 1; j < LANES; j++) {
+        *lowest = low[j] < *lowest ? low[j] : *lowest;
+        *highest = high[j] > *highest ? high[j] : *highest;
     }
-    /* NaN and infinities end the search at a bound that lets through more, never less. */
-    if (count_from(maxima, lanes, low) < k)
-        return -INFINITY;
+}
+
+/* Return a bound that at least k of the maxima reach, and few more: so do the k highest entries. */
+static float bound_of_maxima(const float *maxima, int count, ptrdiff_t k)
+{
+    float low, high;
+    find_extremes(maxima, count, &low, &high);
+    /* Infinities end the search at a bound that lets through more, never less. */
     for (int step = 0; step < STEPS; step++) {
         float middle = low + (high - low) / 2;
-        if (count_from(maxima, lanes, middle) >= k)
+        if (count_from(maxima, count, middle) >= k)
             low = middle;
         else
             high = middle;
@@ -102,21 +131,49 @@ static void rank(Ranking *ranking, float value, int64_t id)
     ranking->ids[place] = id;
 }
 
+/* Rank those entries from `start` to `end` that are not below a bound. */
+static void rank_from(
+    Ranking *ranking, const float *row, ptrdiff_t start, ptrdiff_t end, float bound)
+{
+    for (ptrdiff_t id = start; id < end; id++)
+        if (!(row[id] < bound))
+            rank(ranking, row[id], id);
+}
+
+/* Rank the entries of one block that are not below a bound, by ascending id. */
+static void rank_block(
+    Ranking *ranking, const float *row, ptrdiff_t start, ptrdiff_t depth, const float *maxima,
+    float bound)
+{
+    int lanes[LANES], count = 0;
+    for (int j = 0; j < LANES; j++) { /* without a branch, which nothing could predict */
+        lanes[count] = j;
+        count += maxima[j] >= bound;
+    }
+    for (ptrdiff_t i = 0; count && i < depth; i++, start += LANES)
+        for (int place = 0; place < count; place++)
+            if (row[start + lanes[place]] >= bound)
+                rank(ranking, row[start + lanes[place]], start + lanes[place]);
+}
+
 void rank_row(Ranking *ranking, const float *row, ptrdiff_t size)
 {
-    float maxima[LANES], bound = -INFINITY;
-    int lanes = ranking->most > FEW_LANES / 4 ? LANES : FEW_LANES;
-    if (size >= 2 * lanes) {
-        lane_maxima(row, size, maxima, lanes);
-        bound = bound_of_lanes(maxima, lanes, ranking->most);
+    float maxima[MOST_MAXIMA], bound;
+    ptrdiff_t depth = size < LONG ? SHALLOW : DEEP;
+    while (size / depth > MOST_MAXIMA)
+        depth *= 2;
+    ptrdiff_t length = LANES * depth, blocks = size / length;
+    if (LANES * blocks < ranking->most) {
+        rank_from(ranking, row, 0, size, -INFINITY);
+        return;
     }
-    for (ptrdiff_t start = 0; start < size; start += FEW) {
-        start = next_few(row, start, size, bound);
-        ptrdiff_t end = start + FEW < size ? start + FEW : size;
-        for (ptrdiff_t id = start; id < end; id++)
-            if (!(row[id] < bound))
-                rank(ranking, row[id], id);
-    }
+    ranking->has_nan = lane_maxima(row, blocks, depth, maxima);
+    if (ranking->has_nan)
+        return;
+    bound = bound_of_maxima(maxima, (int)(LANES * blocks), ranking->most);
+    for (ptrdiff_t block = 0; block < blocks; block++)
+        rank_block(ranking, row, block * length, depth, maxima + LANES * block, bound);
+    rank_from(ranking, row, blocks * length, size, bound);
 }
 
 /* Return the highest entry; NaN if there is one. */

@@ -18,8 +18,10 @@
 #include "moves.h"
 #include "pairs.h"
 #include "places.h"
-#include "sums.h"
+#include "short_laws.h"
 #include "truncation.h"
+#include "verification.h"
+#include "words.h"
 
 #define MOST_DRAWN 128 /* tokens of a law from which several are drawn at once */
 
@@ -69,6 +71,67 @@ static PyObject *truncate_row(PyObject *self, PyObject *const *args, Py_ssize_t 
 done:
     close_arrays(views, 3);
     return count < 0 ? NULL : PyLong_FromSsize_t(count);
+}
+
+PyDoc_STRVAR(truncate_rows_doc,
+"truncate_rows(rows, names, ids, probs, array, cuts): make the laws of several rows' highest.\n\n"
+"They are written side by side, as `truncate` makes them, each with room for the len(array) highest;\n"
+"it is only worked in. Where `names` are given, as many of 32 bits as there are entries, ascending in\n"
+"each row, they stand for the entries' places. "
+"`cuts` are exp, share, lowest and temperature. Returns how many tokens each has; 0 where a row is\n"
+"broken, which ends them.");
+
+static PyObject *truncate_rows(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    Py_buffer views[3], row, named = {.buf = NULL};
+    Cuts cuts;
+    if (check_count(n_args, 6))
+        return NULL;
+    if (!PyList_Check(args[0]) || !PyTuple_Check(args[5])) {
+        PyErr_SetString(PyExc_TypeError, "rows are a list, and cuts a tuple");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args[5], "Oddd", &cuts.exp, &cuts.share, &cuts.lowest, &cuts.temperature)
+        || open_arrays(args + 2, views, "QDD"))
+        return NULL;
+    if (args[1] != Py_None && open_array(args[1], &named, 'i', 0)) {
+        close_arrays(views, 3);
+        return NULL;
+    }
+    Py_ssize_t n = PyList_GET_SIZE(args[0]), k = length_of(&views[2]), size = 1;
+    PyObject *sizes = PyList_New(0);
+    if (k < 1 || k > MOST_RANKED || length_of(&views[0]) != n * k || length_of(&views[1]) != n * k) {
+        PyErr_Format(PyExc_ValueError, "the %zd highest of %zd rows in other room", k, n);
+        Py_CLEAR(sizes);
+    }
+    for (Py_ssize_t i = 0; sizes != NULL && size && i < PyList_GET_SIZE(args[0]) && i < n; i++) {
+        if (open_array(PyList_GET_ITEM(args[0], i), &row, 'f', 0)) {
+            Py_CLEAR(sizes);
+            break;
+        }
+        int64_t *ids = (int64_t *)views[0].buf + i * k;
+        Py_ssize_t entries = length_of(&row);
+        size = -1;
+        if (named.buf != NULL && length_of(&named) != n * entries)
+            PyErr_SetString(PyExc_ValueError, "not as many names as entries of rows");
+        else if (k > entries)
+            PyErr_Format(PyExc_ValueError, "the %zd highest of %zd entries", k, entries);
+        else
+            size = law_of_row(row.buf, entries, &cuts, k, ids, views[2].buf, args[4]);
+        for (Py_ssize_t j = 0; named.buf != NULL && j < size; j++)
+            ids[j] = ((const int32_t *)named.buf)[i * entries + ids[j]];
+        PyBuffer_Release(&row);
+        if (size > 0)
+            memcpy((double *)views[1].buf + i * k, views[2].buf, (size_t)size * sizeof(double));
+        PyObject *made = size < 0 ? NULL : PyLong_FromSsize_t(size);
+        if (made == NULL || PyList_Append(sizes, made))
+            Py_CLEAR(sizes);
+        Py_XDECREF(made);
+    }
+    if (named.buf != NULL)
+        PyBuffer_Release(&named);
+    close_arrays(views, 3);
+    return sizes;
 }
 
 /* -- draws and residuals ------------------------------------------------------------------------ */
@@ -143,23 +206,10 @@ static PyObject *race(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     int is_dense = args[1] == Py_None;
     if (PyErr_Occurred() || open_arrays(args, views, is_dense ? "d" : "dq"))
         return NULL;
-    const double *probs = views[0].buf;
     const int64_t *ids = is_dense ? NULL : views[1].buf;
     Py_ssize_t size = length_of(&views[0]);
     int fits = size > 0 && (is_dense || length_of(&views[1]) == size);
-    int64_t best = fits && !is_dense ? ids[0] : 0;
-    double best_time = INFINITY;
-    for (Py_ssize_t i = 0; fits && i < size; i++) {
-        /* A token without mass never arrives. */
-        if (!(probs[i] > 0.0))
-            continue;
-        int64_t token = is_dense ? i : ids[i];
-        double time = -log1p(-uniform_of(split_mix(key, (uint64_t)token + 1))) / probs[i];
-        if (time < best_time) {
-            best_time = time;
-            best = token;
-        }
-    }
+    int64_t best = fits ? first_of_race(views[0].buf, ids, size, key) : 0;
     close_arrays(views, is_dense ? 1 : 2);
     if (fits)
         return PyLong_FromLongLong(best);
@@ -183,19 +233,12 @@ static PyObject *left_over(PyObject *self, PyObject *const *args, Py_ssize_t n_a
         close_arrays(views, 4);
         return NULL;
     }
-    const double *probs = views[0].buf, *draft_probs = views[2].buf;
-    const int64_t *ids = views[1].buf, *draft_ids = views[3].buf;
-    double *out = view.buf;
-    Py_ssize_t size = length_of(&views[0]), n_drafted = length_of(&views[2]), place = 0;
+    Py_ssize_t size = length_of(&views[0]), n_drafted = length_of(&views[2]);
     int fits = length_of(&views[1]) == size && length_of(&view) == size
         && length_of(&views[3]) == n_drafted;
-    for (Py_ssize_t i = 0; fits && i < size; i++) {
-        while (place < n_drafted && draft_ids[place] < ids[i])
-            place++;
-        double draft = place < n_drafted && draft_ids[place] == ids[i] ? draft_probs[place] : 0.0;
-        double left = share * probs[i] - draft;
-        out[i] = left > 0.0 ? left : 0.0;
-    }
+    if (fits)
+        write_left_over(
+            views[0].buf, views[1].buf, size, views[2].buf, views[3].buf, n_drafted, share, view.buf);
     PyBuffer_Release(&view);
     close_arrays(views, 4);
     if (fits)
@@ -215,16 +258,7 @@ static PyObject *place_of(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     int64_t token = PyLong_AsLongLong(args[0]);
     if (PyErr_Occurred() || open_array(args[1], &view, 'q', 0))
         return NULL;
-    const int64_t *ids = view.buf;
-    Py_ssize_t low = 0, end = length_of(&view), high = end;
-    while (low < high) {
-        Py_ssize_t middle = low + (high - low) / 2;
-        if (ids[middle] < token)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    Py_ssize_t place = low < end && ids[low] == token ? low : -1;
+    Py_ssize_t place = place_among(view.buf, length_of(&view), token);
     PyBuffer_Release(&view);
     return PyLong_FromSsize_t(place);
 }
@@ -363,9 +397,10 @@ static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
-    FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race), FUNCTION(left_over), FUNCTION(place_of),
+    FUNCTION(truncate_rows), FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race),
+    FUNCTION(left_over), FUNCTION(place_of),
     FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(follow),
-    FUNCTION(drawn_chain), FUNCTION(walk_highest), FUNCTION(log_mass),
+    FUNCTION(drawn_chain), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
     FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
     {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},

@@ -17,7 +17,7 @@ from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.heads import RankedTokens
 from specrun.runtime.law import Law, RankedLaw
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import Logits, penalty_window, transformed_law
+from specrun.runtime.transform import Logits, penalty_window, transformed_law, transformed_laws
 from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees.eagle2_tree import (
     DynamicShape,
@@ -51,10 +51,8 @@ class HighestLogits:
 
     def laws(self, params: SamplingParams) -> list[Law]:
         """Return the laws that `params` make of the rows: plain ones, no bias, no penalties."""
-        tokens = self.tokens.astype(np.intp)
         # In the order of their ids, as in a whole row, so that ties within the top k fall alike.
-        laws = [transformed_law(row, params) for row in self.logits]
-        return [Law(law.probs, row[law.ids]) for law, row in zip(laws, tokens, strict=True)]
+        return transformed_laws(list(self.logits), params, names=self.tokens)
 
 
 EvaluatedDepth = RankedTokens | HighestLogits | Sequence[Logits]
@@ -123,7 +121,7 @@ class PathLaws:
         if isinstance(said, HighestLogits):
             return said.laws(params)
         if not params.has_penalties:  # nobody asks for the paths
-            return [transformed_law(row, params, (), state) for row in said]
+            return transformed_laws([*said], params, state)
         # The window that the target's law has at the node: penalties see its own path.
         windows = [penalty_window(self._request.tokens, path, params) for path in paths()]
         rows = zip(said, windows, strict=True)

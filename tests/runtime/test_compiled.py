@@ -14,13 +14,13 @@ from specrun.runtime.acceptance import (
     BlockRule,
     ExactRule,
     build_rule,
-    certain,
     decide,
+    followed,
     spec_cascade,
     total_variation,
     walk,
 )
-from specrun.runtime.acceptance.certain import CertainLaws
+from specrun.runtime.acceptance.followed import CertainLaws
 from specrun.runtime.acceptance.law_pair import (
     LawPair,
     RawLaw,
@@ -355,6 +355,10 @@ def python_walk(tree: DraftTree, rows: list[np.ndarray], *, last_of_equals: bool
     return walk(tree, law_at, SeededNoise(0), 5, decide)
 
 
+def follow(laws: CertainLaws, tree: DraftTree) -> Acceptance | None:
+    return laws.followed(tree, SeededNoise(0), 0, as_block=True)
+
+
 @needs_loops
 def test_the_walk_at_temperature_0_is_that_of_laws_one_by_one():
     depths, differing = set(), 0
@@ -368,7 +372,7 @@ def test_the_walk_at_temperature_0_is_that_of_laws_one_by_one():
         if size > 1 and seed % 5 == 0:
             rows[0][generator.integers(size - 1)] = -math.inf
         tree = random_tree_of_points(generator, rows)
-        kept = CertainLaws(rows.__getitem__, GREEDY).followed(tree)
+        kept = follow(CertainLaws(rows.__getitem__, GREEDY), tree)
         assert kept == python_walk(tree, rows, last_of_equals=False), seed
         depths.add(len(kept.path))
         differing += kept != python_walk(tree, rows, last_of_equals=True)
@@ -382,10 +386,10 @@ def test_rules_follow_the_walk_and_do_without(rule, monkeypatch):
     rows = [np.eye(9, dtype=np.float32)[token] for token in (4, 7, 2)]
     tree, noise = DraftTree.chain([4, 7]), SeededNoise(0)
     laws = CertainLaws(rows.__getitem__, GREEDY)
-    followed = rule.accept(tree, laws, noise, 3)
-    monkeypatch.setattr(certain, "LOOPS", None)
-    assert laws.followed(tree) is None
-    assert followed == rule.accept(tree, laws, noise, 3) == Acceptance((0, 1), 2, False)
+    kept = rule.accept(tree, laws, noise, 3)
+    monkeypatch.setattr(followed, "LOOPS", None)
+    assert follow(laws, tree) is None
+    assert kept == rule.accept(tree, laws, noise, 3) == Acceptance((0, 1), 2, False)
 
 
 @needs_loops
@@ -395,12 +399,12 @@ def test_what_the_walk_cannot_follow_is_left_to_the_rules():
         rows = [row, row.copy()]
         rows[1][2] = broken
         laws = CertainLaws(rows.__getitem__, GREEDY)
-        assert laws.followed(DraftTree.chain([4])) is None
+        assert follow(laws, DraftTree.chain([4])) is None
         with pytest.raises(DecodeFailedError, match="logits of"):
             ExactRule().accept(DraftTree.chain([4]), laws, SeededNoise(0), 0)
-        assert laws.followed(DraftTree.chain([3])) == Acceptance((), 4, True)
+        assert follow(laws, DraftTree.chain([3])) == Acceptance((), 4, True)
     certain_laws = CertainLaws([row, row].__getitem__, GREEDY)
-    assert certain_laws.followed(DraftTree.chain([4], [Law(np.full(5, 0.2))])) is None
+    assert follow(certain_laws, DraftTree.chain([4], [Law(np.full(5, 0.2))])) is None
     other_kind = CertainLaws([row.astype(np.float64)].__getitem__, GREEDY)
-    assert other_kind.followed(DraftTree()) is None
+    assert follow(other_kind, DraftTree()) is None
     assert other_kind(ROOT).most_likely == (4, 1.0)

@@ -1,0 +1,85 @@
+"""Laws of rows that an exact rule follows at once, in compiled code, where it would ask one by one.
+
+At temperature 0 each is sure of a token: every exact rule then keeps the nodes that spell what the
+target would have said, and over point masses nothing but the highest entry of each row on the way
+has to be known. Elsewhere truncation leaves a few dozen tokens: whole rules are walked in compiled
+code, which makes the laws that it visits. After an evaluation the interpreter's data is no longer
+in the processor's caches: Python's own walk takes several times as long, and gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from specrun.runtime.acceptance.rule import Acceptance
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource, SeededNoise
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.transform import Logits, greedy_token, transformed_law
+from specrun.runtime.tree import DraftTree
+
+
+@dataclass(slots=True)
+class FollowedLaws:
+    """The laws that settings make of rows, to ask or to follow.
+
+    `logits(0)` is the row of the root, `logits(i + 1)` that of node i.
+    """
+
+    logits: Callable[[int], Logits]
+    params: SamplingParams
+
+    def __call__(self, node: int) -> Law:
+        """Return the law after a node."""
+        return transformed_law(self.logits(node + 1), self.params)
+
+    def followed(
+        self, tree: DraftTree, noise: NoiseSource, position: int, *, as_block: bool
+    ) -> Acceptance | None:
+        """Return what an exact rule keeps of a tree; None where it has to ask for the laws.
+
+        `as_block`: of a leading chain of draws by block verification. There may be no compiled
+        code, a law that is not short, a broken row, or other noise than an answer's own.
+        """
+        return None
+
+
+class CertainLaws(FollowedLaws):
+    """Laws at temperature 0, each sure of its highest logit; followed over point masses alone."""
+
+    __slots__ = ()
+
+    def __call__(self, node: int) -> Law:
+        """Return the law after a node."""
+        return Law.point(greedy_token(self.logits(node + 1), self.params))
+
+    def followed(
+        self, tree: DraftTree, noise: NoiseSource, position: int, *, as_block: bool
+    ) -> Acceptance | None:
+        """Return the nodes that spell what the target would have said: nothing is drawn."""
+        if LOOPS is None:
+            return None
+        kept = LOOPS.walk_highest(self.logits, tree.tokens, tree.draws.get)
+        return None if kept is None else Acceptance(*kept)
+
+
+class ShortLaws(FollowedLaws):
+    """Laws of the few tokens that top-k leaves (`SamplingParams.is_cut`, 128 at most)."""
+
+    __slots__ = ()
+
+    def followed(
+        self, tree: DraftTree, noise: NoiseSource, position: int, *, as_block: bool
+    ) -> Acceptance | None:
+        """Walk as the rules do: over draws, siblings and point masses."""
+        if LOOPS is None or type(noise) is not SeededNoise:
+            return None
+        k, share, lowest, temperature = self.params.cuts
+        cuts, source = (np.exp, share, lowest, temperature), noise.source
+        drawn = self.logits, tree.tokens, tree.draws_below
+        kept = LOOPS.verify(*drawn, np.empty(k), cuts, source, position, as_block)
+        return None if kept is None else Acceptance(*kept)

@@ -1,0 +1,243 @@
+"""Rules walked in compiled code keep what Python's walk keeps: paths, tokens and all."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+
+from specrun.bindings.errors import DecodeFailedError, OptionError
+from specrun.runtime import noise as noise_module
+from specrun.runtime.acceptance import Acceptance, BlockRule, ExactRule, followed
+from specrun.runtime.acceptance.followed import ShortLaws
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.law import Law
+from specrun.runtime.noise import DraftNoise, SeededNoise
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.transform import transformed_law
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+
+pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+
+RULES = {"exact": BlockRule(), "token": ExactRule()}
+
+
+def settings_of(generator: np.random.Generator) -> SamplingParams:
+    return SamplingParams(
+        temperature=float(generator.choice([0.05, 0.8, 1.0, 1.7])),
+        top_k=int(generator.choice([1, 2, 5, 40, 128])),
+        top_p=float(generator.choice([0.5, 0.95, 1.0])),
+        min_p=float(generator.choice([0.0, 0.05])),
+    )
+
+
+def row_of(generator: np.random.Generator, size: int) -> np.ndarray:
+    row = generator.standard_normal(size) * generator.choice([0.5, 2.0, 6.0])
+    return (np.round(row) if generator.random() < 0.3 else row).astype(np.float32)
+
+
+def add_children(
+    builder: TreeBuilder,
+    parent: int,
+    law: Law,
+    generator: np.random.Generator,
+    draws: SeededNoise,
+) -> list[int]:
+    """Children of any kind: one draw, several, siblings without replacement, points, a mixture."""
+    kind, count = generator.integers(5), int(generator.integers(1, 5))
+    if kind == 0:
+        return [builder.add(parent, draws.choose(law), law)]
+    if kind == 1:
+        tokens = draws.for_drafting(parent + 2).choose_distinct(law, count)
+        return list(builder.add_siblings(parent, tokens, law))
+    if kind == 2:
+        tokens = [int(generator.integers(len(law.probs))) for _ in range(count)]
+        return list({builder.add(parent, int(law.ids[place])) for place in tokens})
+    nodes = []
+    for i in range(count):
+        draws.seek(1000 + 7 * parent + i)
+        token, is_point = draws.choose(law), kind == 4 and generator.random() < 0.5
+        nodes.append(builder.add(parent, token, None if is_point else law))
+    return list(dict.fromkeys(nodes))
+
+
+def random_round(seed: int) -> tuple[DraftTree, list[np.ndarray], SamplingParams]:
+    """A tree that starts with a chain, or does not, and branches below; target and draft differ."""
+    generator, draws = np.random.default_rng(seed), SeededNoise(seed, 9)
+    size, params = int(generator.choice([130, 300, 5000])), settings_of(generator)
+    builder, rows, level = TreeBuilder(), [row_of(generator, size)], [ROOT]
+    length = int(generator.integers(0, 6))
+    for depth in range(length + int(generator.integers(0, 3))):
+        below: list[int] = []
+        for node in level[:3]:
+            noisy = rows[node + 1] + generator.choice([0.0, 0.3, 2.0]) * row_of(generator, size)
+            law = transformed_law(noisy.astype(np.float32), params)
+            draws.seek(depth)
+            if depth < length and generator.random() < 0.9:
+                point = generator.random() < 0.2
+                nodes = [builder.add(node, draws.choose(law), None if point else law)]
+            else:
+                nodes = add_children(builder, node, law, generator, draws)
+            while len(rows) < len(builder) + 1:
+                rows.append(row_of(generator, size))
+            below += nodes
+        level = below
+    return builder.build(), rows, params
+
+
+def python_way(rule, tree, laws, noise, position) -> Acceptance:
+    return rule.accept(tree, lambda node: laws(node), noise, position)
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_compiled_walk_keeps_what_the_rules_keep(name: str) -> None:
+    rule, lengths, refused, differing = RULES[name], set(), set(), 0
+    for seed in range(2500):
+        tree, rows, params = random_round(seed)
+        laws, noise = ShortLaws(rows.__getitem__, params), SeededNoise(seed + 2**63, seed % 5 - 2)
+        kept = laws.followed(tree, noise, seed, as_block=name == "exact")
+        expected = python_way(rule, tree, laws, SeededNoise(*noise.source), seed)
+        assert kept == expected, seed
+        assert rule.accept(tree, laws, noise, seed) == expected
+        lengths.add(len(kept.path))
+        refused.add((kept.rejected, bool(kept.path)))
+        other = laws.followed(tree, noise, seed + 1, as_block=name == "exact")
+        differing += kept != other
+    assert lengths >= {0, 1, 2, 3, 4, 5}
+    assert len(refused) == 4
+    assert differing > 500  # with other numbers, this test sees another walk
+
+
+def test_blocks_are_told_from_tokens() -> None:
+    """The two rules keep different paths: a walk of the wrong one would be seen."""
+    differing = 0
+    for seed in range(400):
+        tree, rows, params = random_round(seed)
+        laws, noise = ShortLaws(rows.__getitem__, params), SeededNoise(seed)
+        block, token = (laws.followed(tree, noise, 7, as_block=way) for way in (True, False))
+        differing += block != token
+    assert differing > 20
+
+
+def test_what_is_not_short_and_plain_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, params = np.random.default_rng(1), SamplingParams(temperature=0.8, top_k=40)
+    rows = [row_of(generator, 300) for _ in range(4)]
+    laws, noise = ShortLaws(rows.__getitem__, params), SeededNoise(3)
+    drawn = transformed_law(rows[0], params)
+    tree = DraftTree.chain([int(drawn.ids[0])], [drawn])
+
+    def follow(tree: DraftTree, laws: ShortLaws = laws, noise: SeededNoise = noise) -> object:
+        return laws.followed(tree, noise, 0, as_block=True)
+
+    assert follow(tree) is not None
+    assert follow(tree, noise=DraftNoise(3, 0, 0)) is None  # its draws are made otherwise
+    dense = Law(np.full(300, 1 / 300))
+    assert follow(DraftTree.chain([5], [dense])) is None
+    assert RULES["exact"].accept(DraftTree.chain([5], [dense]), laws, noise, 0) is not None
+    of_64_bits = ShortLaws([row.astype(np.float64) for row in rows].__getitem__, params)
+    assert follow(tree, of_64_bits) is None
+    few = ShortLaws([row[:40] for row in rows].__getitem__, params)  # top-k cuts nothing
+    assert follow(DraftTree(), few) is None
+    never = int(np.setdiff1d(np.arange(300), drawn.ids)[0])
+    impossible = DraftTree.chain([never], [drawn])
+    assert follow(impossible) is None
+    for rule in RULES.values():
+        with pytest.raises(OptionError, match="probability 0"):
+            rule.accept(impossible, laws, noise, 0)
+    broken = [row.copy() for row in rows]
+    broken[0][3] = np.nan
+    for rule in RULES.values():
+        with pytest.raises(DecodeFailedError, match="logits of"):
+            rule.accept(tree, ShortLaws(broken.__getitem__, params), noise, 0)
+    deep = DraftTree.chain([int(drawn.ids[0])] * 70, [drawn] * 70)
+    same = ShortLaws(lambda _: rows[0], params)
+    assert follow(deep, same) is None
+    assert len(RULES["exact"].accept(deep, same, noise, 0).path) > 64
+    monkeypatch.setattr(followed, "LOOPS", None)
+    assert follow(tree) is None
+
+
+def test_errors_of_rows_and_laws_come_through() -> None:
+    params = SamplingParams(temperature=0.8, top_k=4)
+
+    def no_row(_: int) -> np.ndarray:
+        raise LookupError("no row")
+
+    with pytest.raises(LookupError, match="no row"):
+        ShortLaws(no_row, params).followed(DraftTree(), SeededNoise(0), 0, as_block=True)
+    row = np.arange(9, dtype=np.float32)
+    assert LOOPS is not None
+    cuts, array = (np.exp, 0.9, -3.0, 1.0), np.empty(4)
+
+    def verify(**changes: object) -> object:
+        given = {
+            "logits": lambda _: row,
+            "tokens": (8,),
+            "draws": {ROOT: ((0, None),)}.get,
+            "array": array,
+            "cuts": cuts,
+            "noise": (1, 2),
+            "position": 0,
+            "as_block": True,
+        }
+        return LOOPS.verify(*{**given, **changes}.values())
+
+    assert verify() is not None
+    no_exp, odd_draw = (lambda *_: 1, 0.9, -3.0, 1.0), {ROOT: (("0", 3),)}.get
+    wrong: dict[str, list[object]] = {"tokens": [[8], ("8",)], "cuts": [(np.exp, 0.9), no_exp]}
+    wrong |= {"noise": [(1, "2"), (1,)], "position": ["0"], "logits": [3], "draws": [3, odd_draw]}
+    wrong["array"] = [[0.0], np.empty(4, np.float32)]
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(TypeError):
+                verify(**{name: value})
+    with pytest.raises(AttributeError):
+        verify(draws={ROOT: ((0, 3),)}.get)
+    with pytest.raises(TypeError):
+        LOOPS.verify(1, 2)
+    for drawn in ([(0, None)], ((0,),), ((1, None),), ((-1, None),), (0, (), 1, 2)):
+        assert verify(draws={ROOT: drawn}.get) is None
+    ids = np.arange(4)
+    for probs, others in ((np.full(3, 0.3), ids), (np.full(4, 0.25), ids.astype(np.int32))):
+        law = Law(probs, others)
+        assert verify(draws={ROOT: ((0, law),)}.get) is None
+        assert verify(draws={ROOT: (0, (8, 7), law)}.get) is None
+    for wrong in (np.empty(0), np.empty(9), np.empty(129)):  # not fewer than the row has, or many
+        assert verify(array=wrong) is None
+    assert verify(draws=lambda node: ((0, None),)) is None  # a circle
+
+
+def test_digests_are_those_of_hashlib() -> None:
+    assert LOOPS is not None
+    generator = np.random.default_rng(5)
+    for n in range(17):
+        numbers = generator.integers(-(2**63), 2**63 - 1, n).tolist()
+        packed = struct.pack(f"<{n}q", *numbers)
+        expected = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+        assert LOOPS.digest(*numbers) == expected
+        assert LOOPS.digest(*[number % 2**64 for number in numbers]) == expected
+        if n:
+            assert LOOPS.digest(numbers[0] ^ 1, *numbers[1:]) != expected
+    for wrong in ([2**64], [-(2**63) - 1], ["1"], [1.0], [0] * 17):
+        with pytest.raises((TypeError, OverflowError)):
+            LOOPS.digest(*wrong)
+
+
+def test_noise_is_the_same_with_and_without_compiled_digests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def numbers() -> list[int]:
+        answer = SeededNoise(2**64 - 5, -3)
+        drafts = [answer.for_drafting(start) for start in (0, 5, 2**40)]
+        sources = [answer, *drafts, drafts[0].for_drafting(2)]
+        for noise in sources:
+            noise.seek(77)
+        numbers = [number for noise in sources for number in (noise.source[1], noise._hash(4))]
+        return [*numbers, *drafts[1].words(8, 4)]
+
+    compiled = numbers()
+    monkeypatch.setattr(noise_module, "LOOPS", None)
+    assert numbers() == compiled
+    assert len(set(compiled)) == len(compiled)
