@@ -44,7 +44,7 @@ def machine_facts() -> dict[str, Any]:
     """Return what figures depend on: the processor, cores, versions, devices."""
     from importlib.metadata import version
 
-    from specrun.bindings.devices import devices
+    from specrun.bindings.machine.devices import devices
     from specrun.bindings.threads import available_cores
 
     return {

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.library import exported_function, native_function
-from specrun.bindings.model import Model
-from specrun.bindings.trial import require_tried_counting
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.trial import require_tried_counting
 
 HOST = "CPU"
 """The name of this machine's own memory, whatever device its buffers were made for."""

@@ -12,16 +12,16 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.mtp_context import MtpContext, StateBatch, can_draft_nextn
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
 from specrun.bindings.library import llama
 from specrun.bindings.memory_breakdown import CountedModel
-from specrun.bindings.model import Model
-from specrun.bindings.mtp_context import MtpContext, StateBatch, can_draft_nextn
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.trial import report, trusting_files
 from specrun.bindings.threads import available_cores
-from specrun.bindings.trial import report, trusting_files
 
 _TEXT = "A trial: 1 + 1 = 2,\n\n\tnaïve 水 <|end|>"
 _TOKENS = 8

@@ -24,7 +24,7 @@ from specrun.cli.terminal.table import print_table
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
-    from specrun.bindings.model import Model
+    from specrun.bindings.models.model import Model
     from specrun.runtime.tuning import CalibrationText, HeadCalibration, HeadCalibrationOptions
 
 _TEXTS = Section("Texts")

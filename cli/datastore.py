@@ -71,7 +71,7 @@ def build(
     files: tuple[Path, ...], model: Path, output: Path, force: bool, terminal: Terminal
 ) -> None:
     """Tokenize text files and order them for retrieval."""
-    from specrun.bindings.model import Model
+    from specrun.bindings.models.model import Model
     from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 
     check_target(output, force=force)
@@ -140,7 +140,7 @@ def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> 
             f"the datastore {store} is damaged: its checksum differs; build it again"
         )
     if model is not None:
-        from specrun.bindings.model import Model
+        from specrun.bindings.models.model import Model
 
         with Model(model, vocab_only=True) as target:
             open_store(store, target.vocabulary)

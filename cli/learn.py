@@ -99,7 +99,7 @@ def forget(model: Path | None, everything: bool, terminal: Terminal) -> None:
 
 
 def _folder_of(model: Path) -> Path:
-    from specrun.bindings.model import Model
+    from specrun.bindings.models.model import Model
     from specrun.runtime.online import BufferKey, learn_folder
 
     with Model(model.expanduser(), vocab_only=True) as target:

@@ -57,7 +57,11 @@ def worker(
 
     One client at a time; the next waits until it has left.
     """
-    from specrun.bindings.worker_process import WorkerOptions, can_limit_memory, served_devices
+    from specrun.bindings.machine.worker_process import (
+        WorkerOptions,
+        can_limit_memory,
+        served_devices,
+    )
 
     _check_address(host, port, allow_remote=allow_remote, terminal=terminal)
     if mem is not None and not can_limit_memory():

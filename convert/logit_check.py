@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ModelError, SpecrunError
-from specrun.bindings.model import Model
-from specrun.bindings.trial import trusting_files
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.trial import trusting_files
 
 FIXED_TEXT = Path(__file__).with_name("fixed_text.txt").read_text(encoding="utf-8")
 LARGEST_ERRORS = {"F32": 1e-4, "F16": 2e-2, "BF16": 1e-1}

@@ -21,7 +21,7 @@ from specrun.bindings.errors import (
     TemplateError,
     UnsupportedModelError,
 )
-from specrun.bindings.rope_scaling import RopeScaling
+from specrun.bindings.models.rope_scaling import RopeScaling
 from specrun.runtime.engine import Engine, EngineStream
 from specrun.runtime.grammar import Grammar, GrammarError
 from specrun.runtime.opening import RuntimeOptions

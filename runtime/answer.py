@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation

@@ -19,9 +19,9 @@ from typing import Literal, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from specrun.bindings.contexts.rows import Candidates
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
-from specrun.bindings.rows import Candidates
+from specrun.bindings.models.model import Model
 from specrun.runtime.law import Law
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import CachedText, EvaluatedRows, Target, TargetModel

@@ -19,8 +19,8 @@ import jinja2.meta
 from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import OptionError, TemplateError
-from specrun.bindings.model import Model
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.template_sandbox import TemplateSandbox
 
 Message = Mapping[str, Any]

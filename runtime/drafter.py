@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from specrun.bindings.embedding_inputs import EmbeddingInputs
+from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.samplers.state import FRESH, SamplerState
 from specrun.runtime.sampling import SamplingParams

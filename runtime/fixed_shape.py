@@ -26,14 +26,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.devices import describe_machine
-from specrun.bindings.embedding_inputs import EmbeddingInputs
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.model import Model
+from specrun.bindings.machine.devices import describe_machine
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.trial import is_noted, note_fact
 from specrun.bindings.threads import available_cores
-from specrun.bindings.trial import is_noted, note_fact
 from specrun.runtime.padding import PaddedTarget, Wider, paddings
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (

@@ -7,7 +7,7 @@ from typing import Literal
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.placement import current_placement, resolve_placement
+from specrun.bindings.machine.placement import current_placement, resolve_placement
 
 LayerCount = int | Literal["auto", "all"]
 # Of the free memory: the rest is for the KV cache, compute buffers and the display.

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.lora import LoraFile
-from specrun.bindings.model import Model
-from specrun.bindings.placement import Placement, placing
-from specrun.bindings.rope_scaling import RopeScaling
-from specrun.bindings.trial import trusting_files
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.machine.placement import Placement, placing
+from specrun.bindings.models.lora import LoraFile
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.rope_scaling import RopeScaling
+from specrun.bindings.models.trial import trusting_files
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
 from specrun.runtime.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.drafter import DrafterWeights

@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from specrun.bindings.context import Context
-from specrun.bindings.embedding_inputs import EmbeddingInputs
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.runtime.target import EvaluatedRows, TargetModel
 
 _FILLER = 0  # the token of nodes that nobody reads

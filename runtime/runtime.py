@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import ClosedError, TemplateError
-from specrun.bindings.placement import placing
-from specrun.bindings.trial import remember_written, trusting_files
-from specrun.bindings.vocabulary import Vocabulary
-from specrun.bindings.workers import require_workers
+from specrun.bindings.machine.placement import placing
+from specrun.bindings.machine.workers import require_workers
+from specrun.bindings.models.trial import remember_written, trusting_files
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.backend_laws import is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Drafter, Owned

@@ -6,15 +6,15 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from inspect import GEN_CREATED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import (
     BusyError,
     ClosedError,
     ContextFullError,
     OptionError,
 )
-from specrun.bindings.model import Model
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.answer import Answer, Making, Stage
 from specrun.runtime.conversation import Conversation

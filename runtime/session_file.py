@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.atomic import atomic_path, require_free_space
+from specrun.bindings.contexts.saved_sequence import load_sequence, save_sequence, sequence_bytes
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -22,7 +23,6 @@ from specrun.bindings.errors import (
     PairError,
     UnsupportedModelError,
 )
-from specrun.bindings.saved_sequence import load_sequence, save_sequence, sequence_bytes
 from specrun.runtime.session import Session
 
 MAX_BYTES = 16 << 30

@@ -17,13 +17,13 @@ from typing import NamedTuple, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.batch import Batch, BatchShape
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.embedding_inputs import EmbeddingBatch, EmbeddingInputs
+from specrun.bindings.contexts.batch import Batch, BatchShape
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch, EmbeddingInputs
+from specrun.bindings.contexts.memory import ALL_SEQUENCES
+from specrun.bindings.contexts.rows import Candidates, Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.memory import ALL_SEQUENCES
-from specrun.bindings.rows import Candidates, Rows
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.tree import ROOT, DraftTree

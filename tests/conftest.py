@@ -14,7 +14,7 @@ import gguf
 import pytest
 from support.tiny_models import CHAT
 
-from specrun.bindings.trial import remember_written
+from specrun.bindings.models.trial import remember_written
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import sampling
 from specrun.runtime.drafters import build

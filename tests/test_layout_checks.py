@@ -63,7 +63,7 @@ def test_files_are_read_with_their_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("import specrun.bindings.model\nfrom specrun.runtime import tree\nimport numpy", []),
+        ("import specrun.bindings.errors\nfrom specrun.runtime import tree\nimport numpy", []),
         ("from specrun.cli import main", ["specrun.cli.main"]),
         ("def f():\n    import specrun.cli.main", ["specrun.cli.main"]),
         ("if TYPE_CHECKING:\n    from specrun.cli.main import cli", ["specrun.cli.main.cli"]),

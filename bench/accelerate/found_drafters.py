@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specrun.bench.accelerate.search import FoundDrafter
 from specrun.bindings.gguf import read_header
-from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
+from specrun.bindings.models.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.runtime.methods import method_of_head
 from specrun.runtime.models import ModelEntry, StoredModel, catalogue, stored_models
 from specrun.runtime.models.catalogue import could_draft

@@ -17,11 +17,11 @@ from specrun.bench.accelerate.training import TrainingOrder, train_head
 from specrun.bench.diagnosis.work import Work, work_of
 from specrun.bench.drafters.answers import Arm
 from specrun.bindings.atomic import cache_folder
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.model import Model
-from specrun.bindings.placement import placing
+from specrun.bindings.machine.placement import placing
+from specrun.bindings.models.model import Model
 from specrun.runtime.chat_template import prompt_tokens
 from specrun.runtime.costs import (
     CostCurve,

@@ -26,12 +26,12 @@ from specrun.bench.convert.child import run_child, sync
 from specrun.bench.convert.made_model import write_checkpoint, write_f16_model
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.atomic import require_free_space
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.input_observer import InputObserver
 from specrun.bindings.errors import OptionError
-from specrun.bindings.input_observer import InputObserver
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.names import nearest
 
 # Budgets: conversion and quantization are to reach these shares of their baselines' bandwidth, and

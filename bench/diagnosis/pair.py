@@ -15,7 +15,7 @@ from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import interleaved, ratio_of
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.placement import placing
+from specrun.bindings.machine.placement import placing
 from specrun.runtime.costs import CostCurve, load_curve, measure_target_costs, save_curve
 from specrun.runtime.costs.memory_traffic import mixture
 from specrun.runtime.language import parse_expression

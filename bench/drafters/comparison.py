@@ -18,9 +18,9 @@ from specrun.bench.diagnosis.work import work_of
 from specrun.bench.drafters.answers import Answers, Arm
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
-from specrun.bindings.devices import devices
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.machine.devices import devices
+from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import SequentialCascade, build_rule
 from specrun.runtime.costs import CostCurve, load_curve
 from specrun.runtime.costs.memory_traffic import mixture

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 from specrun.train.family.corpus import SKIPPED_PACKAGES, native_entries

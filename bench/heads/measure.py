@@ -28,7 +28,7 @@ from specrun.bench.heads.random_heads import (
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.bindings.threads import available_cores
 from specrun.runtime.drafters.eagle import EagleHead
 from specrun.runtime.drafters.hydra import HydraHead

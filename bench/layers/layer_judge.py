@@ -16,10 +16,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ContextFullError, OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.cut import LayeredModel
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import (

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bench.layers.layer_judge import CutJudge, LayerTrial, prepare_judge
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import MissingPackageError, OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.cut import LayeredModel
 from specrun.runtime.offload import LayerCount
 from specrun.runtime.sampling import SamplingParams

@@ -20,7 +20,7 @@ from specrun.bench.drafters.comparison import TargetFacts, target_facts
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.load.first_token import FirstToken, measure_first_token
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.costs.measure import measure_target_costs

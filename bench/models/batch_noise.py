@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from specrun.bench.models.divergence import log_laws
 from specrun.bench.models.model_comparison import Chunk, scored_logits
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.fixed_shape import FixedShapeTarget, fixed_shape_options
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.target import CachedText

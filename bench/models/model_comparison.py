@@ -22,11 +22,11 @@ from specrun.bench.models.divergence import (
     row_divergence,
     summarise_rows,
 )
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.pairing import check_same_vocabulary
 

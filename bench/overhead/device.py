@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, StepLoop
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context, StepLoop
+from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.library import llama
-from specrun.bindings.rows import Rows
 
 _Repeat = Callable[[Context, Batch, StepLoop], tuple[list[int], Rows] | None]
 

@@ -23,10 +23,10 @@ from specrun.bench.overhead import probes
 from specrun.bench.overhead.device import SimulatedDevice, simulated_device
 from specrun.bench.overhead.probes import PARTS, RoundTimes, Stopwatch
 from specrun.bench.timing import Spread, spread_of
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import PairRule, SequentialCascade, build_rule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specrun.bench.overhead.device import DeviceCounts
-from specrun.bindings.context import Context
-from specrun.bindings.embedding_inputs import EmbeddingInputs
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from specrun.bench.models.divergence import log_laws
 from specrun.bench.models.model_comparison import Chunk, scored_logits
 from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting, judged
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime.target import CachedText, TargetModel
 from specrun.runtime.tree import DraftTree
 

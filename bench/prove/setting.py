@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime.acceptance import ExactRule, Rule, SequentialCascade
 from specrun.runtime.drafter import Drafter, DraftRequest
 from specrun.runtime.fixed_shape import Shape

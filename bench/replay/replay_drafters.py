@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bench.replay.replay import ReplayClock, ReplayResult, ReplayText, replay_all
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, known_curve
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bench.heads.random_heads import write_eagle, write_hydra, write_medusa
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 from specrun.runtime.language import Expression, parse_expression, quoted

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from specrun.bindings.errors import ClosedError, SpecrunError
 from specrun.bindings.ggml.functions import call
 from specrun.bindings.library import NativeHandle
+from specrun.bindings.machine.workers import freed_while_there, worker_of
 from specrun.bindings.threads import available_cores, check_fork
-from specrun.bindings.workers import freed_while_there, worker_of
 
 _CPU = 0  # enum ggml_backend_dev_type
 

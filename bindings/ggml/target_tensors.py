@@ -21,8 +21,8 @@ from specrun.bindings.ggml.graph import GraphBuilder
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_rows, load_tensors
 from specrun.bindings.library import exported_function
-from specrun.bindings.model import Model
-from specrun.bindings.placement import current_placement, resolve_placement
+from specrun.bindings.machine.placement import current_placement, resolve_placement
+from specrun.bindings.models.model import Model
 
 logger = logging.getLogger("specrun.heads")
 

@@ -18,7 +18,7 @@ from specrun.runtime.language import Expression, parse_expression
 if TYPE_CHECKING:
     from specrun.bench.drafters.documentation import DocumentationKind
     from specrun.bench.drafters.prompts import Conversation, Prompt, Workload
-    from specrun.bindings.rope_scaling import RopeScaling
+    from specrun.bindings.models.rope_scaling import RopeScaling
 
 LONGEST_MESSAGES = 256
 """Tokens by which the last messages of a workload may exceed the context that was asked for."""
@@ -86,7 +86,7 @@ def _workload(
     source: PromptChoice, target: Path, rope: RopeScaling
 ) -> tuple[tuple[Prompt, ...], str]:
     from specrun.bench.drafters.prompts import as_text, demo_workload
-    from specrun.bindings.model import Model
+    from specrun.bindings.models.model import Model
 
     workload = cast("Workload", source.workload or "questions")
     with Model(target, vocab_only=True) as model:

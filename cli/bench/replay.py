@@ -109,7 +109,7 @@ def replay(
     from specrun.bench.replay.recorded_texts import read_texts, write_texts
     from specrun.bench.replay.replay_drafters import ReplayOptions, curve_of, replay_drafters
     from specrun.bench.report import replay_table
-    from specrun.bindings.model import Model
+    from specrun.bindings.models.model import Model
     from specrun.runtime.offload import resolve_gpu_layers
 
     target, context = named_target(load), load.context

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from specrun.bindings.errors import SpecrunError
 
 if TYPE_CHECKING:
-    from specrun.bindings.devices import Device
+    from specrun.bindings.machine.devices import Device
 
 # More than a block of prompt tokens: matrix products and single rows use different kernels.
 _PROMPT_TOKENS = 48
@@ -42,9 +42,9 @@ def _answer(question: str, subject: str = "") -> dict[str, Any]:
 
 
 def _engine() -> dict[str, Any]:
-    from specrun.bindings.backends import built_backends, describe_backends
-    from specrun.bindings.devices import devices, supports_gpu_offload, system_info
     from specrun.bindings.library import engine_versions, has_function
+    from specrun.bindings.machine.backends import built_backends, describe_backends
+    from specrun.bindings.machine.devices import devices, supports_gpu_offload, system_info
     from specrun.bindings.threads import describe_waiting, find_processors
 
     processors = find_processors()
@@ -80,7 +80,7 @@ def _kernels(file_type: str) -> dict[str, Any]:
 
 
 def _evaluate(path: Path) -> dict[str, Any]:
-    from specrun.bindings.context_options import ContextOptions
+    from specrun.bindings.contexts.context_options import ContextOptions
     from specrun.runtime import Runtime, SamplingParams
 
     context = ContextOptions(n_ctx=256, n_threads=1, n_threads_batch=1)

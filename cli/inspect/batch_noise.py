@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import click
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.cli.options.group import Section, option_group
 from specrun.cli.options.model import attention_options
 from specrun.cli.terminal.paths import read_text

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import MalformedFileError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.cli.inspect.batch_noise import NoiseSettings, noise_of_file, noise_options, print_noise
@@ -370,7 +370,7 @@ def _measure_noise(
 
 def _pair_remark(target: Path, draft: Path) -> str:
     """Return how the pair drafts, "" as usual; raises what drafting itself would."""
-    from specrun.bindings.model import Model
+    from specrun.bindings.models.model import Model
     from specrun.runtime.drafters.draft_model import DraftPair
     from specrun.runtime.drafters.eagle import check_head, is_head
     from specrun.runtime.language import Expression

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OutOfMemoryError
 from specrun.cli.options.drafter_choice import draft_kind
 from specrun.cli.options.group import Section, option_group

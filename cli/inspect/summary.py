@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
-from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
-from specrun.bindings.vocabulary import STORED_KINDS
+from specrun.bindings.models.nextn import NEXTN_ARCHITECTURES, read_nextn
+from specrun.bindings.models.vocabulary import STORED_KINDS
 from specrun.cli.terminal.table import bytes_text, count_text
 from specrun.cli.tune.mixture import SIZES, experts_text
 from specrun.runtime.costs.memory_traffic import bytes_per_position, expected_experts, mixture

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.placement import Placement, placing
+from specrun.bindings.machine.placement import Placement, placing
 from specrun.cli.options.group import EVALUATION
 from specrun.cli.terminal.table import bytes_text
 from specrun.cli.terminal.terminal import one_line
 
 if TYPE_CHECKING:
-    from specrun.bindings.devices import Device
+    from specrun.bindings.machine.devices import Device
 
 _SPLIT_MODES = ("none", "layer", "row", "tensor")
 
@@ -57,7 +57,7 @@ def placement_of(values: dict[str, Any]) -> Placement:
 
 
 def _list_devices(placement: Placement) -> None:
-    from specrun.bindings.devices import devices
+    from specrun.bindings.machine.devices import devices
 
     click.echo("Available devices:")
     for name, description, kind, free, memory in device_rows(devices(placement.rpc)):

@@ -53,7 +53,7 @@ def draft_kind(draft: Path | None) -> str:
     if draft is None or not draft.is_file():
         return "draft"  # what is missing is reported where it is opened
     from specrun.bindings.gguf import read_header
-    from specrun.bindings.nextn import read_nextn
+    from specrun.bindings.models.nextn import read_nextn
 
     header = read_header(draft)
     method = method_of_head(header.architecture)

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.placement import Placement
-from specrun.bindings.trial import trusting_files
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.machine.placement import Placement
+from specrun.bindings.models.trial import trusting_files
 from specrun.cli.options.devices import DEVICE_OPTIONS, placement_of
 from specrun.cli.options.group import (
     DRAFTING,

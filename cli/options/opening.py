@@ -25,7 +25,7 @@ from specrun.runtime.tuning.default_drafter import drafter_for
 from specrun.runtime.tuning.profile import ANY
 
 if TYPE_CHECKING:
-    from specrun.bindings.model import Model
+    from specrun.bindings.models.model import Model
     from specrun.runtime.engine import Engine
 
 # --no-chat-template in a chat: the messages' texts, one below the other.

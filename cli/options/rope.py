@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.rope_scaling import RopeScaling
+from specrun.bindings.models.rope_scaling import RopeScaling
 from specrun.cli.options.group import EVALUATION, Decorator
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.http.server import beside_the_loop

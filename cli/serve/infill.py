@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specrun.bindings.vocabulary import FillTokens, Vocabulary
+from specrun.bindings.models.vocabulary import FillTokens, Vocabulary
 from specrun.cli.serve.body import Fields, read_body, shown
 from specrun.cli.serve.errors import RequestError, openai_error
 from specrun.cli.serve.openai.figures import speculation_of, timings_of, usage_of

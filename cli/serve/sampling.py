@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError, field_named_in
 from specrun.cli.serve.grammars import asks_for_text, read_grammar

@@ -146,7 +146,7 @@ class _Chains:
 def _given(numbers: TheoryNumbers, load: LoadSettings) -> _Chains:
     """Return what was given as numbers, with what the target's file says, if there is one."""
     from specrun.bench.drafters.pair_theory import given_inputs
-    from specrun.bindings.model import Model
+    from specrun.bindings.models.model import Model
     from specrun.runtime.costs.memory_traffic import memory_traffic
 
     wanted = (("--alpha", numbers.alpha), ("--cost-ratio", numbers.cost_ratio))

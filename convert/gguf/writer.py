@@ -22,7 +22,7 @@ from gguf import GGUFValueType, GGUFWriter
 from specrun.bindings.atomic import check_target, require_free_space, unnamed_path
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf import TENSOR_TYPES, stored_bytes
-from specrun.bindings.trial import is_known_file, remember_written
+from specrun.bindings.models.trial import is_known_file, remember_written
 from specrun.convert.gguf.metadata import Metadata
 
 _STRETCH = 128 << 20  # bytes from one sync to the next

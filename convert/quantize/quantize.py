@@ -12,6 +12,7 @@ from pathlib import Path
 from specrun.bindings.atomic import atomic_path, check_target, require_free_space, require_writable
 from specrun.bindings.errors import MalformedFileError, ModelError, OptionError, SpecrunError
 from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header
+from specrun.bindings.models.trial import is_known_file, remember_written
 from specrun.bindings.quantizer import (
     COPY,
     FILE_TYPE_ALIASES,
@@ -20,7 +21,6 @@ from specrun.bindings.quantizer import (
     QuantizeOptions,
     QuantizerProcess,
 )
-from specrun.bindings.trial import is_known_file, remember_written
 from specrun.convert.gguf import Progress, require_whole
 from specrun.convert.names import nearest
 from specrun.convert.quantize.imatrix_file import ImportanceMatrix, read_importance

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.costs.curves import CostCurve
 from specrun.runtime.memory import layers_here
 from specrun.runtime.offload import LayerCount

@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, MetadataValue, read_header, stored_bytes
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.costs.theory import expected_tokens
 
 _EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_exps\.")

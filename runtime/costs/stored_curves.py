@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.devices import describe_machine
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.bindings.machine.devices import describe_machine
 from specrun.runtime.costs.curves import CostCurve
 from specrun.runtime.costs.tuned import (
     cache_file,

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.atomic import atomic_path, cache_folder
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.devices import describe_machine
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError
-from specrun.bindings.placement import Placement, current_placement
+from specrun.bindings.machine.devices import describe_machine
+from specrun.bindings.machine.placement import Placement, current_placement
 from specrun.bindings.threads import available_cores
 from specrun.runtime.costs.tune_result import TunedSetting, TuneOptions, TuneResult
 from specrun.runtime.language import quoted

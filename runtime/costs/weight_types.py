@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.quantizer.types import FILE_TYPES
 from specrun.runtime.costs.curves import CostCurve
 from specrun.runtime.costs.stored_curves import load_curve

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.costs import CostCurve, LiveCurve, known_curve
 from specrun.runtime.costs.draft_length import MOST_DRAFTED, DraftLength
 from specrun.runtime.costs.tree_size import TreeSize

@@ -14,13 +14,13 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, StepLoop
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context, StepLoop
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.memory import ALL_SEQUENCES, Memory, MoveLoop, Moves
+from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.bindings.memory import ALL_SEQUENCES, Memory, MoveLoop, Moves
-from specrun.bindings.model import Model
-from specrun.bindings.rows import Rows
+from specrun.bindings.models.model import Model
 from specrun.runtime.target import PlacedRows
 
 MOST_SEQUENCES = 256

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.embedding_inputs import EmbeddingInputs
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule, rule_names
 from specrun.runtime.drafter import Drafter, DrafterWeights, Owned, close_all
 from specrun.runtime.drafters.build import build_drafter

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafter import Owned, close_all
 from specrun.runtime.drafters.meeting import DraftMeeting

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from specrun.bindings.batch import Batch, BatchShape
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.batch import Batch, BatchShape
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.engine.cells import Run, SlotCells, count_cells

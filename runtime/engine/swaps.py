@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from specrun.bindings.placement import placing
-from specrun.bindings.trial import trusting_files
+from specrun.bindings.machine.placement import placing
+from specrun.bindings.models.trial import trusting_files
 from specrun.runtime.drafter import close_all
 from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.schedule import Schedule

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import Acceptance, LawAt
 from specrun.runtime.law import Law
 from specrun.runtime.results import SpecStats

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.state import Cursor, GrammarState, Lexicon
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
-from specrun.bindings.model import Model
-from specrun.bindings.model_checks import check_types
-from specrun.bindings.trial import require_tried_head
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.model_checks import check_types
+from specrun.bindings.models.trial import require_tried_head
 
 TARGET_VOCABULARY = "specrun.target.vocabulary_sha256"
 

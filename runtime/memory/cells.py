@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.gguf.types import BLOCK_SIZES, stored_bytes
 from specrun.runtime.memory.model_shape import ModelShape
 from specrun.runtime.memory.tensor_places import HOST, PROCESSOR

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.mtp_context import MtpContext
+from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import (
     HOST,
     Breakdown,
     CountedModel,
     memory_breakdown,
 )
-from specrun.bindings.mtp_context import MtpContext
-from specrun.bindings.placement import Placement, placing
 from specrun.runtime.memory.cells import STEP, Cells, count_cells, spread_cells
 from specrun.runtime.memory.parts import ModelPart
 

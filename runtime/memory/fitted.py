@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.devices import Device
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
 from specrun.bindings.library import quiet_log
+from specrun.bindings.machine.devices import Device
+from specrun.bindings.machine.placement import Placement, current_placement, resolve_placement
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
-from specrun.bindings.placement import Placement, current_placement, resolve_placement
 from specrun.runtime.memory.choice import Wish, choose_plan, ways_out
 from specrun.runtime.memory.counts import AskedCounts, Counts, asked_on_devices
 from specrun.runtime.memory.memory_device import memory_device, this_machine

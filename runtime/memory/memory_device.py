@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specrun.bindings.devices import Device, device_alignment
-from specrun.bindings.host_memory import available_memory
+from specrun.bindings.machine.devices import Device, device_alignment
+from specrun.bindings.machine.host_memory import available_memory
 from specrun.runtime.memory.tensor_places import GRAPHICS_CARD, PROCESSOR, MemoryRules
 
 GIB = 1 << 30

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, TensorInfo, read_header
-from specrun.bindings.model import rope_factor
-from specrun.bindings.nextn import read_nextn, split_headers
+from specrun.bindings.models.model import rope_factor
+from specrun.bindings.models.nextn import read_nextn, split_headers
 
 _LATENT = "deepseek2"  # keeps MLA's latent state in the place of keys, and no values
 _SHARES_LAST = {"gemma3n": 20}  # layers from here on read the cells of those before

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.gguf import GGUFHeader, read_header
-from specrun.bindings.nextn import ROLLBACK_ARCHITECTURES
+from specrun.bindings.models.nextn import ROLLBACK_ARCHITECTURES
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.memory.model_shape import ModelShape
 from specrun.runtime.methods import METHODS, method_of_head, options_of

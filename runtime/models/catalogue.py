@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf import GGUFHeader, read_any_header, read_header
-from specrun.bindings.nextn import read_nextn
-from specrun.bindings.vocabulary import stored_fingerprint
+from specrun.bindings.models.nextn import read_nextn
+from specrun.bindings.models.vocabulary import stored_fingerprint
 from specrun.runtime.heads.head_file import TARGET_VOCABULARY
 from specrun.runtime.methods import method_of_head
 from specrun.runtime.models.stores import StoredModel

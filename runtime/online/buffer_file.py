@@ -23,7 +23,7 @@ import numpy as np
 
 from specrun.bindings.atomic import atomic_path, state_folder
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.costs.tuned import describe_file
 from specrun.runtime.online.rejections import KeptLaws, RejectedAnswer, RejectionBuffer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.online.buffer_file import (
     BUFFER_NAME,
     BufferKey,

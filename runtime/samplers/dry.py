@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 """Sequences that break a repetition: those that begin with a token, by it, without it."""

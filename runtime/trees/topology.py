@@ -16,7 +16,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from specrun.bindings.context_options import MAX_SEQUENCES
+from specrun.bindings.contexts.context_options import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
 from specrun.runtime.target import count_leaves
 from specrun.runtime.tree import ROOT

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.runtime.acceptance import build_rule

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import Acceptance, PairRule
 from specrun.runtime.acceptance.law_pair import LawPair, PairAt
 from specrun.runtime.costs.memory_traffic import MemoryTraffic, multiplications

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.draft_model import DraftTreeDrafter, DraftTreeState
 from specrun.runtime.law import FloatArray

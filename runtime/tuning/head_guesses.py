@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, EagleState, PairHead
 from specrun.runtime.drafters.hydra import HydraHead
 from specrun.runtime.drafters.medusa import MedusaHead

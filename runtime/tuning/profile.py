@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.atomic import cache_folder
-from specrun.bindings.devices import describe_machine
 from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
+from specrun.bindings.machine.devices import describe_machine
 from specrun.runtime.costs.tuned import describe_file, read_json, write_json
 from specrun.runtime.language import parse_expression
 

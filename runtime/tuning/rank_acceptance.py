@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
 from specrun.runtime.law import FloatArray, Law
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import ContextFullError, OptionError, UnsupportedModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import (
     Candidate,

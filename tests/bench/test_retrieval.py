@@ -14,7 +14,7 @@ from specrun.bench.drafters.prompts import Conversation, demo_workload
 from specrun.bench.lookup import LookupOptions, measure_lookup
 from specrun.bench.report import literature_note
 from specrun.bindings.errors import MalformedFileError, OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.drafters.retrieval.datastore import open_store
 from specrun.train.family.corpus import Entry

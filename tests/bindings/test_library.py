@@ -16,9 +16,9 @@ import pytest
 from support.tiny_models import F32
 
 from specrun.bindings import library
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.library import (
     NativeHandle,
@@ -30,12 +30,12 @@ from specrun.bindings.library import (
     llama,
     native_function,
 )
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 
 LOAD = """
 import sys
-from specrun.bindings.context import Context, ContextOptions
-from specrun.bindings.model import Model
+from specrun.bindings.contexts.context import Context, ContextOptions
+from specrun.bindings.models.model import Model
 with Model(sys.argv[1]) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)):
     pass
 """

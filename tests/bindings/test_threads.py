@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bindings.devices import supports_gpu_offload
 from specrun.bindings.library import has_function
+from specrun.bindings.machine.devices import supports_gpu_offload
 from specrun.bindings.threads import (
     SPIN_COUNT,
     Processors,
@@ -199,7 +199,7 @@ print("same:", ask(runtime) == before)
 runtime.close()
 """
 BEFORE_USE = """
-from specrun.bindings.devices import devices
+from specrun.bindings.machine.devices import devices
 devices()
 def use():
     with open_runtime() as runtime:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bindings import trial
+from specrun.bindings.models import trial
 from specrun.cli import generate as generate_command
 from specrun.runtime import Runtime, SamplingParams
 

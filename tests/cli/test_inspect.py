@@ -91,7 +91,7 @@ def test_no_weights_are_loaded(run: Run, models: Models, monkeypatch: pytest.Mon
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("specrun.bindings.model.Model.__init__", refuse)
+    monkeypatch.setattr("specrun.bindings.models.model.Model.__init__", refuse)
     assert run("inspect", models.target, "--sha256").exit_code == 0
 
 

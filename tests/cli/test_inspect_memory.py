@@ -12,7 +12,7 @@ from support.sparse_models import Size, write_sparse
 from support.tiny_heads import random_medusa
 from support.workers import running_worker
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import decode_error
 from specrun.runtime.memory import MemoryDevice, fitted
 

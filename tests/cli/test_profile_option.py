@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.tiny_mamba import write_tiny_mamba
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime.costs.tuned import describe_file, describe_settings
 from specrun.runtime.tuning.profile import ANY, Choice, Profile, save_profile
 

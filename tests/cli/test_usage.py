@@ -126,7 +126,7 @@ def test_a_pair_that_does_not_fit(run: Run, models: Models) -> None:
 def test_layers_for_a_gpu_that_is_not_there(
     run: Run, models: Models, monkeypatch: pytest.MonkeyPatch, layers: str, warned: bool
 ) -> None:
-    monkeypatch.setattr("specrun.bindings.devices.offload_devices", lambda _found: [])
+    monkeypatch.setattr("specrun.bindings.machine.devices.offload_devices", lambda _found: [])
     result = run("generate", "-m", models.target, "-p", "x", "-n", 2, "-q", "-ngl", layers)
     assert result.exit_code == 0
     assert (f"-ngl {layers} is ignored" in result.stderr) == warned

@@ -18,10 +18,10 @@ from support.tiny_checkpoints import (
     tokenizer_files,
 )
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.model import Model
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.models.model import Model
 
 
 @pytest.fixture

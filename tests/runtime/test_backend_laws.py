@@ -14,11 +14,11 @@ from support.scripted import LawTable, ScriptedDrafter, conversation_of
 from support.tiny_models import F32
 
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.rows import Candidates, Rows
 from specrun.bindings.errors import DecodeFailedError, OptionError
-from specrun.bindings.model import Model
-from specrun.bindings.rows import Candidates, Rows
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams, backend_laws
 from specrun.runtime.acceptance import build_rule

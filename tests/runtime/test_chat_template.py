@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.tiny_models import TEMPLATE
 
 from specrun.bindings.errors import OptionError, TemplateError
-from specrun.bindings.model import Model
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
 from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary

@@ -16,7 +16,7 @@ from support.closing import PROMPT, ClosedAt
 from support.tiny_models import F32
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import ClosedError, Runtime, SamplingParams
 from specrun.runtime.drafters.lookahead import NgramStore, load_pool
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from support.tiny_models import F32
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import TYPICAL_GPU

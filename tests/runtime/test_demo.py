@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from llama_cpp import Llama
 
-from specrun.bindings.devices import devices, offload_devices
+from specrun.bindings.machine.devices import devices, offload_devices
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
 

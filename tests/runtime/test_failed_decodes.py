@@ -15,9 +15,9 @@ import pytest
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.memory import Memory
 from specrun.bindings.errors import DecodeError
-from specrun.bindings.memory import Memory
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.target import CachedText, TargetModel
 

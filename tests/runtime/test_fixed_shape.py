@@ -14,11 +14,11 @@ import pytest
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import DecodeError, OptionError, UnsupportedModelError
 from specrun.bindings.library import llama
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams

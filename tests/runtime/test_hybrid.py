@@ -10,11 +10,11 @@ import pytest
 from support.tiny_models import F32, fresh_logits
 from support.tiny_nextn import write_tiny_qwen35
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.target import CachedText, TargetModel
@@ -129,7 +129,7 @@ def test_an_abandoned_answer_leaves_it_usable(qwen: Path) -> None:
 
 
 def test_without_a_rollback_nothing_can_draft(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specrun.bindings.model.ROLLBACK_ARCHITECTURES", ())
+    monkeypatch.setattr("specrun.bindings.models.model.ROLLBACK_ARCHITECTURES", ())
     with pytest.raises(
         UnsupportedModelError, match=r"hybrid model \(qwen35\).*without a drafter only"
     ):

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from specrun.bindings.devices import Device, offload_devices
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
+from specrun.bindings.machine.devices import Device, offload_devices
 from specrun.runtime.limits import Allowance, RoundLimits
 from specrun.runtime.offload import parse_layer_count, resolve_gpu_layers
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
@@ -104,7 +104,8 @@ def test_layers_are_resolved(tiny_model, monkeypatch):
         resolve_gpu_layers(-2, tiny_model)
     for found, counts in (([CPU], (0, 0, 0, 0)), ([CUDA, CPU], (-1, 5, 0, -1))):
         known = found
-        monkeypatch.setattr("specrun.bindings.placement.devices", lambda _workers, k=known: k)
+        found_here = "specrun.bindings.machine.placement.devices"
+        monkeypatch.setattr(found_here, lambda _workers, k=known: k)
         assert tuple(resolve_gpu_layers(n, tiny_model) for n in ("all", 5, 0, "auto")) == counts
 
 
@@ -145,5 +146,5 @@ def test_auto_takes_what_fits_into_free_memory(tiny_model, monkeypatch, share, e
     gpu = dataclasses.replace(CUDA, memory_free=int(weights * share))
     # The machine's own memory, offered by its integrated GPU, holds everything: nobody asks it.
     found = [gpu, INTEGRATED, CPU]
-    monkeypatch.setattr("specrun.bindings.placement.devices", lambda _workers: found)
+    monkeypatch.setattr("specrun.bindings.machine.placement.devices", lambda _workers: found)
     assert resolve_gpu_layers("auto", tiny_model) == expected

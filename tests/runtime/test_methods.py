@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.cli.convert.options import KINDS, MODEL
 from specrun.cli.train.command import train
 from specrun.convert.heads.detect import HEAD_KINDS

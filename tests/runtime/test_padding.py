@@ -13,8 +13,8 @@ import pytest
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.model import Model
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs import CostCurve, save_curve

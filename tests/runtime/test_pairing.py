@@ -8,7 +8,7 @@ import pytest
 from support.tiny_models import F32
 
 from specrun.bindings.errors import PairError, UnsupportedModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.convert.tokenizer import NORMAL, BytePairVocabulary
 from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary

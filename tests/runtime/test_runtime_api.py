@@ -12,7 +12,7 @@ import pytest
 from support.tiny_models import F32, fresh_logits
 
 import specrun.runtime
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import (
     ClosedError,
     FileMissingError,
@@ -360,7 +360,7 @@ def test_a_drafter_that_makes_no_sense_is_refused(tiny_model, expression, named)
 def test_a_bad_number_for_a_draft_model_is_refused_and_the_model_closed(
     tiny_model, tiny_drafter, bad, monkeypatch
 ):
-    from specrun.bindings.model import Model
+    from specrun.bindings.models.model import Model
 
     closed: list[Path] = []
     close = Model.close

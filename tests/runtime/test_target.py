@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.memory import Memory
 from specrun.bindings.errors import OptionError
-from specrun.bindings.memory import Memory
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import target as target_module
 from specrun.runtime.compiled import LOOPS

@@ -22,11 +22,11 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.library import NativeHandle
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import ClosedError, Runtime, SamplingParams
 from support.interrupts import Interrupted
 from support.tiny_models import F32

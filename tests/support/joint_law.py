@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.model import Model
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.noise import NoiseSource

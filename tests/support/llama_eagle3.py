@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.library import llama, native_function
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 
 Rows = npt.NDArray[np.float32]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from llama_cpp import llama_cpp
 
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime import SamplingParams
 
 _ALL = 4096

@@ -112,7 +112,7 @@ class _Opener:
     def _stage(self, stage: str, base: str, seed: int, most: int | None) -> tuple[str, str]:
         import resource
 
-        from specrun.bindings.trial import trusting_files
+        from specrun.bindings.models.trial import trusting_files
 
         _say(stage=stage)
         no_limit = resource.RLIM_INFINITY

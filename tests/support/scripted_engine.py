@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.chat_template import ChatTemplate
 from specrun.runtime.engine import EngineStream
 from specrun.runtime.engine.schedule import Load

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.model import Model
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 
 

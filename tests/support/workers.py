@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from specrun.bindings.worker_process import WorkerOptions
+from specrun.bindings.machine.worker_process import WorkerOptions
 
 __all__ = ["free_port", "listening", "running_worker"]
 

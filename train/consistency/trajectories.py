@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import MalformedFileError, ModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.lookahead import JacobiDrafter

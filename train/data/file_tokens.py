@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specrun.bindings.errors import UnsupportedModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.chat_template import Message, chat_tokens, template_of
 from specrun.train.data.target_tokens import TargetTokens
 

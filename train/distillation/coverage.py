@@ -18,11 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.train.distillation.vocabularies import (
     ModelVocabulary,
     check_same_vocabulary,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bindings.errors import PairError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.convert.tokenizer import UNUSED, read_vocabulary
 

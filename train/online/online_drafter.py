@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.costs.tuned import describe_file
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.online import RejectionStore

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, PairError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.online import BufferKey, RejectionBuffer, load_rejections
 from specrun.train.distillation.acceptance import MeasuredAcceptance
 from specrun.train.distillation.drafter_folder import write_drafter_folder

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from specrun.bindings.contexts.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
-from specrun.bindings.layer_inputs import LAYER_INPUT_ARCHITECTURES
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.gguf import GGUFSource, require_whole
 from specrun.runtime.methods import method_of_head
 from specrun.runtime.pairing import check_rollback

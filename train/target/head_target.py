@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.offload import resolve_gpu_layers
 from specrun.train.data.file_tokens import FileTokens

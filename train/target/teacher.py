@@ -16,12 +16,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import TENSOR_TYPES, GGUFHeader, read_header, stored_bytes
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.checkpoint import read_array
 from specrun.convert.gguf import GGUFSource
 from specrun.train.data.target_tokens import TargetTokenizer

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import read_body
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.http.server import beside_the_loop

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.replies import Content, ForcedCalls, Part, ReplyParser, ToolSyntax
 from specrun.runtime.replies.syntaxes import ThinkTags

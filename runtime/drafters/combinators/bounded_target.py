@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.drafters.combinators.cascade import DraftModelTarget
 from specrun.runtime.drafters.partial import PartialCache

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.mtp_context import can_draft_nextn
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
-from specrun.bindings.mtp_context import can_draft_nextn
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.auto import AutoDrafter, read_choice_logs

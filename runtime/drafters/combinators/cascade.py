@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.conversation import Conversation

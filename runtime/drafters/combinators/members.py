@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.embedding_inputs import EmbeddingInputs
+from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DrafterWeights, RoundOutcome, close_all, make_all
 from specrun.runtime.law import Law

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, get_args
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
-from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.runtime.costs import best_tree, measured_acceptance, typical_acceptance
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions

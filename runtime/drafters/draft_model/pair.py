@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import PairError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.drafters.draft_model.token_map import (
     SpelledModelState,

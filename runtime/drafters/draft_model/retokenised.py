@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.model_drafter import ContextDrafter
 from specrun.runtime.drafters.draft_model.state import DraftModelState

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specrun.bindings.batch import Batch, BatchShape
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.batch import Batch, BatchShape
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
-from specrun.bindings.rows import Rows
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.drafters.meeting import ContextPart

@@ -17,9 +17,9 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import PairError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError
 from specrun.bindings.ggml.weights import read_numbers
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.heads import HeadFile
 
 DRAFT_TOKENS = "draft_tokens"

@@ -35,14 +35,14 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
+from specrun.bindings.contexts.layer_inputs import check_layer_inputs
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.graph import GraphBuilder, Rope
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.gguf import read_header
-from specrun.bindings.layer_inputs import check_layer_inputs
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle.draft_vocabulary import checked_ids, draft_vocabulary
 from specrun.runtime.drafters.eagle.pair_head import PairHead, PairOptions, PairSizes
 from specrun.runtime.heads import AttentionSizes, HeadFile, Places

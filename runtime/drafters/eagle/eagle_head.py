@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from specrun.bindings.ggml import GraphBuilder, Tensor
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle.draft_vocabulary import draft_vocabulary
 from specrun.runtime.drafters.eagle.pair_head import PairHead, PairOptions, PairSizes
 from specrun.runtime.heads import HeadFile, Places, layer_attention, layer_tensor_names

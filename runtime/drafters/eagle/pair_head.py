@@ -26,7 +26,7 @@ from specrun.bindings.ggml.graph import GraphBuilder
 from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle.pair_cells import PairCells
 from specrun.runtime.heads import (
     AttentionSizes,

@@ -25,7 +25,7 @@ from specrun.bindings.ggml.graph import GraphBuilder, Rope
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.heads import (
     AttentionSizes,
     FloatRows,

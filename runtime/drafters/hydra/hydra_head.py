@@ -38,7 +38,7 @@ from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.hydra.hydra_chain import HydraChains, HydraTrees
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixLayer, plan_prefix
 from specrun.runtime.heads import (

@@ -13,9 +13,9 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 
+from specrun.bindings.contexts.mtp_context import MtpContext, check_nextn
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
-from specrun.bindings.mtp_context import MtpContext, check_nextn
+from specrun.bindings.models.model import Model
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specrun.bindings.mtp_context import MtpContext, StateBatch
-from specrun.bindings.rows import Rows
+from specrun.bindings.contexts.mtp_context import MtpContext, StateBatch
+from specrun.bindings.contexts.rows import Rows
 from specrun.runtime.heads import FloatRows, RowPiece, TextRows
 from specrun.runtime.transform import Logits
 

@@ -12,11 +12,11 @@ from contextlib import closing
 
 import numpy as np
 
-from specrun.bindings.embedding_inputs import EmbeddingInputs, check_embedding_inputs
+from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs, check_embedding_inputs
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.weights import load_tensors
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.heads import HeadFile
 
 MOST_POSITIONS = 64

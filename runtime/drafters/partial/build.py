@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.layer_inputs import check_layer_inputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.layer_inputs import check_layer_inputs
 from specrun.runtime.costs import best_tree, typical_acceptance
 from specrun.runtime.costs.memory_traffic import memory_traffic
 from specrun.runtime.drafter import Drafter, DrafterWeights

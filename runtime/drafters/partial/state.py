@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.drafters.partial.window import KeptTokens

@@ -19,7 +19,7 @@ from specrun.bench.accelerate.prompts import PROMPTS, search_prompts
 from specrun.bench.accelerate.search import FoundDrafter
 from specrun.bench.accelerate.this_machine import cut_file, files_in, needed_bytes
 from specrun.bindings import atomic
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.costs.tuned import describe_settings
 from specrun.runtime.opening import RuntimeOptions

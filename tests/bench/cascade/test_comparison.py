@@ -19,7 +19,7 @@ from specrun.bench.cascade.comparison import (
 )
 from specrun.bench.cascade.examples import Example
 from specrun.bench.timing import Ratio, spread_of
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.runtime.sampling import SamplingParams
 

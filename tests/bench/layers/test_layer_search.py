@@ -15,9 +15,9 @@ from support.commands import run
 
 from specrun.bench.layers.layer_judge import CutJudge, LayerTrial
 from specrun.bench.layers.layer_search import LayerSearchOptions, search_layers
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert import RandomLlama, write_random_llama
 from specrun.convert.gguf import GGUFSource, PlannedTensor, write_gguf
 from specrun.runtime.sampling import SamplingParams

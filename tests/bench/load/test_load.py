@@ -13,7 +13,7 @@ from specrun.bench.load.first_token import measure_first_token
 from specrun.bench.load.plot import plot_load
 from specrun.bench.load.tables import first_token_table, load_table
 from specrun.bench.load.throughput import LoadBench, LoadResult, allowed, measure_load
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.runtime import SamplingParams
 from specrun.runtime.costs import CostCurve

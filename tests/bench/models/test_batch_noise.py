@@ -22,10 +22,10 @@ from specrun.bench.models.batch_noise import (
     measure_batch_noise,
 )
 from specrun.bench.models.model_comparison import Chunk, scored_logits
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.logit_check import FIXED_TEXT
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama

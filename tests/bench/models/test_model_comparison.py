@@ -16,11 +16,11 @@ from specrun.bench.models.model_comparison import (
     scored_logits,
 )
 from specrun.bench.models.tensor_errors import tensor_errors
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, PairError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from specrun.bench.replay.recorded_texts import read_texts, write_texts
 from specrun.bench.replay.replay import ReplayClock, ReplayText, replay, replay_all
 from specrun.bench.replay.replay_drafters import curve_of
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.cli.main import cli
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.conversation import Conversation

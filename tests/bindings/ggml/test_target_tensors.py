@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.ggml import (
     F32,
     I32,
@@ -20,7 +20,7 @@ from specrun.bindings.ggml import (
     TargetTensors,
     target_tensors,
 )
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 
 TOKENS = [5, 6, 7, 8]
 

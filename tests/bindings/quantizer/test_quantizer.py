@@ -16,7 +16,8 @@ from gguf.quants import dequantize
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header, stored_bytes
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.trial import trusting_files
 from specrun.bindings.quantizer import (
     FILE_TYPES,
     TENSOR_NUMBERS,
@@ -27,7 +28,6 @@ from specrun.bindings.quantizer import (
     quantize_file,
     quantize_rows,
 )
-from specrun.bindings.trial import trusting_files
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
 # Root mean square error of normally distributed weights of spread 1, a tenth above what each type

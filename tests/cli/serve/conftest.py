@@ -12,8 +12,8 @@ from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
-from specrun.bindings.model import Model
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
 from specrun.convert.random_model import RandomLlama, write_random_llama

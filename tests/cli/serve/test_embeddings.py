@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 from support.target_texts import final_states
 from support.tiny_models import CHAT, F32
 
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.model import Model
-from specrun.bindings.text_embedding import TextEmbedder
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.text_embedding import TextEmbedder
+from specrun.bindings.models.model import Model
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
 from specrun.convert import random_model

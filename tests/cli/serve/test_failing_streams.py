@@ -10,7 +10,7 @@ from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
 from specrun.bindings.errors import DecodeFailedError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
 

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES, WEATHER
 
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
 from specrun.convert.random_model import RandomLlama, write_random_llama

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 from support.tiny_models import F32
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.runtime.engine import Engine

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.model import Model
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.models.model import Model
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.main import cli
 from specrun.cli.tune import command as tune_command

@@ -10,9 +10,9 @@ import pytest
 from support.llama_reference import reference_logits
 from support.tiny_checkpoints import llama_config, llama_tensors
 
+from specrun.bindings.contexts.input_observer import InputObserver, expert_sums
 from specrun.bindings.errors import OptionError, PairError
-from specrun.bindings.input_observer import InputObserver, expert_sums
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert import (
     ImportanceOptions,
     RandomLlama,

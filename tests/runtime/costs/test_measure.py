@@ -9,12 +9,12 @@ import pytest
 from support.scripted import LawTable, law_of
 
 from specrun.bench.prove.enumeration import enumerate_law
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
-from specrun.bindings.rows import Rows
+from specrun.bindings.models.model import Model
 from specrun.runtime.costs import CostCurve, measure_cost_curve
 from specrun.runtime.costs.measure import beside, doubted
 from specrun.runtime.law import Law

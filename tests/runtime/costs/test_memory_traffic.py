@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.costs.memory_traffic import (
     MemoryTraffic,

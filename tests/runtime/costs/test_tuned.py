@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specrun.bindings.atomic import cache_folder
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ContextFullError, OptionError, PairError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs import (

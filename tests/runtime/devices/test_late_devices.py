@@ -9,12 +9,12 @@ from support.every_drafter import named, write_all
 from support.slow_link import slow_link
 from support.tiny_models import F32
 
-from specrun.bindings import context as module
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.model import Model
-from specrun.bindings.placement import Placement, placing
+from specrun.bindings.contexts import context as module
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.machine.placement import Placement, placing
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 
 PROMPT = list(b"to be, or not to be")

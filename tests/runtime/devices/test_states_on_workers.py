@@ -15,13 +15,13 @@ import pytest
 from support.every_drafter import write_all
 from support.tiny_models import F32
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.devices import devices
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.ggml.target_tensors import device_for_heads
-from specrun.bindings.model import Model
-from specrun.bindings.placement import Placement, placing
+from specrun.bindings.machine.devices import devices
+from specrun.bindings.machine.placement import Placement, placing
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle import EagleHead
 from specrun.runtime.drafters.hydra.hydra_head import HydraHead
 from specrun.runtime.drafters.medusa.medusa_head import MedusaHead

@@ -13,7 +13,7 @@ import pytest
 from support.every_drafter import DRAFTERS, named, write_all
 from support.tiny_models import CHAT, F32
 
-from specrun.bindings.devices import devices
+from specrun.bindings.machine.devices import devices
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from support.tiny_models import F32
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.eagle import PairCells, PairHead, build_eagle, build_eagle3

@@ -14,9 +14,9 @@ from support.enumeration import TOLERANCE, drafter_bias, top_k_points
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows
 from support.tiny_models import F32
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, LiveCurve

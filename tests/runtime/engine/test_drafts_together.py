@@ -9,9 +9,9 @@ import pytest
 from support.every_drafter import named, write_all
 from support.tiny_models import F32
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
-from specrun.bindings.rows import Rows
 from specrun.runtime import SamplingParams
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafters import meeting

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.tiny_models import CHAT, F32
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import DecodeFailedError, OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.engine import slots as slots_module

@@ -11,7 +11,7 @@ import pytest
 from support.every_drafter import DRAFTERS, named, write_all
 from support.tiny_models import F32
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime import Grammar, SamplingParams
 from specrun.runtime.engine import Engine
 from specrun.runtime.engine.trace import BEST, RoundTrace

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp
 
-from specrun.bindings.model import Model
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime import Grammar
 from specrun.runtime.demo import demo_target
 from specrun.runtime.grammar.compiled import compiled

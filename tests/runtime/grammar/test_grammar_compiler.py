@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Engine, Grammar, GrammarError, Runtime, SamplingParams
 from specrun.runtime.demo import demo_target
 from specrun.runtime.grammar import GrammarState

@@ -12,7 +12,7 @@ import pytest
 from support.every_drafter import DRAFTERS, named, write_all
 from support.tiny_models import F32
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime import GenerationResult, Grammar, Runtime, SamplingParams
 from specrun.runtime.engine import Engine
 

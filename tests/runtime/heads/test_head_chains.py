@@ -14,7 +14,7 @@ from support.tiny_models import F32
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml import I32, ComputeDevice, Graph, fields
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, PairCells, PairHead
 from specrun.runtime.drafters.eagle import pair_chain as pair_chain_module

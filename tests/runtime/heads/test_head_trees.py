@@ -13,7 +13,7 @@ import pytest
 from support.tiny_models import F32
 
 from specrun.bindings.ggml import I32, ComputeDevice, fields
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleDrafter, EagleHead, PairHead

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.tiny_heads import random_medusa
 from support.tiny_models import F32
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs import CostCurve, plan_medusa_tree, save_curve
 from specrun.runtime.costs.medusa_tree import medusa_tree

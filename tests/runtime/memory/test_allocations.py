@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from support.sparse_models import FAMILIES
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.devices import devices
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.mtp_context import MtpContext
+from specrun.bindings.machine.devices import devices
+from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import Breakdown, CountedModel, memory_breakdown
-from specrun.bindings.model import Model
-from specrun.bindings.mtp_context import MtpContext
-from specrun.bindings.placement import Placement, placing
+from specrun.bindings.models.model import Model
 from specrun.runtime.memory.cells import cells_by_place, count_cells
 from specrun.runtime.memory.memory_device import memory_device
 from specrun.runtime.memory.model_shape import UNCOUNTED, ModelShape

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from support.every_drafter import write_all
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.devices import devices
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.machine.devices import devices
+from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import memory_breakdown
-from specrun.bindings.model import Model
-from specrun.bindings.placement import Placement, placing
+from specrun.bindings.models.model import Model
 from specrun.runtime.memory import (
     AskedCounts,
     MemoryPlan,

@@ -12,8 +12,8 @@ from support.tiny_models import CHAT
 
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.model import Model
-from specrun.bindings.vocabulary import stored_fingerprint
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.vocabulary import stored_fingerprint
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime
 from specrun.runtime.models import catalogue, locate_model, stored_models

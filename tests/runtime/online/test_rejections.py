@@ -17,7 +17,7 @@ from specrun.bindings.errors import (
     ModelError,
     OptionError,
 )
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.online import (
     BUFFER_NAME,
     BufferKey,

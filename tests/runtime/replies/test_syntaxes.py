@@ -9,7 +9,7 @@ from support.tiny_models import TEMPLATE
 from support.tool_templates import HERMES, LLAMA3, MISTRAL, TEMPLATES, WEATHER
 
 from specrun.bindings.errors import OptionError, TemplateError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.chat_template import ChatTemplate, chat_prompt
 from specrun.runtime.replies import syntax_of, think_tags_of
 

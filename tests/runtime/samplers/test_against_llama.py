@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from support.llama_samplers import LlamaSamplers
 
-from specrun.bindings.model import Model
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime import SamplingParams
 from specrun.runtime.law import Law
 from specrun.runtime.samplers.dry import sequence_breakers

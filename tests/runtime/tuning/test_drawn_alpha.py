@@ -19,10 +19,10 @@ from support.law_pairs import TellingDrafter
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of, law_of
 
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance.law_pair import PairAt

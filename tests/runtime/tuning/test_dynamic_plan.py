@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from support.scripted import LawTable
 from support.tree_laws import TableLaws
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.model import Model
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs import CostCurve, RoundCosts
 from specrun.runtime.drafters.draft_model import draft_size

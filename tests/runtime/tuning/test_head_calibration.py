@@ -14,10 +14,10 @@ from support.tiny_eagle import random_eagle
 from support.tiny_heads import TinyMedusa, random_medusa
 from support.tiny_models import F32
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, PairError, UnsupportedModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.heads.head_accuracy import store_accuracy, write_accuracy_csv
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.heads import Accuracy, RankCounts, read_accuracy_csv

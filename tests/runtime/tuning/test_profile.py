@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime.costs.tuned import describe_file, describe_settings
 from specrun.runtime.tuning import profile as profiles
 from specrun.runtime.tuning.default_drafter import ChosenDrafter, drafter_for, workload_of

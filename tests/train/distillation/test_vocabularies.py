@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specrun.bindings.errors import FileMissingError, PairError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.train.distillation.vocabularies import (
     ModelVocabulary,
     check_same_vocabulary,

@@ -21,7 +21,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert import convert_checkpoint, quantize_model
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.random_model import RandomLlama, write_random_llama

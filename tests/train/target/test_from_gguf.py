@@ -11,7 +11,7 @@ from support.tiny_models import fresh_logits
 
 from specrun.bindings.errors import FileMissingError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert import convert_checkpoint, quantize_model
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.convert.random_model import RandomLlama, write_random_llama

@@ -24,7 +24,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert import convert_checkpoint, quantize_model
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.train.data.data_file import read_documents

@@ -15,7 +15,7 @@ import numpy as np
 
 from specrun.bindings.atomic import atomic_path, require_free_space
 from specrun.bindings.errors import OptionError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.retrieval.datastore.context_index import (
     DEPTH,
     SAMPLE_EVERY,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.retrieval.datastore.context_index import ContextIndex
 
 _PIECE = 1 << 18

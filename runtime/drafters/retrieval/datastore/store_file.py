@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, PairError
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.retrieval.datastore.context_index import (
     DEPTH,
     SAMPLE_EVERY,

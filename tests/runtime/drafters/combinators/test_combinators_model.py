@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, PairError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.combinators import CascadeDrafter, DraftModelTarget

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafters.environment import DraftEnvironment

@@ -14,7 +14,7 @@ from support.tiny_models import F32, fresh_logits
 
 from specrun.bench.prove.pair_rules import pair_of
 from specrun.bindings.errors import OptionError, StaleViewError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import PairRule, build_rule

@@ -13,10 +13,10 @@ from support.moved_tokens import with_moved_tokens
 from support.scripted import LawTable, law_of
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, PairError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.drafter import Drafter, DraftRequest

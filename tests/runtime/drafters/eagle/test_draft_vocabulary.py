@@ -10,7 +10,7 @@ import pytest
 from support.tiny_eagle import random_eagle
 
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import EagleHead
 from specrun.runtime.drafters.eagle.draft_vocabulary import draft_vocabulary

@@ -17,11 +17,11 @@ from support.tiny_eagle3 import TinyEagle3, Variant, random_eagle3
 from support.tiny_models import F32
 from support.tiny_nextn import write_tiny_qwen35
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.language import quoted

@@ -22,7 +22,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleRows, PairCells, check_head, is_head
 

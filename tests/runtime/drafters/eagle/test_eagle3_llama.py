@@ -12,11 +12,11 @@ from support.llama_eagle3 import LlamaEagle3
 from support.tiny_eagle3 import LLAMA3, Variant, random_eagle3
 from support.tiny_models import F32
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ModelLoadError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle import Eagle3Head
 
 HIDDEN, VOCAB, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)

@@ -17,7 +17,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle import EagleHead, EagleRows, PairCells
 
 HIDDEN, VOCAB = 32, 320

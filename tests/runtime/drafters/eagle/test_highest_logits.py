@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleDrafter
 from specrun.runtime.law import Law

@@ -17,7 +17,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.hydra import HydraHead, PrefixCells
 
 torch = pytest.importorskip("torch")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support.tiny_models import EXACT, F32, fresh_logits
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -19,7 +19,7 @@ from specrun.bindings.errors import (
     OptionError,
     SpecrunError,
 )
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs import CostCurve, load_curve, save_curve, stored_curves, typical_curve

@@ -14,9 +14,9 @@ from support.scripted import asking_first_member
 from support.tiny_heads import TinyMedusa, random_medusa
 from support.tiny_models import F32
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import (
     MalformedFileError,
     OptionError,
@@ -24,7 +24,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafters.medusa import MedusaHead

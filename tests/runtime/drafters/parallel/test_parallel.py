@@ -16,16 +16,16 @@ from support.scripted import PLAIN, TableTarget, conversation_of
 from support.tiny_lookahead import random_embeddings, write_lookahead
 from support.tiny_models import CHAT, F32
 
-from specrun.bindings.context import Context
-from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.embedding_inputs import EmbeddingBatch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch
 from specrun.bindings.errors import (
     MalformedFileError,
     OptionError,
     PairError,
     UnsupportedModelError,
 )
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance.exact import ExactRule

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrun.bindings.context import Context
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -25,8 +25,8 @@ from specrun.bindings.errors import (
     PairError,
     SpecrunError,
 )
-from specrun.bindings.model import Model
-from specrun.bindings.vocabulary import Vocabulary
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.retrieval.datastore import (
     HEADER_BYTES,
     ContextIndex,
@@ -283,7 +283,7 @@ def test_ctrl_c_leaves_nothing_behind(corpus: Path, vocabulary: Vocabulary, phas
 KILLED = """
 import sys, time
 from pathlib import Path
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 model, corpus, output, phase = sys.argv[1:]
 def wait(what, done, total):

@@ -12,7 +12,7 @@ from support.scripted import PLAIN, LawTable
 from support.tiny_models import F32
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, PairError
-from specrun.bindings.model import Model
+from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
 from specrun.runtime.costs import CostCurve

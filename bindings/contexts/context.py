@@ -1,0 +1,332 @@
+"""A context (llama_context): evaluates batches of one model, shows logits and hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from specrun.bindings.contexts.backend_sampling import BackendSamplers
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
+from specrun.bindings.contexts.input_observer import InputObserver
+from specrun.bindings.contexts.layer_inputs import check_layer_inputs
+from specrun.bindings.contexts.memory import Memory
+from specrun.bindings.contexts.rows import OutputBuffers, Rows
+from specrun.bindings.errors import (
+    ClosedError,
+    OptionError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+    decode_error,
+)
+from specrun.bindings.library import NativeHandle, last_native_errors, llama, step_functions
+from specrun.bindings.machine.workers import freed_while_there
+from specrun.bindings.models.lora import set_loras
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.nextn import show_nextn_states
+from specrun.bindings.threads import available_cores, check_fork, note_work
+
+StepLoop = Callable[[tuple[int, ...]], tuple[int, float, list[int]]]
+"""Compiled code that evaluates a batch again and again. It takes the addresses of llama_decode,
+llama_synchronize (0: not to be called) and llama_get_logits, of a context and of a batch; it
+returns llama.cpp's last code, the seconds in its evaluation, and tokens."""
+
+
+class Context:
+    """Evaluation state over one model: KV memory and output buffers. Close it before the model.
+
+    `observer` is called with the inputs of matrices during every evaluation. `native_seconds` is
+    the time spent inside llama.cpp's evaluation (decode and synchronize), an observer's included.
+    """
+
+    _evaluates_nextn = False
+
+    def __init__(
+        self,
+        model: Model,
+        options: ContextOptions | None = None,
+        *,
+        observer: InputObserver | None = None,
+    ) -> None:
+        check_fork()
+        self._handle: Any = None
+        self._native = llama()
+        self.model = model
+        self.options = options or ContextOptions()
+        self._observer = observer
+        self._check_model()
+        if self.options.layer_inputs:
+            check_layer_inputs(model, self.options.layer_inputs)
+        self._samplers = BackendSamplers(self.options.n_sequences)
+        self._handle = self._create()
+        model.adopt(self)
+        self.n_ctx = int(self._native.llama_n_ctx(self._handle))
+        threads = self._native.llama_n_threads, self._native.llama_n_threads_batch
+        # Whether its threads are at work is noted once, with the first evaluation.
+        self._has_threads_to_note = any(count(self._handle) > 1 for count in threads)
+        self.n_batch = int(self._native.llama_n_batch(self._handle))
+        self.n_outputs = max(self.options.n_outputs, self.options.n_sequences)
+        self.memory = Memory(
+            self._native,
+            NativeHandle(self._native.llama_get_memory(self._handle), None, self._handle),
+            n_sequences=self.options.n_sequences,
+            can_branch=self._can_branch,
+            unified=True,
+            n_rollback=self._n_rollback,
+        )
+        self.native_seconds = 0.0
+        # A device's work is only enqueued by the call that evaluates; processors are done by then.
+        self.waits_for_device = bool(model.placed.offload)
+        # What is called while a device computes: it must not call llama.cpp.
+        self.while_computing: Callable[[], None] | None = None
+        self._n_vocab = model.vocabulary.size
+        self._has_hidden_states = self.options.hidden_states
+        try:
+            self._buffers = OutputBuffers(self._handle, model, self.options)
+            if self.options.nextn_states:
+                show_nextn_states(self._handle, only_rows=self._evaluates_nextn)
+        except BaseException:
+            self._handle = None
+            self.memory.close()
+            raise
+
+    def _check_model(self) -> None:
+        """Raise `UnsupportedModelError` for a model that llama.cpp would assert on."""
+        model = self.model
+        name = f"{model.path} ({model.architecture})"
+        if not model.can_generate:
+            problem = f"{name} is not a left-to-right language model"
+            raise UnsupportedModelError(f"{problem}: it cannot be used to generate text")
+        model.require_weights()
+        if self.options.rope.stretches and not model.has_rope:
+            problem = f"{name} has no rotary positions"
+            raise UnsupportedModelError(f"{problem}: rope scaling cannot lengthen its context")
+        self.options.rope.check(model.rope_scaling_kind, model.rope_factor)
+        if model.nextn.alone and not self._evaluates_nextn:
+            problem = f"{model.path} holds NextN blocks without the model they belong to"
+            raise UnsupportedModelError(f"{problem}: it can only draft, as mtp(FILE)")
+
+    @property
+    def _can_branch(self) -> bool:
+        return self.model.can_branch
+
+    @property
+    def _n_rollback(self) -> int:
+        # A recurrent state is one sequence's: trees are not for it.
+        can = self.model.can_roll_back and self.options.n_sequences == 1
+        return self.options.n_rollback if can else 0
+
+    def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
+        """Return what llama.cpp is asked for."""
+        options = self.options
+        params = self._native.llama_context_default_params()
+        threads = options.n_threads or available_cores()
+        params.n_ctx = options.n_ctx or options.size_for(self.model)
+        params.n_batch = options.n_batch
+        params.n_ubatch = min(options.n_ubatch, options.n_batch)
+        params.n_seq_max = options.n_sequences
+        # llama.cpp reserves a first output row for every sequence, whatever is asked for.
+        params.n_outputs_max = max(options.n_outputs, options.n_sequences)
+        # Samplers (`cut_rows`) are to take all of them, though every node is sequence 0's.
+        params.n_outputs_max_per_seq = params.n_outputs_max
+        params.n_threads = threads
+        params.n_threads_batch = options.n_threads_batch or threads
+        params.embeddings = options.hidden_states
+        if self.model.pooling is not None:
+            params.pooling_type = 0  # none: states are read token by token
+        params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
+        params.type_k = CACHE_TYPES[options.cache_type_k]
+        params.type_v = CACHE_TYPES[options.cache_type_v]
+        params.offload_kqv = options.offload_kv
+        options.rope.apply(params)
+        # Sequences share prefixes: a tree is many sequences over one prefix.
+        params.kv_unified = True
+        # A rolling window of keys and values could not be rolled back after a rejection.
+        params.swa_full = True
+        params.no_perf = True
+        params.n_rs_seq = self._n_rollback
+        if self._observer is not None:
+            params.cb_eval = self._observer.callback
+        return params
+
+    def _create(self) -> Any:  # noqa: ANN401 - a ctypes pointer
+        params = self._parameters()
+        # llama.cpp keeps the tokens that may be taken back, and one, together in a part of a batch
+        # that must hold more; it asserts so when it evaluates.
+        part, least = min(params.n_ctx, params.n_ubatch), params.n_rs_seq + 2
+        if params.n_rs_seq and part < least:
+            problem = f"{params.n_rs_seq} tokens of {self.model.path} are to be taken back at once"
+            advice = (
+                f"raise what is computed at once (-ub, -b, -c), now {part}, to at least {least}"
+            )
+            raise OptionError(f"{problem}: {advice}")
+        last_native_errors()
+        model = self.model.handle
+        handle = self._native.llama_init_from_model(model, params)
+        if not handle:
+            reason = last_native_errors() or "no memory"
+            if "alloc" not in reason and "memory" not in reason.lower():
+                problem = f"llama.cpp refuses these context options for {self.model.path}"
+                raise OptionError(f"{problem}: {reason}")
+            problem = f"no context of {params.n_ctx} tokens for {self.model.path}: {reason}"
+            raise OutOfMemoryError(f"{problem}. Lower the context size (-c)")
+        # llama.cpp keeps the observer's callback, and pointers to samplers.
+        kept = model, self._observer, self._samplers.chains
+        free = freed_while_there(self._native.llama_free, self.model.placed.workers)
+        owned = NativeHandle(handle, free, *kept)
+        if self.model.adapters:
+            set_loras(owned, self.model.adapters)
+        return owned
+
+    @property
+    def handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
+        """The native pointer; raises `ClosedError` after `close()`."""
+        handle = self._handle  # read once: another thread may close it
+        if handle is None:
+            raise ClosedError("the context is closed")
+        return handle
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._handle is not None
+
+    def close(self) -> None:
+        """Free the native memory, once no call is in it and no view refers to it.
+
+        Calling it again does nothing. Rows become stale.
+        """
+        self._handle = None
+        self.memory.close()
+        self._buffers.close()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- evaluation --------------------------------------------------------------------------------
+
+    def cut_rows(self, k: int | None) -> bool:
+        """Give only the k best logits of every row from the next evaluation on; None: whole rows.
+
+        `Rows.candidates` then has them, until a batch comes that is laid out otherwise: its rows
+        are whole, and those after it. Returns False, and gives whole rows, where llama.cpp cannot
+        sample on the device.
+        """
+        return self._samplers.cut_to(self.handle, k)
+
+    def decode(self, batch: Batch) -> Rows:
+        """Evaluate a batch and return its output rows.
+
+        Raises a `DecodeError` named after llama.cpp's return code; the batch's positions have then
+        been dropped again from every sequence it named, so that a good batch may follow.
+        """
+        handle = self._handle  # read once: another thread may close it
+        if handle is None:
+            return self.handle  # type: ignore[no-any-return]  # raises
+        low, high = batch.token_bounds
+        # Batches of one shape differ in tokens and positions only.
+        known = batch.checked_by is self and batch.first_position >= 0
+        if not (known and 0 <= low <= high < self._n_vocab):
+            self._check_batch(batch)
+        check_fork()
+        if self._has_threads_to_note:
+            note_work()
+            self._has_threads_to_note = False
+        native, memory, struct = self._native, self.memory, batch.struct
+        buffers, samplers = self._buffers, self._samplers
+        buffers.generation += 1  # all rows are stale
+        if samplers.in_force is not None or samplers.is_half_done:
+            samplers.before_evaluation(handle, batch)
+        buffers.n_candidates = samplers.in_force
+        if memory.n_rollback:
+            memory.note_evaluation(1)  # until it succeeds there is nothing to take back
+        started = perf_counter()
+        code = native.llama_decode(handle, struct)
+        if self.waits_for_device:  # the time belongs to the evaluation all the same
+            try:
+                if self.while_computing is not None and code == 0:
+                    self.while_computing()
+            finally:
+                native.llama_synchronize(handle)
+        self.native_seconds += perf_counter() - started
+        if code != 0:
+            self._drop_failed(batch)
+            raise decode_error(code, batch.n_tokens)
+        if memory.n_rollback:
+            memory.note_evaluation(batch.n_tokens)
+        n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
+        # With hidden states llama.cpp gives a row for every token, asked for or not.
+        return Rows(buffers, batch, n_states, every_token=self._has_hidden_states)
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether an evaluation need not pass by `decode`: no samplers, no recurrent state."""
+        samplers = self._samplers
+        is_plain = samplers.in_force is None and not samplers.is_half_done
+        # A stand-in for the library evaluates itself.
+        return is_plain and not self.memory.n_rollback and self._native is llama()
+
+    def repeat(self, batch: Batch, loop: StepLoop) -> tuple[list[int], Rows] | None:
+        """Let compiled code evaluate a batch of one token again and again, each time another token.
+
+        Returns its tokens and the rows of the last evaluation. None, and nothing is done, where
+        it cannot (`can_repeat`). Raises as `decode` does, for the evaluation that failed; those
+        before it stay in the memory.
+        """
+        handle = self.handle
+        if not self.can_repeat:
+            return None
+        if batch.checked_by is not self:
+            self._check_batch(batch)
+        check_fork()
+        if self._has_threads_to_note:
+            note_work()
+            self._has_threads_to_note = False
+        self._buffers.generation += 1
+        self._buffers.n_candidates = None
+        functions = step_functions(synchronizes=self.waits_for_device)
+        code, seconds, tokens = loop((*functions, int(handle), batch.address))
+        self.native_seconds += seconds
+        if code != 0:
+            self._drop_failed(batch)
+            raise decode_error(code, batch.n_tokens)
+        return tokens, Rows(self._buffers, batch, 1, every_token=self._has_hidden_states)
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Refuse what llama.cpp would answer with an assertion, which ends the process."""
+        n, n_ids = batch.n_tokens, self.options.n_sequences
+        n_outputs = n if self.options.hidden_states else batch.n_outputs
+        if n < 1:
+            problem = "an empty batch cannot be evaluated"
+        elif n > self.n_batch:
+            problem = f"{n} tokens in one evaluation of a context for {self.n_batch} (n_batch)"
+        elif n_outputs > self.n_outputs:
+            problem = f"{n_outputs} output rows asked of a context for {self.n_outputs} (n_outputs)"
+        elif batch.first_position < 0:
+            problem = f"position {batch.first_position} in a batch is negative"
+        elif batch.token_bounds[0] < 0 or batch.token_bounds[1] >= self._n_vocab:
+            problem = f"a token of the batch is outside the vocabulary of {self._n_vocab} tokens"
+        elif batch.id_bounds[0] < 0 or batch.id_bounds[1] >= n_ids:
+            problem = f"a sequence id of the batch is outside 0 to {n_ids - 1}"
+        else:
+            batch.checked_by = self
+            return
+        raise OptionError(problem)
+
+    def _drop_failed(self, batch: Batch) -> None:
+        # llama.cpp cleans up under each token's first sequence id only (llama_context::decode).
+        counts = batch.id_counts[: batch.n_tokens]
+        ids = batch.ids[: int(counts.sum())]
+        positions = np.repeat(batch.positions[: batch.n_tokens], counts)
+        for sequence in np.unique(ids):
+            start = int(positions[ids == sequence].min())
+            if self._can_branch:
+                self.memory.truncate(start, sequence=int(sequence))
+            else:
+                self.memory.clear()

@@ -1,0 +1,269 @@
+"""Output rows of an evaluation (logits, hidden states, layer inputs) as arrays without copies."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.layer_inputs import layer_input_rows, show_layer_inputs
+from specrun.bindings.errors import ClosedError, OptionError, StaleViewError
+from specrun.bindings.library import NativeHandle, native_function
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.nextn import nextn_rows
+
+FloatRows = npt.NDArray[np.float32]
+IdRows = npt.NDArray[np.int32]
+_LOGITS, _HIDDEN, _NEXTN = "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_nextn"
+_CANDIDATES = "llama_get_sampled_candidates_ith", "llama_get_sampled_logits_ith"
+
+
+class Candidates(NamedTuple):
+    """The k best tokens of a row, in no order, and their logits, both [k]; of equals any are in."""
+
+    tokens: IdRows
+    logits: FloatRows
+
+
+class OutputBuffers:
+    """The output buffers of one context; close them before it.
+
+    `generation` counts up with whatever may overwrite or move them. Where `n_candidates` is a
+    number, only so many logits of each row reach the host.
+    """
+
+    n_candidates: int | None = None
+
+    def __init__(self, handle: NativeHandle, model: Model, options: ContextOptions) -> None:
+        self.generation = 0
+        self._handle: NativeHandle | None = handle
+        self._options = options
+        self._n_embd, self._n_embd_out = model.n_embd, model.n_embd_out
+        self._n_vocab = model.vocabulary.size
+        # By function, or layer: arrays by their address, and those of the last evaluation.
+        self._views: dict[str | int, tuple[int, FloatRows]] = {}
+        self._fresh: dict[str | int, tuple[int, FloatRows]] = {}
+        self._fresh_candidates: tuple[int, tuple[IdRows, FloatRows]] | None = None
+        # The generation of the rows of logits that were read last, their address, and views.
+        self.whole_rows: tuple[int, int, list[FloatRows]] = (-1, 0, [])
+        pointer = ctypes.c_void_p
+        self._addresses = {
+            name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
+        }
+        for name in _CANDIDATES:
+            self._addresses[name] = native_function(name, pointer, pointer, ctypes.c_int32)
+        self._count = native_function(
+            "llama_get_sampled_candidates_count_ith", ctypes.c_uint32, pointer, ctypes.c_int32
+        )
+        if options.nextn_states:
+            self._addresses[_NEXTN] = nextn_rows()
+        if options.layer_inputs:
+            show_layer_inputs(handle, options.layer_inputs)
+            self._layer_address = layer_input_rows()
+
+    def logits(self, count: int) -> list[FloatRows]:
+        """Return the first `count` rows of logits, or more, each a view [n_vocab]."""
+        generation, (known, address, rows) = self.generation, self.whole_rows
+        if known == generation and len(rows) >= count:
+            return rows
+        # The buffer only moves when it grows, so views are made once and are good for all rounds.
+        if self._addresses[_LOGITS](self._open()) != address or len(rows) < count:
+            rows = list(self._view(_LOGITS, count, self._n_vocab))
+            address = self._addresses[_LOGITS](self._open())  # a signal may close it on any line
+        self.whole_rows = generation, address, rows
+        return rows
+
+    def candidates(self, count: int, k: int) -> tuple[IdRows, FloatRows] | None:
+        """Return tokens and logits of all `count` rows, [count, k]; None if there are not k each.
+
+        Devices without top-k give whole rows: `uncut` has them.
+        """
+        fresh = self._fresh_candidates
+        if fresh is None or fresh[0] != self.generation:
+            handle = self._open()
+            if any(self._count(handle, row) != k for row in (-count, -1)):
+                return None
+            # They lie as far apart as whole rows do.
+            tokens, logits = (self._sampled(handle, name, count)[:, :k] for name in _CANDIDATES)
+            fresh = self._fresh_candidates = self.generation, (tokens.view(np.int32), logits)
+        return fresh[1]
+
+    def uncut(self, count: int) -> FloatRows:
+        """Return the rows that samplers left whole, [count, n_vocab]."""
+        return self._sampled(self._open(), _CANDIDATES[1], count)
+
+    def _sampled(self, handle: NativeHandle, name: str, count: int) -> FloatRows:
+        # Of negative numbers the last row is -1.
+        return self._over(name, self._addresses[name](handle, -count), count, self._n_vocab)
+
+    def hidden_states(self, count: int) -> FloatRows:
+        """Return the first `count` final hidden states, or more, [.., n_embd]."""
+        if not self._options.hidden_states:
+            self._require("hidden_states", "hidden states")
+        return self._view(_HIDDEN, count, self._n_embd)
+
+    def layer_inputs(self, layer: int, count: int) -> FloatRows:
+        """Return the inputs of a layer at the first `count` tokens, or more, [.., n_embd]."""
+        self._require("layer_inputs", "layer inputs")
+        if layer not in self._options.layer_inputs:
+            problem = f"this context was made without the inputs of layer {layer}"
+            raise OptionError(f"{problem} (ContextOptions.layer_inputs)")
+        return self._view(layer, count, self._n_embd)
+
+    def nextn_states(self, count: int) -> FloatRows:
+        """Return what NextN blocks read of the first `count` tokens, [.., n_embd_out]."""
+        self._require("nextn_states", "NextN states")
+        return self._view(_NEXTN, count, self._n_embd_out)
+
+    def renew(self) -> None:
+        """Make all rows stale: the next evaluation begins."""
+        self.generation += 1
+
+    def close(self) -> None:
+        """Make all rows stale, for good."""
+        self._handle = None
+        self.renew()
+        self._views, self._fresh, self.whole_rows = {}, {}, (-1, 0, [])
+
+    def require_fresh(self, generation: int) -> None:
+        """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
+        if generation != self.generation:
+            self._open()
+            problem = "these rows were overwritten by a later evaluation: copy what must be kept"
+            raise StaleViewError(problem)
+
+    def _open(self) -> NativeHandle:
+        handle = self._handle  # read once: another thread may close it
+        if handle is None:
+            raise ClosedError("the context is closed")
+        return handle
+
+    def _require(self, option: str, rows: str) -> None:
+        if not getattr(self._options, option):
+            problem = f"this context was made without {rows}"
+            raise OptionError(f"{problem} (ContextOptions.{option})")
+
+    def _view(self, source: str | int, count: int, width: int) -> FloatRows:
+        """Return rows of the buffer that a function's name, or a layer's number, stands for."""
+        generation = self.generation
+        fresh = self._fresh.get(source)
+        if fresh is not None and fresh[0] == generation and len(fresh[1]) >= count:
+            return fresh[1]
+        handle = self._open()
+        address: int | None
+        if isinstance(source, int):
+            address = self._layer_address(handle, source)
+        else:
+            address = self._addresses[source](handle)
+        # The buffer only moves when it grows, so the array over it is made once and reused.
+        known = self._views.get(source)
+        if known is None or known[0] != address or len(known[1]) < count:
+            if not address:
+                problem = "this evaluation gave no rows: no token of the batch asked for output"
+                raise OptionError(problem)
+            known = address, self._over(source, address, count, width)
+        self._fresh[source] = generation, known[1]
+        return known[1]
+
+    def _over(self, source: str | int, address: int, count: int, width: int) -> FloatRows:
+        """Return an array of `count` rows, or more, over a buffer of 32-bit numbers."""
+        known = self._views.get(source)
+        # The buffer only moves when it grows, so the array over it is made once and reused.
+        if known is None or known[0] != address or len(known[1]) < count:
+            flat: Any = (ctypes.c_float * (count * width)).from_address(address)
+            flat.keeps = self._open()  # as long as there is a view, its memory is not freed
+            known = (address, np.ctypeslib.as_array(flat).reshape(count, width))
+            self._views[source] = known
+        return known[1]
+
+
+class Rows:
+    """The output rows of one evaluation, valid until the next one on the same context.
+
+    Row i belongs to the i-th token of the batch that asked for output. Reading a row after the
+    context has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory.
+    `every_token` says that llama.cpp gave a row for every token, asked for or not; `n_states` is
+    how many tokens have NextN states. Where `Context.cut_rows` is in force, rows have candidates in
+    the place of logits.
+    """
+
+    __slots__ = (
+        *("_are_plain", "_buffers", "_generation", "_indices", "_n_candidates"),
+        *("_n_states", "_n_tokens", "_native_count", "count"),
+    )
+
+    def __init__(
+        self, buffers: OutputBuffers, batch: Batch, n_states: int, *, every_token: bool
+    ) -> None:
+        count, n_tokens = batch.n_outputs, batch.n_tokens
+        self._buffers = buffers
+        self._generation = buffers.generation
+        self._n_candidates = buffers.n_candidates
+        self.count = self._native_count = count
+        self._n_states = n_states
+        self._n_tokens = n_tokens
+        self._indices: npt.NDArray[np.intp] | None = None
+        # Whether row i lies at place i, whole.
+        self._are_plain = self._n_candidates is None
+        if every_token and count < n_tokens:
+            self._are_plain = False
+            self._native_count = n_tokens
+            self._indices = np.flatnonzero(batch.outputs[:n_tokens])
+
+    def logits(self, row: int) -> FloatRows:
+        """Return the logits of one row, float32 of shape [n_vocab], a view."""
+        buffers = self._buffers
+        generation, _, known = buffers.whole_rows
+        # Of an evaluation whose rows were asked for before, as nearly all are.
+        is_known = generation == self._generation == buffers.generation
+        if is_known and self._are_plain and 0 <= row < self.count <= len(known):
+            return known[row]
+        index = self._index_of(row)
+        if self._n_candidates is not None:
+            if self.candidates(row) is not None:
+                kept = f"the {self._n_candidates} best logits"
+                raise OptionError(f"only {kept} of each row were copied (Context.cut_rows)")
+            return self._buffers.uncut(self._native_count)[index]  # type: ignore[no-any-return]
+        return self._buffers.logits(self._native_count)[index]
+
+    def candidates(self, row: int) -> Candidates | None:
+        """Return the best tokens of one row, views; None where its logits are whole."""
+        index = self._index_of(row)
+        if self._n_candidates is None:
+            return None
+        found = self._buffers.candidates(self._native_count, self._n_candidates)
+        return None if found is None else Candidates(found[0][index], found[1][index])
+
+    def hidden_state(self, row: int) -> FloatRows:
+        """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
+        index = self._index_of(row)
+        return self._buffers.hidden_states(self._native_count)[index]  # type: ignore[no-any-return]
+
+    def layer_input(self, token: int, layer: int) -> FloatRows:
+        """Return the input of a layer at one token of the batch, float32 of shape [n_embd], a view.
+
+        Every token has one, whether it asked for output or not.
+        """
+        self._buffers.require_fresh(self._generation)
+        if not 0 <= token < self._n_tokens:
+            raise OptionError(f"token {token} of an evaluation of {self._n_tokens} tokens")
+        return self._buffers.layer_inputs(layer, self._n_tokens)[token]  # type: ignore[no-any-return]
+
+    def nextn_state(self, token: int) -> FloatRows:
+        """Return what NextN blocks read of a token, row or not: a float32 view [n_embd_out]."""
+        self._buffers.require_fresh(self._generation)
+        if not 0 <= token < self._n_states:
+            given = f"an evaluation that gave {self._n_states} states"
+            raise OptionError(f"the state of token {token}, of {given}")
+        return self._buffers.nextn_states(self._n_states)[token]  # type: ignore[no-any-return]
+
+    def _index_of(self, row: int) -> int:
+        if self._generation != self._buffers.generation:
+            self._buffers.require_fresh(self._generation)
+        if not 0 <= row < self.count:
+            raise OptionError(f"row {row} of an evaluation that gave {self.count} rows")
+        return row if self._indices is None else int(self._indices[row])

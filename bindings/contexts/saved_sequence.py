@@ -1,0 +1,56 @@
+"""Saved sequences: the cached positions of sequence 0 of a context, written to a file and read.
+
+llama.cpp's own form (`llama_state_seq_save_file`). It checks little of what it reads: give it only
+what was verified to be as it was written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.errors import MalformedFileError, SpecrunError
+from specrun.bindings.library import last_native_errors, native_function
+
+_pointer, _size, _text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+_SEQUENCE = ctypes.c_int32
+
+
+def sequence_bytes(context: Context) -> int:
+    """Return how many bytes the cached positions of sequence 0 take in a file, nearly."""
+    size = native_function("llama_state_seq_get_size", _size, _pointer, _SEQUENCE)
+    return int(size(context.handle, 0))
+
+
+def save_sequence(context: Context, tokens: list[int], path: Path) -> None:
+    """Write the cached positions of sequence 0, which are those of `tokens`."""
+    ids = np.asarray(tokens, np.int32)
+    kinds = _pointer, _text, _SEQUENCE, _pointer, _size
+    save = native_function("llama_state_seq_save_file", _size, *kinds)
+    last_native_errors()
+    if not save(context.handle, bytes(path), 0, ids.ctypes.data, len(ids)):
+        reason = last_native_errors() or "llama.cpp does not say why"
+        raise SpecrunError(f"the cache of {len(ids):,} tokens cannot be saved: {reason}")
+
+
+def load_sequence(context: Context, path: Path) -> list[int]:
+    """Read positions into every sequence of an empty context; return their tokens.
+
+    Raises MalformedFileError, and the context is empty, where they are not of such a context.
+    """
+    ids, count = np.zeros(context.n_ctx, np.int32), _size(0)
+    kinds = _pointer, _text, _SEQUENCE, _pointer, _size, _pointer
+    load = native_function("llama_state_seq_load_file", _size, *kinds)
+    last_native_errors()
+    context.memory.clear()
+    there = ctypes.byref(count)
+    if not load(context.handle, bytes(path), 0, ids.ctypes.data, len(ids), there):
+        context.memory.clear()
+        reason = last_native_errors() or "llama.cpp does not say why"
+        raise MalformedFileError(f"{path} does not fit this context: {reason}")
+    for sequence in range(1, context.options.n_sequences):
+        context.memory.branch(0, sequence)
+    return [int(token) for token in ids[: count.value]]

@@ -1,0 +1,273 @@
+"""Trials: the first opening of an unknown file, in a process that may die of it.
+
+llama.cpp answers much of what a damaged or hostile file may say with a failed assertion, which ends
+the process. The checks of `model_checks` know what it is known to assert on; no list is complete,
+so a file that was not seen before is loaded and evaluated in another process first, bounded in time
+and memory, without a GPU. What came through is remembered by its size, its time and the digest of
+its header, wherever it lies; so is what specrun itself has written.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from specrun.bindings.atomic import cache_folder
+from specrun.bindings.errors import ModelLoadError, OutOfMemoryError, SpecrunError
+from specrun.bindings.gguf import MAX_HEADER_BYTES, GGUFHeader, read_any_header
+from specrun.bindings.models.nextn import split_paths
+
+logger = logging.getLogger("specrun.trial")
+
+_FORMAT = 1  # to be raised when trials try more than they did
+_SPARE_BYTES = 1 << 30  # beside the weights: Python, the vocabulary, a context of 256 cells
+_SPARE_S = 120.0  # a busy machine may need many seconds to import alone
+_BYTES_PER_S = 20e6  # slower than any disk that is in order
+_MESSAGE = b'{"trial": '
+# A GPU that a trial does not use takes a second to open, and memory that others may need.
+_NO_GPU = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "-1")
+_NO_GPU["GGML_VK_VISIBLE_DEVICES"] = ""
+# What a file was tried as: what comes behind its key.
+_AS_MODEL, _AS_VOCABULARY, _AS_HEAD = "-model", "-vocabulary", "-head"
+_AS_COUNTED = "-counted"
+_BUILT_IN = re.compile(r"\S*/vendor/llama\.cpp/")
+_TRUST = "if you know where it comes from, open it with --trust (Python: trust=True)"
+
+_known_here: set[str] = set()  # for where nothing can be stored
+_trusting: ContextVar[bool] = ContextVar("trusting", default=False)
+
+
+@contextmanager
+def trusting_files() -> Iterator[None]:
+    """Open files without trials, until the end and in this thread: for files known to be safe."""
+    before = _trusting.set(True)
+    try:
+        yield
+    finally:
+        _trusting.reset(before)
+
+
+def require_tried(path: Path, header: GGUFHeader, *, vocab_only: bool = False) -> None:
+    """Try a model in a process of its own, unless it is known; `vocab_only`: its vocabulary alone.
+
+    Raises ModelLoadError where that process died, with its last words, or hung; OutOfMemoryError
+    where it needed more memory than such a file may. What it refused in order raises nothing here:
+    this process refuses it, too.
+    """
+    _require_tried(path, header, (_AS_MODEL, _AS_VOCABULARY) if vocab_only else (_AS_MODEL,))
+
+
+def require_tried_counting(path: Path, header: GGUFHeader) -> None:
+    """Try to count what a model takes in a process of its own, unless it is known.
+
+    Its weights are not read, so a file may be larger than this machine. Raises as `require_tried`.
+    """
+    _require_tried(path, header, (_AS_MODEL, _AS_COUNTED))
+
+
+def _require_tried(path: Path, header: GGUFHeader, ways: Sequence[str]) -> None:
+    """Try a file in the last of these ways, unless it was tried in any."""
+    key = "" if _trusting.get() else _key(path, header)
+    if not key or _is_known(key, *ways):
+        return
+    arguments, n_bytes = [os.fspath(path), ways[-1]], _size(split_paths(path, header))
+    if _tried("specrun.bindings.trial_worker", arguments, path, n_bytes):
+        _remember(key + ways[-1])
+
+
+def require_tried_head(
+    path: Path, header: GGUFHeader, target: Path, target_header: GGUFHeader
+) -> None:
+    """Try a head with a target in a process of its own, unless the head is known.
+
+    Raises as `require_tried`.
+    """
+    key = "" if _trusting.get() else _key(path, header)
+    if not key or _is_known(key, _AS_HEAD):
+        return
+    n_bytes = _size([path, *split_paths(target, target_header)])
+    if _tried("specrun.runtime.trial", [os.fspath(target), os.fspath(path)], path, n_bytes):
+        _remember(key + _AS_HEAD)
+
+
+def is_known_file(path: Path) -> bool:
+    """Whether a file was tried, or written by specrun."""
+    with suppress(OSError, SpecrunError):
+        return _is_known(_key(path, read_any_header(path)), _AS_MODEL, _AS_HEAD)
+    return False
+
+
+def remember_written(path: Path) -> None:
+    """Take a file that specrun has just written for tried."""
+    # What cannot be read back has been replaced meanwhile: it is tried when it is opened.
+    with suppress(OSError, SpecrunError):
+        _remember(_key(path, read_any_header(path)))
+
+
+def is_noted(path: Path, fact: str) -> bool:
+    """Whether `note_fact` was told this of the file, or of its copy, by this llama.cpp."""
+    with suppress(OSError, SpecrunError):
+        return _is_remembered(f"{_key(path, read_any_header(path))}-{fact}")
+    return False
+
+
+def note_fact(path: Path, fact: str) -> None:
+    """Remember something that took time to find out of a file; `fact` is part of a file's name."""
+    with suppress(OSError, SpecrunError):
+        _remember(f"{_key(path, read_any_header(path))}-{fact}")
+
+
+# -- what is known ---------------------------------------------------------------------------------
+
+
+def _key(path: Path, header: GGUFHeader) -> str:
+    """Return what tells a model from others: of all its files, size, time and header."""
+    digest = hashlib.sha256(f"{_FORMAT} {_engine_version()}".encode())
+    for number, part in enumerate(split_paths(path, header)):
+        status = part.stat()
+        digest.update(f" {status.st_size} {status.st_mtime_ns} ".encode())
+        tensors = (header if number == 0 else read_any_header(part)).tensors
+        n_bytes = min((tensor.offset for tensor in tensors), default=MAX_HEADER_BYTES)
+        with part.open("rb") as file:
+            digest.update(file.read(min(n_bytes, MAX_HEADER_BYTES)))
+    return digest.hexdigest()
+
+
+@functools.cache
+def _engine_version() -> str:
+    # Another llama.cpp may assert on what this one takes.
+    try:
+        return importlib.metadata.version("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError:  # built under another name
+        return "unknown"
+
+
+def _is_known(key: str, *ways: str) -> bool:
+    """Whether specrun wrote a file, or it was tried in one of these ways."""
+    return _is_remembered(key, *(key + way for way in ways))
+
+
+def _is_remembered(*names: str) -> bool:
+    if not _known_here.isdisjoint(names):
+        return True
+    try:
+        return any((cache_folder() / "tried" / name).is_file() for name in names)
+    except (OSError, RuntimeError):  # no home, or one that cannot be read
+        return False
+
+
+def _remember(key: str) -> None:
+    _known_here.add(key)
+    # The name says it all, so no reader meets half of a file and writers need no lock.
+    try:
+        folder = cache_folder() / "tried"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / key).touch()
+    except (OSError, RuntimeError) as error:
+        logger.info("what was tried cannot be stored (%s): it is tried again next time", error)
+
+
+def _size(files: Sequence[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
+
+
+# -- the other process -----------------------------------------------------------------------------
+
+
+def _tried(module: str, arguments: Sequence[str], path: Path, n_bytes: int) -> bool:
+    """Run a trial; return whether all went well. False: the file was refused in order.
+
+    A process that cannot be started, or ends before it opens the file, says nothing about the file:
+    then what follows goes on without a trial, with a warning.
+    """
+    seconds = _SPARE_S + n_bytes / _BYTES_PER_S
+    limits = {"memory": n_bytes + _SPARE_BYTES, "seconds": int(seconds)}
+    environment = {**os.environ, **_NO_GPU, "GGML_NO_BACKTRACE": "1", "OPENBLAS_NUM_THREADS": "1"}
+    # The working folder may hold anything, so nothing is imported from there (PYTHONSAFEPATH).
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-m", module, json.dumps(limits), *arguments]
+    logger.info("%s is not known: it is tried in another process first", path)
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            timeout=seconds,
+            check=False,
+        )
+        code, output, errors = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired as expired:
+        code, output, errors = None, expired.stdout or b"", expired.stderr or b""
+    except (OSError, ValueError) as error:
+        logger.warning(
+            "%s is opened without a trial: no process could be started (%s)", path, error
+        )
+        return False
+    return _judged(code, _reports(output), _last_words(errors), path, seconds)
+
+
+def _judged(
+    code: int | None, reports: dict[str, Any], words: str, path: Path, seconds: float
+) -> bool:
+    """Return or raise what the end of a trial means; `code` None: it was ended for its time."""
+    if "opening" not in reports:
+        logger.warning("%s is opened without a trial: its process did not start (%s)", path, words)
+        return False
+    if "memory" in reports:
+        problem = f"{path} needs far more memory than its size when it is opened"
+        raise OutOfMemoryError(f"{problem}, so it was not: it may be damaged; {_TRUST}")
+    if "refused" in reports:
+        return False
+    if code == 0 and "done" in reports:
+        return True
+    if code is None or code == -getattr(signal, "SIGXCPU", 24):
+        ending = f"did not end in {seconds:.0f} s"
+    else:
+        ending = f"ended that process ({_ending(code)}" + (f": {words})" if words else ")")
+    problem = f"{path} was tried in a process of its own, and {ending}"
+    raise ModelLoadError(f"{problem}. It is damaged or made for another llama.cpp; {_TRUST}")
+
+
+def _reports(output: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for line in output.splitlines():
+        if line.startswith(_MESSAGE):
+            found |= json.loads(line)["trial"]
+    return found
+
+
+def _last_words(errors: bytes) -> str:
+    """Return the assertion that failed, or else the last line: readable, and of one line's size."""
+    lines = [line.strip() for line in errors.decode("utf-8", "replace").splitlines()]
+    lines = [line for line in lines if line]
+    asserted = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
+    # Where llama.cpp was built says nothing.
+    text = _BUILT_IN.sub("", (asserted or lines or [""])[-1])[:200]
+    return text if text.isprintable() else repr(text)
+
+
+def _ending(code: int) -> str:
+    try:
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    except ValueError:  # a number that is no signal's
+        return f"signal {-code}"
+
+
+def report(**what: object) -> None:
+    """Say something to the process that started the trial: called in the other one."""
+    # On a line of its own, whatever native code has written before.
+    os.write(1, b"\n" + _MESSAGE + json.dumps(what).encode() + b"}\n")
