@@ -1,1 +1,1 @@
-"""What evaluates: backends, devices, where layers are placed, workers on other machines."""
+"""Machines: backends, devices, where layers are placed, workers on other machines."""
