@@ -51,9 +51,7 @@ _NARROW = 2048
 """The width below which laws of all tokens are most of a step's work, and of a draft's."""
 _DRAFT_TOKENS = 12288
 _NARROW_RATE = 1.15  # over the width: 2e-3 at 576 and 4.5e-3 at 256, which were found good there
-_WORTH_EAGLE3 = 12.0  # hours on a CPU, of a wide target: EAGLE-3's seven steps take as many times
-_STEPS = 2
-"""Steps of a chain that a head for a narrow target learns: more of them take the time of texts."""
+_WORTH_EAGLE3 = 12.0  # hours on a CPU, as its steps take seven times as long
 
 Stage = Callable[[str, float], None]
 """Told what is done and which share of the hours is over."""
@@ -153,7 +151,7 @@ def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
         output=output,
         steps=plan.steps or _FIRST_STEPS,
         tokens_per_batch=_TOKENS_PER_BATCH,
-        learning_rate=_rate(order),
+        learning_rate=_rate(order, plan.kind),
         max_length=2 * _LONGEST_ANSWER,
         n_threads=order.n_threads,
         resume=resume,
@@ -167,17 +165,16 @@ def _recipe(order: TrainingOrder, kind: str) -> HeadRecipe:
     from specrun.train.heads.eagle import EagleRecipe
     from specrun.train.heads.eagle3 import Eagle3Recipe
 
-    narrow = _width(order) < _NARROW
     if kind == "eagle3":
-        return Eagle3Recipe(steps=_STEPS, draft_tokens=_DRAFT_TOKENS) if narrow else Eagle3Recipe()
+        return Eagle3Recipe()
     # Trained on its own predictions too: later tokens of a chain are nearly as often right then.
-    return EagleRecipe(draft_tokens=_DRAFT_TOKENS if narrow else 0, steps=_STEPS)
+    return EagleRecipe(draft_tokens=_DRAFT_TOKENS if _width(order) < _NARROW else 0, steps=2)
 
 
-def _rate(order: TrainingOrder) -> float | None:
+def _rate(order: TrainingOrder, kind: str) -> float | None:
     """Return the learning rate, None for the usual one of the recipe."""
     width = _width(order)
-    return _NARROW_RATE / width if width < _NARROW else None
+    return _NARROW_RATE / width if kind == "eagle" and width < _NARROW else None
 
 
 def _width(order: TrainingOrder) -> int:
@@ -194,8 +191,7 @@ def _kind(order: TrainingOrder) -> str:
     from specrun.train.trainer.precision import usable_device
 
     target = open_head_target(order.target, None, n_threads=order.n_threads)
-    too_slow = _width(order) >= _NARROW and order.hours < _WORTH_EAGLE3
-    if too_slow and usable_device("auto").type == "cpu":
+    if usable_device("auto").type == "cpu" and order.hours < _WORTH_EAGLE3:
         return "eagle"
     try:
         target.check_taps(_recipe(order, "eagle3").taps(target.shape))
