@@ -27,7 +27,7 @@ _FITS = 1.4  # times, up or down, that a plain token may take of what the curve 
 _QUOTING = ("prompt-lookup", "lookahead", "rest", "ngram", "auto")  # they need what repeats
 _MOST_REASONS = 3
 
-ReasonKind = Literal["curve", "drafter", "silent", "drafting", "python", "experts"]
+ReasonKind = Literal["curve", "drafter", "silent", "drafting", "python", "experts", "rounds"]
 
 IN_SHORT: dict[ReasonKind, str] = {
     "curve": "the cost curve is steep",
@@ -36,6 +36,7 @@ IN_SHORT: dict[ReasonKind, str] = {
     "drafting": "drafting takes too long",
     "python": "too much of a round is Python",
     "experts": "several tokens read more experts",
+    "rounds": "its rounds take longer than the cost curve says",
 }
 """Reasons in a few words."""
 
@@ -196,7 +197,7 @@ def diagnose(
         expected_plain_ms=1e3 * (curve.seconds(1) + as_measured.plain_python_s),
         curve=singles,
         best=best,
-        reasons=_reasons(as_measured, drafted.acceptance, best, mixture, quotes=quotes),
+        reasons=_reasons(as_measured, plain, drafted, best, mixture, speed, quotes=quotes),
         workload=workload,
     )
 
@@ -254,13 +255,17 @@ def _needed(found: _Round) -> float | None:
 
 def _reasons(
     found: _Round,
-    acceptance: float | None,
+    plain: Work,
+    drafted: Work,
     best: Achievable,
     mixture: tuple[int, int],
+    speed_up: float,
     *,
     quotes: bool,
 ) -> tuple[Reason, ...]:
     """Return what costs most, the first first; each would raise the speed by a tenth or more."""
+    acceptance = drafted.acceptance
+    slower = _slower(found, plain, drafted, speed_up)
     candidates = (
         _steep(found, best, mixture),
         _weak(found, acceptance, best),
@@ -270,6 +275,7 @@ def _reasons(
     )
     worth = _WORTH * found.speed_up
     kept = [reason for reason in candidates if reason is not None and reason.without >= worth]
+    kept += [] if slower is None else [slower]
     return tuple(sorted(kept, key=lambda reason: -reason.without)[:_MOST_REASONS])
 
 
@@ -297,6 +303,21 @@ def _steep(found: _Round, best: Achievable, mixture: tuple[int, int]) -> Reason 
     return Reason("curve", f"the cost curve is steep: {sizes}; {most}", help, without)
 
 
+def _slower(found: _Round, plain: Work, drafted: Work, speed_up: float) -> Reason | None:
+    """The target's rounds took longer than its curve says, and that is why it is slower."""
+    expected = found.curve.seconds(1) + found.plain_python_s
+    machine = plain.seconds / plain.rounds / expected  # how much slower plain tokens were, too
+    times = drafted.target_s / drafted.rounds / found.target_s / machine
+    if times < _WORTH or found.speed_up < _WORTH * speed_up:
+        return None
+    text = f"the target's rounds take {times:.1f} times as long as the cost curve says"
+    help = (
+        "a quiet machine, or the curve measured anew (specrun tune); where heads read states or "
+        "layers of the target, those cost it time, too"
+    )
+    return Reason("rounds", text, help, found.speed_up)
+
+
 def _weak(found: _Round, acceptance: float | None, best: Achievable) -> Reason | None:
     if acceptance is None or acceptance >= _GOOD:
         return None
@@ -306,6 +327,9 @@ def _weak(found: _Round, acceptance: float | None, best: Achievable) -> Reason |
     if best.needed is not None:
         needed = f"{100 * best.needed:.0f} % would have to be for it to pay here"
     help = "a drafter made for this model (specrun accelerate --hours, specrun train eagle)"
+    if best.needed is not None and acceptance >= best.needed:
+        better = f"by the cost curve {100 * best.needed:.0f} % are enough, and more pay more"
+        return Reason("drafter", f"the drafter could be better: {share}; {better}", help, without)
     return Reason("drafter", f"the drafter is too weak: {share}, and {needed}", help, without)
 
 

@@ -58,6 +58,24 @@ def test_a_target_that_is_slower_than_its_curve_is_seen() -> None:
     assert diagnosis.expected > 1.3 * diagnosis.speed_up
     assert diagnosis.target_ms == pytest.approx(1.5 * diagnosis.expected_target_ms)
     assert diagnosis.curve_fits
+    (reason,) = (each for each in diagnosis.reasons if each.kind == "rounds")
+    assert "take 1.5 times as long as the cost curve says" in reason.text
+    assert reason.without == diagnosis.expected
+    # A machine on which everything takes as much longer is no reason, and less is not told.
+    for plain, drafted in ((1.5, 1.5), (1.0, 1.05)):
+        works = (Simulated().work(FLAT, slow=plain), Simulated(0.8, 4).work(FLAT, slow=drafted))
+        kinds = [each.kind for each in diagnose("d", 0.0, *works, FLAT).reasons]
+        assert "rounds" not in kinds
+
+
+def test_a_drafter_that_is_right_often_enough_by_the_curve_is_not_called_too_weak() -> None:
+    """Slow rounds make it lose; its drafts would pay where they took what the curve says."""
+    slow = diagnose("d", 0.0, Simulated().work(FLAT), Simulated(0.4, 1).work(FLAT, slow=1.6), FLAT)
+    assert slow.speed_up < 1.0 < slow.expected
+    (weak,) = (each for each in slow.reasons if each.kind == "drafter")
+    assert "could be better: 40 % of its drafts are accepted; by the cost curve" in weak.text
+    (weak,) = (each for each in found(FLAT, Simulated(0.05, 4)).reasons if each.kind == "drafter")
+    assert "too weak" in weak.text
 
 
 def test_a_curve_of_a_busy_machine_is_seen() -> None:
