@@ -289,7 +289,10 @@ class Eagle3Learner(ChainLearner):
         choices = self._choices
         if any(number not in choices for number in numbers):
             found = self.head.t2d[self._target.logits(states).argmax(-1)]
-            choices.update(zip(numbers, found.split(list(counts)), strict=True))
+            start = 0
+            for number, count in zip(numbers, counts, strict=True):
+                choices[number] = found[start : start + count]
+                start += count
         return torch.cat([choices[number] for number in numbers])
 
     def first_states(self, found: Features) -> Tensor:
