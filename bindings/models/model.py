@@ -139,7 +139,9 @@ class Model:
             raise OutOfMemoryError(f"no memory to load {self.path}: {reason}. {advice}")
         if _UNKNOWN in reason:
             kind = f"{self.path} holds '{self.header.architecture}', no model that llama.cpp knows"
-            raise ModelLoadError(f"{kind}: heads are drafters, given with -md beside a target (-m)")
+            head = "a head drafts for a target: give it with -md, beside -m"
+            newer = "what is newer than this llama.cpp needs a newer specrun"
+            raise ModelLoadError(f"{kind}; {head}; {newer}")
         raise ModelLoadError(f"llama.cpp cannot load {self.path}: {reason}")
 
     def add_lora(self, lora: LoraFile) -> None:
