@@ -8,11 +8,14 @@ exponentials: it decides thresholds of rules that are not exact, and no draw.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+
+_logger = logging.getLogger(__name__)
 
 Numbers = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
@@ -193,9 +196,26 @@ def _load() -> Loops | None:
     if np.dtype(np.intp).itemsize != 8:
         return None  # ids are read as numbers of 64 bits
     try:
-        return cast(Loops, importlib.import_module("specrun.runtime.compiled._loops"))
+        found = importlib.import_module("specrun.runtime.compiled._loops")
     except ImportError:
         return None
+    missing = missing_loops(found)
+    if missing:  # of a checkout that was compiled before it was brought up to date
+        names = ", ".join(missing)
+        _logger.warning(
+            "the compiled loops are older than specrun and lack %s, so Python's are used, which "
+            "are slower: install specrun again (pip install -e .)",
+            names,
+        )
+        return None
+    return cast(Loops, found)
+
+
+def missing_loops(module: object) -> list[str]:
+    """Return what a compiled module lacks of `Loops`."""
+    wanted = [name for name in vars(Loops) if not name.startswith("_")]
+    wanted += Loops.__annotations__
+    return sorted(name for name in wanted if not hasattr(module, name))
 
 
 LOOPS = _load()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from specrun.bindings.errors import DecodeFailedError, OptionError
-from specrun.runtime import SamplingParams, law, noise, transform
+from specrun.runtime import SamplingParams, compiled, law, noise, transform
 from specrun.runtime.acceptance import (
     Acceptance,
     BlockRule,
@@ -408,3 +409,17 @@ def test_what_the_walk_cannot_follow_is_left_to_the_rules():
     other_kind = CertainLaws([row.astype(np.float64)].__getitem__, GREEDY)
     assert follow(other_kind, DraftTree()) is None
     assert other_kind(ROOT).most_likely == (4, 1.0)
+
+
+def test_loops_that_were_compiled_before_a_change_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkout that was updated without being installed again decodes, with a warning."""
+    names = [name for name in vars(compiled.Loops) if not name.startswith("_")]
+    whole = SimpleNamespace(BATCH_BYTES=56, **dict.fromkeys(names, len))
+    for found, problem in ((whole, False), (SimpleNamespace(truncate=len), True)):
+        monkeypatch.setattr(compiled.importlib, "import_module", lambda _name, found=found: found)
+        caplog.clear()
+        assert (compiled._load() is None) == problem
+        assert ("install specrun again" in caplog.text) == problem
+    assert "digest" in caplog.text
