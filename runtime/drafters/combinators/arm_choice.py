@@ -116,6 +116,9 @@ class ArmChooser:
 
     def choose(self) -> tuple[int, int]:
         """Return the arm of the next round, and how much it may draft (0: all it likes)."""
+        if self._left > 0 and self._current == self._plain:
+            self._left -= 1  # nothing is drafted that might not fit any more
+            return self._plain, 0
         if self._left <= 0:
             self._count_waiting()
         # All rounds of a probe fitted when it began: it goes on unless they took far more, for a

@@ -133,6 +133,9 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
 
 
 _FAST = 1.5  # a promised speed-up for which a round of plain decoding is given up
+_VAIN = 32
+"""Forecasts in a row that promised less, after which they are asked for every second round alone:
+what repeats is noticed a token later, and a round that drafts nothing costs less."""
 
 Clock = Callable[[], float]
 """Returns seconds from any fixed moment on."""
@@ -182,6 +185,7 @@ class AutoDrafter(MembersDrafter):
         self._log = ChoiceLog(self._names)
         self._known: list[int] = []
         self._chosen: int | None = None
+        self._vain = 0  # forecasts in a row that promised too little
         self._depth = 0
         self._started = 0.0
 
@@ -202,6 +206,7 @@ class AutoDrafter(MembersDrafter):
         self._known = list(tokens)
         self._log = ChoiceLog(self._names)
         self._chosen = None
+        self._vain = 0
         if self._replay:
             self._replayed = self._replay.pop(0).choices_for(self._names)
 
@@ -222,13 +227,19 @@ class AutoDrafter(MembersDrafter):
     def _choose(self, request: DraftRequest) -> tuple[int, int]:
         """Return the chooser's choice, or instead of plain decoding a member that promises more."""
         index, depth = self._chooser.choose()
-        if index == self._plain and self._chooser.has_room:
+        if index == self._plain and self._chooser.has_room and self._asks():
             # What reads the text alone knows without a probe when it has something to say.
             promised = [member.forecast(request) for member in self._members]
             most = max(promised)
             if most >= _FAST:
+                self._vain = 0
                 return promised.index(most), 0
         return index, depth
+
+    def _asks(self) -> bool:
+        """Return whether members are asked for forecasts in this round of plain decoding."""
+        self._vain += 1
+        return self._vain <= _VAIN or self._vain % 2 == 0
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the asked member what became of its tree, and the others what the text is now."""

@@ -433,3 +433,30 @@ def test_promises_are_believed_only_while_anything_may_be_lost() -> None:
     auto._clock = _CostsMore(auto)
     asked = run(auto, 200, right=False)
     assert 2 <= asked.count(0) < 20
+
+
+class Asked(Witness):
+    """Notes the rounds in which it is asked what it promises, and promises in some."""
+
+    def __init__(self, promises: frozenset[int]) -> None:
+        super().__init__("asked", 4)
+        self.n_rounds, self.asked, self._promises = 0, list[int](), promises
+
+    def forecast(self, request: DraftRequest) -> float:
+        self.asked.append(len(request.tokens))
+        return 9.0 if len(request.tokens) in self._promises else 1.0
+
+
+def test_forecasts_are_asked_for_less_often_where_nothing_is_promised() -> None:
+    """After 32 in vain every second round's, until something is promised."""
+    promised = len(PROMPT) + 101
+    asked = Asked(frozenset({promised, promised + 1}))
+    # Nothing is drafted but what is promised: an arm that costs a thousand rounds is not tried.
+    forecasts = [ArmForecast(most=4, draft=1000.0), ArmForecast()]
+    auto = AutoDrafter([asked, NoDrafter()], clock=ScriptedClock(0, 1), forecasts=forecasts)
+    chosen = run(auto, 140, right=False)
+    gaps = [int(gap) for gap in np.diff(asked.asked)]
+    kept = next(place for place, at in enumerate(asked.asked) if at >= promised)
+    assert set(gaps[:31]) == {1}
+    assert set(gaps[31:kept]) == {2}
+    assert chosen.index(0) == asked.asked[kept] - len(PROMPT)
