@@ -61,7 +61,7 @@ MOST_BYTES = 25_000_000
 
 RECIPES: dict[str, HeadRecipe] = {
     "medusa": MedusaRecipe(heads=4, layers=2),
-    "eagle": EagleRecipe(steps=3),
+    "eagle": EagleRecipe(steps=3, start="random"),  # as the published head was
     "eagle3": Eagle3Recipe(steps=3, draft_tokens=4096),
 }
 PASS, DRAFTER, EMBEDDED = "pass", "drafter", "embedded drafter"

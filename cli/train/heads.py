@@ -21,7 +21,7 @@ from specrun.cli.train.training import check_result, draw_and_convert, print_rep
 
 if TYPE_CHECKING:
     from specrun.train.data.own_answers import AnswerSettings
-    from specrun.train.heads.eagle import EagleInputs
+    from specrun.train.heads.eagle import EagleInputs, EagleStart
     from specrun.train.heads.recipe import HeadRecipe
     from specrun.train.heads.run import HeadRun
     from specrun.train.trainer.run import TrainingReport
@@ -224,6 +224,13 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
         click.Choice(["both", "features", "tokens", "unshifted"]),
         default="both",
     ),
+    _HEAD.option(
+        "--start",
+        "How the head begins; fitted: by least squares over the target's states, which is worth "
+        "hundreds of steps; random: as upstream's.",
+        click.Choice(["fitted", "random"]),
+        default="fitted",
+    ),
     states_options,
     target="MODEL",
     needs_data=False,
@@ -236,6 +243,7 @@ def eagle(
     law_tokens: int,
     draft_tokens: int,
     inputs: EagleInputs,
+    start: EagleStart,
     states: TrainFeatures,
 ) -> None:
     """Train an EAGLE head for a target."""
@@ -252,6 +260,7 @@ def eagle(
         inputs=inputs,
         law_tokens=law_tokens,
         draft_tokens=draft_tokens,
+        start=start,
     )
     _train_recipe(recipe, job, states)
 

@@ -7,6 +7,10 @@ bear its own errors. AdamW .9/.95, gradients clipped to 0.5. With `steps` above 
 trained on its own predictions, chains of that depth below every position, as HASS (Zhang et al.
 2024) does.
 
+A head starts `fitted`: `fc` as the linear map of least squares from what it reads to the state
+that it has to predict, and a layer that adds nothing yet. The map has a closed form and costs
+seconds; on SmolLM2-135M it drafts as well as 240 steps from random numbers do.
+
 Tensors are named as in SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an input norm. Token
 embedding and output matrix are the target's: neither is part of the head.
 
@@ -20,6 +24,7 @@ drafts pairs a state with the token after it.
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -30,19 +35,23 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.eagle.draft_vocabulary import DRAFT_TOKENS, FEWEST
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
+from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.heads.eagle3 import frequent_tokens
-from specrun.train.heads.learner import best_tokens
+from specrun.train.heads.learner import best_tokens, rows_at
 from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
 from specrun.train.target.features import Features, FeatureSource
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
-from specrun.train.trainer.learner import Learner, LossPart
+from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 
 EagleInputs = Literal["both", "features", "tokens", "unshifted"]
+EagleStart = Literal["fitted", "random"]
 _FEWEST_OF_LAW = 4
+_ROWS_A_NUMBER = 64  # of least squares: more of them change the map by less than it is worth
+_RIDGE = 1e-4  # of the mean square of what is read
+_FITTED_RATE = 0.1  # of the learning rate: what starts at its best would be shaken out of it
 
 
 class _Layer(nn.Module):
@@ -79,6 +88,27 @@ class EagleHead(nn.Module):
         if self._unread is not None:
             self.fc.weight.data[:, self._unread] = 0.0
 
+    @torch.no_grad()
+    def fit(self, products: Tensor) -> None:
+        """Let `fc` be the map of least squares, and the layer add nothing.
+
+        `products` [2 h + 1, 3 h + 1] float64 are X^T X and X^T Y of rows X: embedding, state and 1,
+        and of the states Y that follow.
+        """
+        joined = self.fc.in_features
+        read = torch.ones(joined + 1, dtype=torch.bool)
+        if self._unread is not None:
+            read[:joined][self._unread] = False
+        squares, wanted = products[read][:, : joined + 1][:, read], products[read][:, joined + 1 :]
+        squares.diagonal().add_(_RIDGE * squares.diagonal().mean())
+        found = torch.zeros(joined + 1, wanted.shape[1], dtype=products.dtype)
+        found[read] = torch.linalg.solve(squares, wanted)
+        self.fc.weight.copy_(found[:joined].T)
+        self.fc.bias.copy_(found[joined])
+        for layer in self.layers:
+            for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                last.weight.zero_()
+
     def forward(
         self,
         embeddings: Tensor,
@@ -104,7 +134,8 @@ class EagleRecipe(ChainRecipe):
     "unshifted" features and the tokens that they stand at. Laws are compared among `law_tokens`
     tokens, 0 for all: three quarters of them those that are said most often, the others drawn anew
     at each step. Laws of all tokens are most of a step's work where targets are narrow. The head
-    will draft the `draft_tokens` said most often alone, 0 for all: laws are then theirs.
+    will draft the `draft_tokens` said most often alone, 0 for all: laws are then theirs. `start` is
+    how a head begins: "fitted" by least squares, or "random" as upstream's.
     """
 
     token_weight: float = 0.1
@@ -112,6 +143,7 @@ class EagleRecipe(ChainRecipe):
     inputs: EagleInputs = "both"
     law_tokens: int = 0
     draft_tokens: int = 0
+    start: EagleStart = "fitted"
 
     kind = "eagle"
     paper_rate = 3e-5
@@ -134,6 +166,9 @@ class EagleRecipe(ChainRecipe):
         if self.inputs not in get_args(EagleInputs):
             known = ", ".join(get_args(EagleInputs))
             raise OptionError(f"the inputs are {self.inputs!r}: use one of {known}")
+        if self.start not in get_args(EagleStart):
+            known = ", ".join(get_args(EagleStart))
+            raise OptionError(f"the start is {self.start!r}: use one of {known}")
 
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
@@ -146,7 +181,7 @@ class EagleRecipe(ChainRecipe):
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
-        """Return a random head."""
+        """Return a random head; `start` fits it."""
         vocab = target.output.shape[0]
         count = self.tokens_of_law(vocab)
         often = None
@@ -202,6 +237,43 @@ class EagleLearner(ChainLearner):
             # Sorted, not selected: where memory is estimated, tensors have shapes only.
             others = torch.argsort(is_often, stable=True)[: len(is_often) - len(often)]
             self._others = others.to(self.device)
+
+    def groups(self) -> list[ParameterGroup]:
+        """Return all parameters; a fitted `fc` learns more slowly."""
+        if self.recipe.start != "fitted":
+            return super().groups()
+        fitted = ParameterGroup(list(self.head.fc.parameters()), _FITTED_RATE)
+        return [fitted, ParameterGroup(list(self.head.layers.parameters()))]
+
+    def start(self, corpus: TokenCorpus) -> None:
+        """Let `fc` be the linear map that predicts best, by least squares over the states of texts.
+
+        As many texts as say enough about so many numbers, drawn evenly; the layer adds nothing to
+        what `fc` says until it has learnt something.
+        """
+        if self.recipe.start != "fitted":
+            return
+        width = self.head.fc.out_features
+        products = torch.zeros(2 * width + 1, 3 * width + 1, dtype=torch.float64)
+        count, numbers = 0, list(corpus.training)
+        random.Random(0).shuffle(numbers)
+        for number in numbers:
+            rows = self._pairs(corpus.batch([number]).to(self.device))
+            count += len(rows)
+            products += (rows[:, : 2 * width + 1].T @ rows).double().cpu()
+            if count >= _ROWS_A_NUMBER * (2 * width + 1):
+                break
+        if count:
+            self.head.fit(products)
+
+    @torch.no_grad()
+    def _pairs(self, batch: TokenBatch) -> Tensor:
+        """Return rows [P, 3 h + 1]: embedding, state, 1, and the state to be predicted."""
+        states = self._source.features(batch).final.float()
+        marks = draft_marks(batch.learnt, 0)
+        embeddings = rows_at(self._target.embedding[batch.ids].float(), marks, self.shift)
+        one = embeddings.new_ones(len(embeddings), 1)
+        return torch.cat((embeddings, rows_at(states, marks), one, rows_at(states, marks, 1)), 1)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of states and tokens, and where chains are trained, of all their steps."""

@@ -96,6 +96,7 @@ _UNSAID = {
     "eagle inputs": "both",
     "eagle law_tokens": 0,
     "eagle draft_tokens": 0,
+    "eagle start": "random",
     "hydra noise": 0.0,
 }
 

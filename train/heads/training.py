@@ -77,6 +77,8 @@ def train_head(
         torch.manual_seed(run.seed)  # heads start alike, whatever computing states has drawn
         learner = recipe.learner(shape, matrices, source, corpus)
         learner.recompute = recompute
+        if not run.resume:
+            learner.start(corpus)
         report = started.train(learner, corpus, settings, identity)
     shape = dataclasses.replace(shape, vocab_size=matrices.output.shape[0])
     card = head_card(recipe.kind, run, corpus, report, settings, dataclasses.asdict(recipe))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specrun.train.data.token_corpus import TokenBatch
+from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,12 @@ class Learner(ABC):
         evaluation mode.
         """
         self.module.train(on)
+
+    def start(self, corpus: TokenCorpus) -> None:  # noqa: B027 - most learners are made ready
+        """Begin with better numbers than those it was made with, found in the texts to be learnt.
+
+        Called once, before the first step of a run; a resumed run has its checkpoint.
+        """
 
     @abstractmethod
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:

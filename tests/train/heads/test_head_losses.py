@@ -357,6 +357,84 @@ def test_unshifted_inputs_are_states_with_the_tokens_they_stand_at(
     assert "eagle_inputs" not in EagleRecipe().files(learner, SHAPE).config
 
 
+class LinearStates:
+    """States that follow a linear law of the state before and the next token's embedding."""
+
+    def __init__(self, corpus: TokenCorpus, embedding: Tensor, inputs: str = "both") -> None:
+        source = torch.Generator().manual_seed(11)
+        reads = {"features": (0.0, 0.5), "tokens": (0.5, 0.0)}.get(inputs, (0.5, 0.5))
+        of_token, of_state = (
+            scale * torch.randn(HIDDEN, HIDDEN, generator=source) / HIDDEN**0.5 for scale in reads
+        )
+        bias = torch.randn(HIDDEN, generator=source)
+        self.taps: tuple[int, ...] = ()
+        self._texts = []
+        for text in corpus.sequences:
+            states = [torch.randn(HIDDEN, generator=source)]
+            for token in text.ids[1:].tolist():
+                states.append(of_token @ embedding[token] + of_state @ states[-1] + bias)
+            self._texts.append(torch.stack(states))
+
+    def features(self, batch: TokenBatch) -> Features:
+        found = torch.zeros(*batch.ids.shape, HIDDEN)
+        for row, number in enumerate(batch.numbers):
+            found[row, : len(self._texts[number])] = self._texts[number]
+        return Features(found, None)
+
+
+def texts_of(count: int, length: int) -> TokenCorpus:
+    ids = torch.randint(0, VOCAB, (count, length), generator=torch.Generator().manual_seed(12))
+    return corpus_of([TokenSequence.of(row.tolist(), 2) for row in ids], held_out=0.0)
+
+
+@pytest.mark.parametrize("inputs", ["both", "features", "tokens"])
+@torch.no_grad()
+def test_a_fitted_head_starts_as_the_linear_law_of_the_states(
+    target: TargetMatrices, inputs: str
+) -> None:
+    corpus = texts_of(8, 40)
+    states = LinearStates(corpus, target.embedding, inputs)
+    learner = EagleLearner(EagleRecipe(inputs=inputs), SHAPE, target, states)  # type: ignore[arg-type]
+    batch = corpus.batch([0, 1])
+    final = states.features(batch).final
+
+    def error() -> float:
+        found, _ = learner.head(target.embedding[batch.ids[:, 1:]], final[:, :-1])
+        # Of the states that learnt tokens are chosen from: the others were no part of the fit.
+        return float((found - final[:, 1:])[:, 1:].norm() / final[:, 2:].norm())
+
+    assert error() > 0.3
+    learner.start(corpus)
+    assert error() < 0.01
+    unread = {"features": slice(0, HIDDEN), "tokens": slice(HIDDEN, None)}.get(inputs)
+    if unread is not None:
+        assert learner.head.fc.weight[:, unread].abs().max() == 0.0
+
+
+@torch.no_grad()
+def test_a_fit_to_states_beside_the_wrong_tokens_is_no_law(target: TargetMatrices) -> None:
+    """The negative control: one place off, the law of the test above is not found."""
+    corpus = texts_of(8, 40)
+    states = LinearStates(corpus, target.embedding)
+    learner = EagleLearner(EagleRecipe(), SHAPE, target, states)
+    learner.shift = 0
+    learner.start(corpus)
+    batch = corpus.batch([0])
+    final = states.features(batch).final
+    found, _ = learner.head(target.embedding[batch.ids[:, :-1]], final[:, :-1])
+    assert float((found - final[:, 1:])[:, 1:].norm() / final[:, 2:].norm()) > 0.1
+
+
+def test_a_random_start_leaves_the_head_as_it_was_made(target: TargetMatrices) -> None:
+    corpus = texts_of(2, 8)
+    states = LinearStates(corpus, target.embedding)
+    learner = EagleLearner(EagleRecipe(start="random"), SHAPE, target, states)
+    before = {name: each.clone() for name, each in learner.module.state_dict().items()}
+    learner.start(corpus)
+    for name, each in learner.module.state_dict().items():
+        assert torch.equal(each, before[name])
+
+
 # -- chains ----------------------------------------------------------------------------------------
 
 
@@ -826,6 +904,7 @@ def test_attention_shares_keys_among_heads() -> None:
         (lambda: MedusaRecipe(decay=0.0), "a decay of 0"),
         (lambda: EagleRecipe(steps=0), "0 steps"),
         (lambda: EagleRecipe(noise=-1.0), "a weight or noise below 0"),
+        (lambda: EagleRecipe(start="warm"), "the start is 'warm'"),  # type: ignore[arg-type]
         (lambda: EagleRecipe(law_tokens=3), "laws of 3 tokens: give at least 4"),
         (lambda: EagleRecipe(draft_tokens=3), "3 draft tokens: give at least 16"),
         (lambda: EagleRecipe(draft_tokens=64, law_tokens=64), "so leave the other out"),
