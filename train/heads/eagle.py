@@ -105,9 +105,10 @@ class EagleHead(nn.Module):
         found[read] = torch.linalg.solve(squares, wanted)
         self.fc.weight.copy_(found[:joined].T)
         self.fc.bias.copy_(found[joined])
-        for layer in self.layers:
-            for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                last.weight.zero_()
+        layer = self.layers[0]
+        assert isinstance(layer, _Layer)
+        for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            last.weight.zero_()
 
     def forward(
         self,
@@ -215,6 +216,7 @@ class EagleLearner(ChainLearner):
     drafted, the most frequent first; None compares those of all tokens.
     """
 
+    head: EagleHead
     recipe: EagleRecipe
 
     def __init__(
