@@ -22,7 +22,7 @@ _CHOOSES_A_DRAFTER = ("-md", "--model-draft", "-hfd", "--drafter", "--spec-type"
 _CHOOSES_A_MODEL = ("-m", "--model", "-hf", "--demo")
 _TRAINING = (
     "--n-prompts 600 --own-prompts 773 --parallel 16 --answer-length 192 --max-length 320 "
-    "--draft-tokens 12288 --unroll 2 --steps 4000 --batch-tokens 1024 --learning-rate 2e-3 "
+    "--draft-tokens 12288 --unroll 2 --steps 4000 --batch-tokens 1024 --learning-rate 1e-3 "
     "--outtype q8_0"
 )
 """How its head is trained: what two cores do in an hour."""

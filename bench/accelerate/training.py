@@ -50,7 +50,7 @@ _FEWEST_PROMPTS = 16
 _NARROW = 2048
 """The width below which laws of all tokens are most of a step's work, and of a draft's."""
 _DRAFT_TOKENS = 12288
-_NARROW_RATE = 1.15  # over the width: 2e-3 at 576 and 4.5e-3 at 256, which were found good there
+_NARROW_RATE = 0.576  # over the width: 1e-3 at 576, which was found good for a fitted start
 _WORTH_EAGLE3 = 12.0  # hours on a CPU, as its steps take seven times as long
 
 Stage = Callable[[str, float], None]
