@@ -274,8 +274,8 @@ class EagleLearner(ChainLearner):
         states = self._source.features(batch).final.float()
         marks = draft_marks(batch.learnt, 0)
         embeddings = rows_at(self._target.embedding[batch.ids].float(), marks, self.shift)
-        one = embeddings.new_ones(len(embeddings), 1)
-        return torch.cat((embeddings, rows_at(states, marks), one, rows_at(states, marks, 1)), 1)
+        ones = embeddings.new_ones(len(embeddings), 1)
+        return torch.cat((embeddings, rows_at(states, marks), ones, rows_at(states, marks, 1)), 1)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of states and tokens, and where chains are trained, of all their steps."""
