@@ -8,8 +8,7 @@ trained on its own predictions, chains of that depth below every position, as HA
 2024) does.
 
 A head starts `fitted`: `fc` as the linear map of least squares from what it reads to the state
-that it has to predict, and a layer that adds nothing yet. The map has a closed form and costs
-seconds; on SmolLM2-135M it drafts as well as 240 steps from random numbers do.
+that it has to predict, and a layer that adds nothing yet. docs/train.md has what that was worth.
 
 Tensors are named as in SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an input norm. Token
 embedding and output matrix are the target's: neither is part of the head.
@@ -49,7 +48,7 @@ from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 EagleInputs = Literal["both", "features", "tokens", "unshifted"]
 EagleStart = Literal["fitted", "random"]
 _FEWEST_OF_LAW = 4
-_ROWS_A_NUMBER = 64  # of least squares: more of them change the map by less than it is worth
+_ROWS_A_NUMBER = 64  # of least squares: a bound on its work, for each number that is read
 _RIDGE = 1e-4  # of the mean square of what is read
 _FITTED_RATE = 0.1  # of the learning rate: what starts at its best would be shaken out of it
 

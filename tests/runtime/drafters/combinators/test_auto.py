@@ -440,7 +440,7 @@ class Asked(Witness):
 
     def __init__(self, promises: frozenset[int]) -> None:
         super().__init__("asked", 4)
-        self.n_rounds, self.asked, self._promises = 0, list[int](), promises
+        self.asked, self._promises = list[int](), promises
 
     def forecast(self, request: DraftRequest) -> float:
         self.asked.append(len(request.tokens))
