@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specrun.bench.diagnosis.curve_beside import CurveBeside
 from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
 from specrun.bench.diagnosis.work import work_of
 from specrun.bench.drafters.answers import Arm
@@ -78,18 +79,24 @@ def diagnose_pair(
         for drafter, given in ((PLAIN, plain), (options.drafter, options.options)):
             runtime = stack.enter_context(Runtime(options.target, drafter, **given))
             arms.append(Arm(runtime, options.prompts, options.as_chat))
+        n_answers = options.repetitions * len(options.prompts)
+        middle = int(arms[0].prompt_tokens) + options.max_tokens // 2
+        beside = stack.enter_context(CurveBeside(arms[0].runtime, curve, n_answers, middle))
         for arm in arms:
             arm.answer(0, options.params, _WARM_UP_TOKENS, seed=0)
         for done, (repetition, index) in enumerate(interleaved(2, options.repetitions)):
             progress(f"answering with {arms[index].label}", 0.3 + 0.35 * done / options.repetitions)
             seed = (options.params.seed or 0) + repetition
-            answers = [
-                arms[index].answer(number, options.params, options.max_tokens, seed=seed)
-                for number in range(len(options.prompts))
-            ]
+            answers = []
+            for number in range(len(options.prompts)):
+                answers.append(
+                    arms[index].answer(number, options.params, options.max_tokens, seed=seed)
+                )
+                if index:
+                    beside.visit(answers[-1])
             results[index].extend(answers)
             speeds[index].append(work_of(answers).tokens_per_second)
-        label = arms[1].label
+        label, curve = arms[1].label, beside.curve()
     return diagnose(
         label,
         options.params.temperature,

@@ -3,7 +3,12 @@
 from specrun.runtime.costs.account import START, Account
 from specrun.runtime.costs.curves import CostCurve, RoundCosts
 from specrun.runtime.costs.live_curve import STALL, LiveCurve, lower_median
-from specrun.runtime.costs.measure import MEASURED_SIZES, measure_cost_curve, measure_target_costs
+from specrun.runtime.costs.measure import (
+    MEASURED_SIZES,
+    EvaluationTimes,
+    measure_cost_curve,
+    measure_target_costs,
+)
 from specrun.runtime.costs.medusa_tree import (
     TYPICAL_ACCURACY,
     TYPICAL_PATH_ACCURACY,

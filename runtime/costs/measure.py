@@ -58,25 +58,25 @@ def measure_cost_curve(
     if min(context.n_outputs, context.n_batch) < largest:
         problem = f"evaluations of {largest} tokens need a batch and output rows of that size"
         raise OptionError(problem)
-    stopwatch = _Stopwatch(context, max(0, min(depth, context.n_ctx - largest)))
-    sizes = stopwatch.worth_measuring(sizes)
+    times = EvaluationTimes(context, max(0, min(depth, context.n_ctx - largest)))
+    sizes = times.worth_measuring(sizes)
     started = time.perf_counter()
     for number in range(_MOST):
         for index, size in enumerate(sizes if number % 2 == 0 else reversed(sizes)):
-            stopwatch.visit(size)
+            times.visit(size)
             passes = (number + (index + 1) / len(sizes)) / _FEWEST
             progress(min(1.0, passes, (time.perf_counter() - started) / seconds))
         elapsed = time.perf_counter() - started
         if elapsed >= seconds * (1 if number + 1 >= _FEWEST else _PATIENCE):
             break
-    curve = stopwatch.curve(sizes)
+    curve = times.curve(sizes)
     for _ in range(_DOUBTED):
         again = beside(doubted(curve), curve.sizes)
         for size in again * _AGAIN:
-            stopwatch.visit(size)
+            times.visit(size)
         if not again:
             break
-        curve = stopwatch.curve(sizes)
+        curve = times.curve(sizes)
     progress(1.0)
     context.memory.clear()
     return curve
@@ -109,8 +109,11 @@ def beside(doubtful: Sequence[int], sizes: tuple[int, ...]) -> list[int]:
     return [size for place, size in enumerate(sizes) if place in places]
 
 
-class _Stopwatch:
-    """Times evaluations behind `depth` cached tokens, by their size and what was evaluated last."""
+class EvaluationTimes:
+    """Times evaluations behind `depth` cached tokens, by their size and what was evaluated last.
+
+    The context is emptied, and needs room and output rows as in `measure_cost_curve`.
+    """
 
     def __init__(self, context: Context, depth: int) -> None:
         self._context, self._depth = context, depth
@@ -134,6 +137,19 @@ class _Stopwatch:
         medians = (statistics.median(self._reused[size]) for size in sizes)
         spread = (median / least - 1.0 for median, least in zip(medians, reused, strict=True))
         return CostCurve(sizes, reused, rebuilt, tuple(spread))
+
+    def typical(self) -> CostCurve:
+        """Return the medians of all sizes that were visited.
+
+        Answers that were timed meanwhile have met the same disturbances: what is compared with
+        them must not be the least. One visit of a size gives a rebuilt and a reused time.
+        """
+        sizes = tuple(sorted(self._reused))
+        reused = tuple(statistics.median(self._reused[size]) for size in sizes)
+        rebuilt = tuple(
+            statistics.median(self._rebuilt.get(size, self._reused[size])) for size in sizes
+        )
+        return CostCurve(sizes, reused, rebuilt)
 
     def worth_measuring(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes up to the first that costs too much; touches all weights once."""
