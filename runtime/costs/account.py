@@ -1,9 +1,9 @@
 """The account of drafting against plain decoding: what was lost, and what may still be lost.
 
-Time is counted in rounds of plain decoding, one a token. Drafting may lose `START` of them at
-first, and a share of each token. So n tokens take at most
+Time is counted in rounds of plain decoding, one a token. Drafting may lose some of them at first
+(`start`), and a share of each token. So n tokens take at most
 
-    n (1 + share) + START  rounds of plain decoding
+    n (1 + share) + start  rounds of plain decoding
 
 where only rounds are drafted for that fit what is left, if they cost what they are expected to.
 What drafting saved, up to `_SAVINGS` rounds, it may lose again.
@@ -16,13 +16,17 @@ import math
 START = 2.0
 _SAVINGS = 8.0
 
+# Of a drafter with a model: for each token, at first and at most, and at a text's beginning.
+_LOST, _LOST_FIRST = 0.01, 4.0
+LOST_ANEW = 1.0
+
 
 class Account:
     """What may be lost: a share of the tokens, at most so much at a time, and what was saved."""
 
-    def __init__(self, share: float, most: float = math.inf) -> None:
+    def __init__(self, share: float, most: float = math.inf, start: float = START) -> None:
         self._share, self._most = share, most
-        self._spare, self._saved = min(START, most), 0.0
+        self._spare, self._saved = min(start, most), 0.0
 
     @property
     def room(self) -> float:
@@ -33,9 +37,22 @@ class Account:
         """Count tokens, drafted or not: each allows a share of a round."""
         self._spare = min(self._most, self._spare + self._share * tokens)
 
+    def grant(self, rounds: float) -> None:
+        """Let at least so many rounds be lost from now on: something new may pay."""
+        self._spare = max(self._spare, min(rounds, self._most))
+
     def lose(self, rounds: float) -> None:
         """Count rounds that were lost to drafting or, below 0, saved by it."""
         self._saved = min(_SAVINGS, self._saved - rounds)
         if self._saved < 0.0:  # savings are lost first
             self._spare += self._saved
             self._saved = 0.0
+
+
+def account_of_model() -> Account:
+    """Return the account of a drafter with a model, whose drafts are judged by calibrated chances.
+
+    It may lose more at first than others, for those chances have to be learnt; what a text may lose
+    anew (`LOST_ANEW`) is granted when it begins.
+    """
+    return Account(_LOST, _LOST_FIRST, _LOST_FIRST)

@@ -19,6 +19,10 @@ The chance is a logistic function of the drafter's certainty, the greatest proba
 before the draw. Two numbers fit it to what was accepted lately, by Newton's steps; s and m follow
 the last rounds too. Nothing is read but laws of tokens not drawn yet and earlier rounds, so drafts
 stay exact, and no clock: the same text and costs lead to the same lengths.
+
+A drafter whose certainty must be asked for to be known may lose by being asked, however well chains
+end. What rounds in which it was asked lost against plain decoding is booked (`Account`); while
+nothing more may be lost, it rests.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from specrun.runtime.costs.account import LOST_ANEW, Account, account_of_model
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.prefix import common_prefix
 
@@ -90,6 +95,7 @@ class _Learnt:
     usual: float
     tokens: float
     seconds: float
+    account: Account
     chances: float = _PRIOR_CHANCES  # how many the usual one is the mean of
     recovery: float = _RECOVERY
     silent: bool = False  # the round before drafted nothing
@@ -181,6 +187,7 @@ class DraftLength:
         self._drafted: list[float] = []
         self._reached, self._asked = 1.0, 0
         self._level: int | None = None
+        self._rests = False
 
     def begin(self) -> None:
         """Start an answer: what was learnt of chosen tokens stays, as they change no text."""
@@ -190,6 +197,7 @@ class DraftLength:
         self._thresholds = None  # those of the last answer may be near enough to be kept, not equal
         for learnt in self._learnt.values():
             learnt.recovery = _RECOVERY  # another text: it may pay here
+            learnt.account.grant(LOST_ANEW)
 
     def start(self, *, points: bool) -> None:
         """Start a round that drafts chosen tokens (`points`) or drawn ones."""
@@ -198,13 +206,15 @@ class DraftLength:
             learnt = self._learnt[points] = self._prior(points)
         self._now, self._drafted, self._reached, self._asked = learnt, [], 1.0, 0
         self._level = None
+        self._rests = learnt.account.room <= 0.0
         self._plan(learnt)
 
     def goes_on(self) -> bool:
         """Whether the drafter shall be asked for another law."""
         assert self._thresholds is not None
         n = len(self._drafted)
-        asks = n < self.most and self._reached > self._thresholds.to_ask(n, self._level)
+        wanted = n < self.most and not self._rests
+        asks = wanted and self._reached > self._thresholds.to_ask(n, self._level)
         self._asked += asks
         return asks
 
@@ -228,6 +238,8 @@ class DraftLength:
         """Return how many chosen tokens to compute at once: as many as usual ones are worth it."""
         assert self._now is not None
         assert self._thresholds is not None
+        if self._rests:
+            return 0
         n, reached = 0, 1.0
         while n < self.most and reached > self._thresholds.to_ask(n, None):
             n, reached = n + 1, reached * self._now.usual
@@ -257,9 +269,12 @@ class DraftLength:
         # Behind the first token that was refused nothing was tested.
         for index, x in enumerate(drafted[: accepted + 1]):
             learnt.odds.learn(x, index < accepted)
-        learnt.listen(len(drafted), accepted)
-        learnt.tokens = _ROUNDS * learnt.tokens + accepted + 1
         seconds = self._seconds(len(drafted) + 1) + self._asked * self._step
+        learnt.account.allow(accepted + 1)
+        if not self._rests:  # while it rests nothing is learnt, nor forgotten
+            learnt.listen(len(drafted), accepted)
+            learnt.account.lose(seconds / self._seconds(1) - (accepted + 1))
+        learnt.tokens = _ROUNDS * learnt.tokens + accepted + 1
         learnt.seconds = _ROUNDS * learnt.seconds + seconds
 
     def _prior(self, points: bool) -> _Learnt:
@@ -269,7 +284,7 @@ class DraftLength:
             tokens += _USUAL**n
             best = min(best, (self._seconds(n + 1) + n * self._step) / tokens)
         odds = AcceptanceOdds(_SLOPE_POINTS if points else _SLOPE_DRAWN)
-        return _Learnt(odds, _USUAL, _PRIOR_TOKENS, _PRIOR_TOKENS * best)
+        return _Learnt(odds, _USUAL, _PRIOR_TOKENS, _PRIOR_TOKENS * best, account_of_model())
 
     def _plan(self, learnt: _Learnt) -> None:
         """Have thresholds for what a token is worth now; T may change with the load."""

@@ -9,7 +9,8 @@ that a token takes at the best choice (see `draft_length`), a round maximises
 over n, the n nodes of the highest chances: a node's chance is less than its parent's, so they are a
 tree (EAGLE-2 reranks by the drafter's own probabilities, Li et al. 2024, section 4.2; here they are
 calibrated by what was accepted lately, and their number is chosen). Where the best of it was worth
-less than D lately, the drafter is not asked, and asked again some rounds later.
+less than D lately, the drafter is not asked, and asked again some rounds later; and it rests while
+rounds in which it was asked lost all that they may lose against plain decoding (`Account`).
 
 Choosing nodes by their probability is exact for point masses only.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from specrun.runtime.costs.account import LOST_ANEW, account_of_model
 from specrun.runtime.costs.draft_length import AcceptanceOdds, log_odds
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.tree import ROOT, DraftTree
@@ -59,7 +61,8 @@ class TreeSize:
         self._prior = self._surplus = max(self._best_count(chances)[1], 1.5 * draft)
         self._rounds = _PRIOR_ROUNDS  # how many the surplus is the mean of
         self._recovery = _RECOVERY
-        self._silent = self._asked = False
+        self._account = account_of_model()
+        self._silent = self._asked = self._rests = False
         self._tree: DraftTree | None = None
         self._certainties: dict[int, float] = {}
 
@@ -68,10 +71,12 @@ class TreeSize:
         if self._forgets:
             self._start_anew()
         self._recovery, self._tree = _RECOVERY, None  # another text: it may pay here
+        self._account.grant(LOST_ANEW)
 
     def pays(self) -> bool:
         """Whether the drafter shall be asked in this round."""
-        self._tree, self._asked = None, self._surplus > self._draft
+        self._rests = self._account.room <= 0.0
+        self._tree, self._asked = None, self._surplus > self._draft and not self._rests
         return self._asked
 
     def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
@@ -105,17 +110,19 @@ class TreeSize:
         start = outcome.start
         accepted = self._learn(outcome.tokens[start : start + len(outcome.path)])
         drafted = 0 if self._tree is None else len(self._tree)
+        spent = self._seconds(drafted + 1) + (self._draft if self._asked else 0.0)
+        self._account.allow(accepted + 1)
         if self._asked:
+            self._account.lose(spent / self._seconds(1) - (accepted + 1))
             if self._silent:
                 change = 1.0 / _PATIENCE if accepted else _PATIENCE
                 self._recovery = min(_RECOVERY, self._recovery * change)
-        else:
+        elif not self._rests:  # while it rests nothing is forgotten
             self._odds.recover(self._recovery)
             self._surplus += self._recovery * (self._prior - self._surplus)
             self._rounds += self._recovery * (_PRIOR_ROUNDS - self._rounds)
         self._silent = not self._asked
         self._tokens = _ROUNDS * self._tokens + accepted + 1
-        spent = self._seconds(drafted + 1) + (self._draft if self._asked else 0.0)
         self._spent = _ROUNDS * self._spent + spent
         self._tree, self._asked = None, False
 

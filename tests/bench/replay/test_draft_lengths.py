@@ -17,6 +17,7 @@ from collections.abc import Callable
 import pytest
 
 from specrun.runtime.costs import CostCurve, draft_length
+from specrun.runtime.costs.account import Account
 from specrun.runtime.costs.draft_length import DraftLength
 
 F16 = CostCurve(
@@ -25,6 +26,9 @@ F16 = CostCurve(
 Q8_0 = CostCurve(
     (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), *2 * ((25.6, 32, 40.7, 50.1, 62, 66, 69.9, 92, 98, 116.7),)
 )
+# A small target in F16, in milliseconds; its head takes 1.6 for a token.
+STEEP = CostCurve((1, 2, 3, 4, 5, 6, 8, 12, 16), *2 * ((19, 27.7, 28.9, 34, 34.5, 36, 45, 52, 64),))
+HEAD_STEP = 1.6
 STEP, MOST = 0.3, 15
 Place = tuple[list[float], list[bool]]
 Stop = Callable[[list[float]], tuple[int, int]]
@@ -53,6 +57,21 @@ def flat(seed: int) -> list[list[Place]]:
         return certainties, accepted
 
     return [[place() for _ in range(256)] for _ in range(12)]
+
+
+def weak(seed: int) -> list[list[Place]]:
+    """Answers of 200 tokens and a drafter that is seldom right, and seldom knows when."""
+    rng = random.Random(seed)
+
+    def place() -> Place:
+        x, certainties, accepted = rng.gauss(-0.3, 1.5), [], []
+        for _ in range(MOST):
+            x = -0.3 + 0.6 * (x + 0.3) + rng.gauss(0.0, 1.2)
+            certainties.append(1.0 / (1.0 + math.exp(-x)))
+            accepted.append(rng.random() < 1.0 / (1.0 + math.exp(0.8 - 0.7 * x)))
+        return certainties, accepted
+
+    return [[place() for _ in range(200)] for _ in range(12)]
 
 
 PAIRS = {"peaked": peaked, "flat": flat}
@@ -92,6 +111,31 @@ def _drafted(certainties: list[float], length: DraftLength | int) -> tuple[int, 
     return drafted, asked
 
 
+class Endless(Account):
+    """May lose anything."""
+
+    room = 1.0  # type: ignore[assignment]
+
+
+def speed_of_head(step: float) -> float:
+    """Return the speed of a weak head over plain decoding; it computes several tokens at once."""
+    length, tokens, seconds = DraftLength(STEEP.seconds, step, MOST), 0, 0.0
+    for text in weak(HELD_OUT):
+        length.begin()
+        place = 0
+        while place < len(text):
+            certainties, accepted = text[place]
+            room = min(MOST, len(text) - place - 1)
+            length.start(points=True)
+            asked = min(length.ahead(), room)
+            drafted = length.cut(certainties[:asked]) if asked else 0
+            kept = sum(1 for _ in itertools.takewhile(bool, accepted[:drafted]))
+            length.learn(kept)
+            tokens, place = tokens + kept + 1, place + kept + 1
+            seconds += STEEP.seconds(1 + drafted) + asked * step
+    return tokens / seconds * STEEP.seconds(1)
+
+
 def gain(pair: str, curve: CostCurve) -> float:
     """Return the speed of n=auto over that of the best n of 1 to 10."""
     texts = PAIRS[pair](HELD_OUT)
@@ -116,3 +160,20 @@ def test_a_rule_that_takes_tokens_to_come_for_usual_ones_stops_before_the_step(
     """Negative control: the rule as it was."""
     monkeypatch.setattr(draft_length, "_ALIKE", 0.0)
     assert gain("peaked", F16) < 1.05
+
+
+def test_a_head_that_is_asked_in_vain_rests_before_it_loses_much() -> None:
+    assert speed_of_head(HEAD_STEP) > 0.97
+
+
+def test_a_head_that_may_lose_anything_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: asked as often as its certainty lets hope."""
+    monkeypatch.setattr(draft_length, "account_of_model", lambda: Endless(0.0))
+    assert speed_of_head(HEAD_STEP) < 0.94
+
+
+def test_a_head_that_pays_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cheaper head the same drafts gain, and resting would lose that."""
+    rests = speed_of_head(0.3)
+    monkeypatch.setattr(draft_length, "account_of_model", lambda: Endless(0.0))
+    assert rests > 0.99 * speed_of_head(0.3) > 1.0

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from support.scripted import TableRows
 
-from specrun.runtime.costs import CostCurve
+from specrun.runtime.costs import CostCurve, tree_size
+from specrun.runtime.costs.account import Account
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.tree import ROOT, DraftTree
@@ -39,11 +40,13 @@ class Rounds:
     def __init__(self, size: TreeSize, seed: int = 1) -> None:
         self.size, self._random, self._text = size, random.Random(seed), [0]
         self.kept: list[int] = []
+        self.asked = False
 
     def play(self, certainties: Sequence[float], chances: Sequence[float]) -> int:
         """Return how many tokens a round of these nodes gives."""
         self.kept, tree = [], DraftTree()
-        if self.size.pays():
+        self.asked = self.size.pays()
+        if self.asked:
             self.kept = self.size.best(values_of(certainties), PARENTS, 6)
             tree = self.size.drafted(tree_of(self.kept))
         path: list[int] = []
@@ -168,3 +171,43 @@ def test_a_drafter_that_became_good_is_used_again() -> None:
         rounds.play([0.6, 0.3] * 3, [0.95, 0.02] * 3)
         sizes.append(len(rounds.kept))
     assert min(sizes[-100:]) >= 2
+
+
+class Endless(Account):
+    """May lose anything."""
+
+    room = 1.0  # type: ignore[assignment]
+
+
+def lost(draft: float, share: float) -> float:
+    """Return the share of time that is lost against plain decoding.
+
+    The drafter takes `draft` rounds for a tree; its nodes are accepted in this `share` of the
+    rounds that its certainties lead to expect, and it mistakes a tenth of the easy ones for hard.
+    """
+    size = TreeSize(STEEP.seconds, draft, 8)
+    rounds, random_ = Rounds(size), random.Random(3)
+    tokens = seconds = 0.0
+    for _ in range(10):
+        size.begin()
+        for _ in range(200):
+            is_easy = random_.random() < 0.3
+            seems_easy = (random_.random() < 0.1) != is_easy
+            chances = [share * chance for chance in (EASY if is_easy else HARD)]
+            tokens += rounds.play(EASY if seems_easy else HARD, chances)
+            seconds += STEEP.seconds(len(rounds.kept) + 1) + draft * rounds.asked
+    return seconds / tokens / STEEP.seconds(1) - 1.0
+
+
+@pytest.mark.parametrize("draft", [0.1, 0.3, 0.5])
+def test_a_drafter_that_loses_rests_before_it_loses_much(draft: float) -> None:
+    assert 0.0 < lost(draft, 0.4) < 0.02
+
+
+@pytest.mark.parametrize("draft", [0.1, 0.3, 0.5])
+def test_a_drafter_that_may_lose_anything_does(
+    draft: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: asked as often as its certainties let hope."""
+    monkeypatch.setattr(tree_size, "account_of_model", lambda: Endless(0.0))
+    assert lost(draft, 0.4) > 0.07
