@@ -239,7 +239,9 @@ def score_stage(plan: Plan, kind: str, questions: list[Question]) -> float:
     path = plan.work / f"{kind}.json"
     if not path.exists():
         file = gguf_path(plan, kind)
-        options = {PASS: ", n=1, topk=8", DRAFTER: ", n=5", EMBEDDED: ", n=5"}.get(kind, "")
+        # Of a given size: how much of a tree pays hangs on the machine, and says nothing of a head.
+        shapes = {PASS: ", n=1, topk=8", DRAFTER: ", n=5", EMBEDDED: ", n=5"}
+        options = shapes.get(kind, ", nodes=16")
         method = "draft" if kind in (DRAFTER, EMBEDDED) else kind
         expression = f"{method}({file}{options})"
         found = measure_drafter(demo_target(), expression, questions, plan.threads)

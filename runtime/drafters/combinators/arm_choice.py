@@ -44,6 +44,8 @@ _PROBING = 0.025  # of the time so far, which probes may lose against the best a
 _STAKE = 0.5  # rounds of plain decoding that the first draft of an arm may lose
 # Tokens after which an arm is tried again whatever was found, and half of that is forgotten.
 _SPACING = 128
+# An arm that could not be the best even if all of its drafts were accepted waits for so many.
+_LATER = 512
 _OPTIMISM = 1.5  # standard errors in an arm's favour
 _CAUTION = 0.5  # standard errors that a probed arm has to be better by to take the best one's place
 # The relative standard deviation of a rate's change after so many rounds unseen.
@@ -314,6 +316,8 @@ class ArmChooser:
     def _hope(self, index: int) -> float:
         """Return the rate that an arm may have; a more complicated one must be better by a tie."""
         arm, best = self._arms[index], self._arms[self._best]
+        if index != self._plain and arm.behind < _LATER and not self._may_reach(index, best.rate):
+            return 0.0
         if index != self._plain and (not arm.rounds or arm.behind >= _SPACING):
             scale = 1.0 if arm.scale is None else arm.scale
             if scale >= self._margins[index]:
@@ -330,15 +334,25 @@ class ArmChooser:
             return 0.0
         return self._possible_rate(arm) * (1.0 - _TIE)
 
+    def _may_reach(self, index: int, rate: float) -> bool:
+        """Return whether an arm would be faster than this if all that it drafts were accepted."""
+        arm, plain = self._arms[index], self._arms[self._plain]
+        scale = 1.0 if arm.scale is None else arm.scale
+        return self._forecasts[index].ceiling(scale) * plain.rate > rate
+
     def _worth_probing(self) -> int | None:
         best, arms = self._arms[self._best], self._arms
         if not best.rounds or not arms[self._plain].rounds:
             return None  # others are compared with these
         others = [index for index in range(len(arms)) if index != self._best]
-        # Of those that promise alike, such as all the unknown, the longest unseen comes first.
-        hopes = sorted((-self._hope(index), -arms[index].behind, index) for index in others)
+        # Of those that promise alike the longest unseen comes first, of all the unknown the one
+        # that would lose least: what it wins may pay for the others.
+        hopes = sorted(
+            (-self._hope(index), self._first_loss(index), -arms[index].behind, index)
+            for index in others
+        )
         room = spare = min(START + _PROBING * self._elapsed - self._lost, self._account.room)
-        for hope, _, index in hopes:
+        for hope, _, _, index in hopes:
             if -hope <= best.rate:
                 return None
             loss = self._loss_of(index)
@@ -351,6 +365,10 @@ class ArmChooser:
         return None
 
     # -- what it costs -----------------------------------------------------------------------------
+
+    def _first_loss(self, index: int) -> float:
+        """Return how many plain rounds the first probe of an unknown arm would lose, else 0."""
+        return 0.0 if self._arms[index].rounds else self._loss_of(index)
 
     @property
     def _best_rate(self) -> float:

@@ -54,8 +54,19 @@ class ArmForecast:
     @property
     def margin(self) -> float:
         """How many times its extra the best draft is worth if all of it is accepted."""
-        depths = {min(1 << power, self.most) for power in range(self.most.bit_length() + 1)}
-        return max(depth / max(self.extra(depth), 1e-9) for depth in depths)
+        return max(depth / max(self.extra(depth), 1e-9) for depth in self._depths)
+
+    def ceiling(self, scale: float) -> float:
+        """Return the tokens of a plain round's time if all that is drafted were accepted.
+
+        What drafting takes beyond a plain round is `scale` times what is forecast.
+        """
+        return max((1.0 + depth) / (1.0 + scale * self.extra(depth)) for depth in self._depths)
+
+    @property
+    def _depths(self) -> set[int]:
+        """Lengths of drafts: 1, 2, 4, ..., and the longest."""
+        return {min(1 << power, self.most) for power in range(self.most.bit_length() + 1)}
 
 
 @dataclass(slots=True)

@@ -339,3 +339,38 @@ def test_clocks_that_stand_still_are_survived() -> None:
         chosen.append(index)
     assert set(chosen) == {0, 1, 2}
     assert [arm.rate for arm in chooser.arms] == pytest.approx([1e9] * 3)
+
+
+FREE = CostCurve.flat([1.0] * 17)
+"""What a GPU might take: any batch as long as a token."""
+
+
+def tried(forecasts: Sequence[ArmForecast], rounds: int, share: float) -> list[int]:
+    """Return the arms of these rounds, in which this share of each draft is accepted."""
+    plain = len(forecasts)
+    chooser, chosen = ArmChooser([*forecasts, ArmForecast(curve=FREE)], plain), list[int]()
+    for _ in range(rounds):
+        index, depth = chooser.choose()
+        most, draft = (
+            (0, 0.0) if index == plain else (forecasts[index].most, forecasts[index].draft)
+        )
+        drafted = min(depth or most, most)
+        chooser.record(index, 1 + int(share * drafted), 1.0 + draft * drafted, drafted)
+        chosen.append(index)
+    return chosen
+
+
+def test_an_arm_that_cannot_be_the_best_waits_for_long() -> None:
+    """A chain of one token yields two at most, where another yields nine in a round."""
+    short, long = ArmForecast(most=1, curve=FREE), ArmForecast(most=8, curve=FREE)
+    assert (short.ceiling(1.0), long.ceiling(1.0)) == pytest.approx((2.0, 9.0))
+    chosen = tried([long, short], 200, 1.0)
+    assert 1 not in chosen[:50]
+    assert 1 in chosen  # costs may have been judged wrongly: it is looked at in the end
+
+
+def test_of_the_unknown_the_one_that_costs_least_comes_first() -> None:
+    dear, cheap = (ArmForecast(most=8, draft=draft, curve=FREE) for draft in (0.02, 0.0))
+    chosen = tried([dear, cheap], 200, 0.5)
+    assert chosen[:3] == [2, 2, 1]
+    assert 0 in chosen  # which may be better, as far as is known

@@ -163,7 +163,7 @@ def test_the_fastest_is_used_and_everyone_hears_of_every_round() -> None:
 
 
 def test_members_that_find_the_text_hear_of_their_own_rounds_alone() -> None:
-    finder, other = Witness("finder", 1), Witness("other", 4)
+    finder, other = Witness("finder", 4), Witness("other", 1)
     finder.finds_text = True
     auto = AutoDrafter([finder, other, NoDrafter()], clock=ScriptedClock(0, 1, 0, 2))
     asked = run(auto, 60, True)
