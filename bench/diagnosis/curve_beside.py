@@ -37,7 +37,11 @@ class CurveBeside:
         options = dataclasses.replace(options, n_ctx=n_ctx, n_outputs=max(MEASURED_SIZES))
         self._context = Context(model, options)
         depth = min(depth, self._context.n_ctx - max(MEASURED_SIZES))
-        self._times = EvaluationTimes(self._context, max(0, depth))
+        try:
+            self._times = EvaluationTimes(self._context, max(0, depth))
+        except BaseException:  # nobody enters what was never made
+            self._context.close()
+            raise
         self._is_backwards = False
 
     def __enter__(self) -> CurveBeside:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
 from specrun.bench.diagnosis.work import work_of
 from specrun.bench.drafters.answers import Arm
 from specrun.bench.drafters.prompts import Prompt
-from specrun.bench.timing import interleaved, ratio_of
+from specrun.bench.timing import interleaved
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.placement import placing
@@ -72,30 +73,15 @@ def diagnose_pair(
         options.target, parse_options(dict(options.options)), options.curve_seconds, progress
     )
     plain = {name: value for name, value in options.options.items() if name != "accept"}
-    results: tuple[list[GenerationResult], list[GenerationResult]] = ([], [])
-    speeds: tuple[list[float], list[float]] = ([], [])
     with ExitStack() as stack:
         arms = []
         for drafter, given in ((PLAIN, plain), (options.drafter, options.options)):
             runtime = stack.enter_context(Runtime(options.target, drafter, **given))
             arms.append(Arm(runtime, options.prompts, options.as_chat))
-        n_answers = options.repetitions * len(options.prompts)
+        n_answers = 2 * options.repetitions * len(options.prompts)
         middle = int(arms[0].prompt_tokens) + options.max_tokens // 2
         beside = stack.enter_context(CurveBeside(arms[0].runtime, curve, n_answers, middle))
-        for arm in arms:
-            arm.answer(0, options.params, _WARM_UP_TOKENS, seed=0)
-        for done, (repetition, index) in enumerate(interleaved(2, options.repetitions)):
-            progress(f"answering with {arms[index].label}", 0.3 + 0.35 * done / options.repetitions)
-            seed = (options.params.seed or 0) + repetition
-            answers = []
-            for number in range(len(options.prompts)):
-                answers.append(
-                    arms[index].answer(number, options.params, options.max_tokens, seed=seed)
-                )
-                if index:
-                    beside.visit(answers[-1])
-            results[index].extend(answers)
-            speeds[index].append(work_of(answers).tokens_per_second)
+        results = _answers(arms, beside, options, progress)
         label, curve = arms[1].label, beside.curve()
     return diagnose(
         label,
@@ -103,9 +89,46 @@ def diagnose_pair(
         work_of(results[0]),
         work_of(results[1]),
         curve,
-        speed_up=ratio_of(speeds[1], speeds[0]).value,
+        speed_up=_speed_up(results, len(options.prompts)),
         mixture=mixture(read_header(options.target)),
     )
+
+
+def _answers(
+    arms: Sequence[Arm], beside: CurveBeside, options: PairOptions, progress: Progress
+) -> tuple[list[GenerationResult], list[GenerationResult]]:
+    """Return both arms' answers to all prompts, one repetition after the other.
+
+    The arms take turns prompt by prompt, and evaluations are timed behind each answer: machines
+    that others use change their speed within seconds.
+    """
+    results: tuple[list[GenerationResult], list[GenerationResult]] = ([], [])
+    for arm in arms:
+        arm.answer(0, options.params, _WARM_UP_TOKENS, seed=0)
+    n_prompts = len(options.prompts)
+    n_turns = options.repetitions * n_prompts
+    for done, (turn, index) in enumerate(interleaved(len(arms), n_turns)):
+        progress(f"answering with {arms[index].label}", 0.3 + 0.35 * done / n_turns)
+        repetition, number = divmod(turn, n_prompts)
+        seed = (options.params.seed or 0) + repetition
+        answer = arms[index].answer(number, options.params, options.max_tokens, seed=seed)
+        beside.visit(answer)
+        results[index].append(answer)
+    return results
+
+
+def _speed_up(
+    results: tuple[Sequence[GenerationResult], Sequence[GenerationResult]], n_prompts: int
+) -> float:
+    """Return the median over repetitions of how much faster the second arm answered all prompts."""
+    speeds = [
+        [
+            work_of(answers[start : start + n_prompts]).tokens_per_second
+            for start in range(0, len(answers), n_prompts)
+        ]
+        for answers in results
+    ]
+    return statistics.median(drafted / plain for plain, drafted in zip(*speeds, strict=True))
 
 
 def target_curve(

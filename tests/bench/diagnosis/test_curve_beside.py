@@ -11,6 +11,7 @@ from specrun.bench.diagnosis.curve_beside import CurveBeside
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
+from specrun.bindings.errors import DecodeError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.runtime import Runtime
@@ -91,3 +92,18 @@ def test_a_context_that_is_short_is_enough(tiny_model: Path, clockwork: type[Clo
     assert set(clockwork.sizes) == {1, 2, 3, 4, 5, 6, 7, 8}
     assert clockwork.at <= set(range(512))
     assert curve.sizes == (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
+
+
+def test_a_context_that_cannot_be_filled_is_closed(
+    tiny_model: Path, clockwork: type[Clockwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, _ = answer_of(tiny_model, "none")
+    with monkeypatch.context() as patched:
+
+        def failing(self: Context, batch: Batch) -> Rows:
+            raise DecodeError("there is no memory for it", -2)
+
+        patched.setattr(clockwork, "decode", failing)
+        with runtime, pytest.raises(DecodeError):
+            CurveBeside(runtime, KNOWN, 4, 40)
+    assert clockwork.is_closed
