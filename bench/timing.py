@@ -25,10 +25,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How two measured quantities compare: the ratio of their medians.
+    """How two measured quantities compare: the median of the ratios within one repetition.
 
-    `low` and `high` are the extremes of the ratios within one repetition, where both were measured
-    under nearly the same conditions.
+    There both were measured under nearly the same conditions. `low` and `high` are the extremes.
     """
 
     value: float
@@ -65,7 +64,7 @@ def ratio_of(values: Sequence[float], baseline: Sequence[float]) -> Ratio:
             f"{len(values)} values cannot be compared with {len(baseline)} of the baseline"
         )
     pairs = [value / base for value, base in zip(values, baseline, strict=True)]
-    return Ratio(statistics.median(values) / statistics.median(baseline), min(pairs), max(pairs))
+    return Ratio(statistics.median(pairs), min(pairs), max(pairs))
 
 
 def interleaved(n_arms: int, repetitions: int) -> Iterator[tuple[int, int]]:

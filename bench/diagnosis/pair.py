@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
 from specrun.bench.diagnosis.work import work_of
 from specrun.bench.drafters.answers import Arm
 from specrun.bench.drafters.prompts import Prompt
-from specrun.bench.timing import interleaved
+from specrun.bench.timing import interleaved, ratio_of
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.placement import placing
@@ -120,7 +119,7 @@ def _answers(
 def _speed_up(
     results: tuple[Sequence[GenerationResult], Sequence[GenerationResult]], n_prompts: int
 ) -> float:
-    """Return the median over repetitions of how much faster the second arm answered all prompts."""
+    """Return how much faster the second arm answered all prompts of a repetition."""
     speeds = [
         [
             work_of(answers[start : start + n_prompts]).tokens_per_second
@@ -128,7 +127,7 @@ def _speed_up(
         ]
         for answers in results
     ]
-    return statistics.median(drafted / plain for plain, drafted in zip(*speeds, strict=True))
+    return ratio_of(speeds[1], speeds[0]).value
 
 
 def target_curve(

@@ -229,14 +229,19 @@ def with_files(text: str, files: Mapping[str, Path]) -> str:
 def _measure(
     arms: Sequence[Arm], params: SamplingParams, bench: DrafterBench, step: Callable[[str], None]
 ) -> list[list[Answers]]:
-    """Return each arm's repetitions, in order."""
-    measured: list[list[Answers]] = [[] for _ in arms]
-    for repetition, index in interleaved(len(arms), bench.repetitions):
-        arm, answers, seed = arms[index], Answers(), (params.seed or 0) + repetition
-        for number in range(len(bench.prompts)):
-            step(f"{arm.label}, temperature {params.temperature:g}")
-            answers.add(arm.answer(number, params, bench.max_tokens, seed=seed))
-        measured[index].append(answers)
+    """Return each arm's repetitions, in order; the arms take turns prompt by prompt.
+
+    Machines that others use change their speed within seconds: no arm is to have a minute of its
+    own.
+    """
+    measured = [[Answers() for _ in range(bench.repetitions)] for _ in arms]
+    n_prompts = len(bench.prompts)
+    for turn, index in interleaved(len(arms), bench.repetitions * n_prompts):
+        arm, (repetition, number) = arms[index], divmod(turn, n_prompts)
+        step(f"{arm.label}, temperature {params.temperature:g}")
+        seed = (params.seed or 0) + repetition
+        answer = arm.answer(number, params, bench.max_tokens, seed=seed)
+        measured[index][repetition].add(answer)
     return measured
 
 

@@ -43,8 +43,9 @@ Examples:
   specrun bench drafters -m target.gguf --drafter prompt-lookup --drafter "draft(small.gguf, n=8)" -p "Once"
 
 \b
-Plain decoding is always measured too, with the same settings in the same process; the order of the
-drafters is reversed in every other repetition, and each answer starts from an empty cache. tok/s
+Plain decoding is always measured too, with the same settings in the same process. The drafters take
+turns prompt by prompt, forwards and backwards, and each answer starts from an empty cache. A speed-up
+is the median of those of the repetitions, with the least and the greatest. tok/s
 counts generated tokens over the time after the prompt. Unlike llama-bench's figures it includes
 sampling, verification and text, because drafting is not free of them. Do not use the machine meanwhile.
 """  # noqa: E501 - as it is shown

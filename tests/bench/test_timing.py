@@ -38,10 +38,13 @@ def test_quartiles_lie_between_values() -> None:
     assert spread_of([0.0, 1.0]).lower_quartile == 0.25
 
 
-def test_ratio_is_of_medians_and_its_spread_is_paired() -> None:
+def test_ratio_is_that_of_repetitions() -> None:
     # The second repetition was slow for both: its own ratio stays 2.
     ratio = ratio_of([20.0, 2.0, 30.0], [10.0, 1.0, 10.0])
     assert (ratio.value, ratio.low, ratio.high) == (2.0, 2.0, 3.0)
+    # The medians, 30 and 10, are of different repetitions: their ratio is none of any.
+    ratio = ratio_of([10.0, 30.0, 40.0], [10.0, 40.0, 8.0])
+    assert (ratio.value, ratio.low, ratio.high) == (1.0, 0.75, 5.0)
 
 
 @pytest.mark.parametrize(("values", "baseline"), [([], []), ([1.0], [1.0, 2.0])])
