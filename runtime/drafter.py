@@ -45,6 +45,20 @@ class DraftRequest:
     fallback: float = 0.0
     state: SamplerState = FRESH
 
+    def within(self, max_depth: int, max_nodes: int) -> DraftRequest:
+        """Return the request for trees that are also no deeper and no larger than this."""
+        return DraftRequest(
+            self.tokens,
+            self.params,
+            self.noise,
+            min(max_depth, self.max_depth),
+            min(max_nodes, self.max_nodes),
+            self.end_tokens,
+            self.keep,
+            self.fallback,
+            self.state,
+        )
+
 
 @dataclass(slots=True)
 class RoundOutcome:

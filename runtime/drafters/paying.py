@@ -14,7 +14,6 @@ this is for drafters that draw: what they draft is part of which text comes of a
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -153,8 +152,7 @@ class PayingDrafter(TimedDrafter):
         most = self._affordable(wanted)
         self._stopped += not most and wanted > 0 and self._costs.widest > 0
         if most < wanted:
-            depth = min(most, request.max_depth)
-            request = dataclasses.replace(request, max_depth=depth, max_nodes=most)
+            request = request.within(most, most)
         return super().propose(request)
 
     def _waking(self) -> float:

@@ -90,8 +90,9 @@ class ArmChooser:
         # Tokens, seconds and nodes drafted, of the rounds since the arm changed.
         self._run: list[tuple[int, float, int]] = []
         self._behind = 0  # how far the arm was behind when that run began
-        # Rounds of plain decoding in a row, tokens and seconds, that are not counted yet: several
-        # at once cost little more than one, whose code an evaluation drove out of the caches.
+        # Rounds of the arm in a row that drafted nothing, tokens and seconds, that are not counted
+        # yet: several at once cost little more than one, whose code an evaluation drove out of the
+        # caches.
         self._waiting: list[tuple[int, float]] = []
 
     def begin(self, n_new: int) -> None:
@@ -118,9 +119,10 @@ class ArmChooser:
 
     def choose(self) -> tuple[int, int]:
         """Return the arm of the next round, and how much it may draft (0: all it likes)."""
-        if self._left > 0 and self._current == self._plain:
-            self._left -= 1  # nothing is drafted that might not fit any more
-            return self._plain, 0
+        if self._left > 0 and (self._current == self._plain or self._waiting):
+            # Nothing is drafted that might not fit any more: what fitted does while none is.
+            self._left -= 1
+            return self._current, self._arms[self._current].depth
         if self._left <= 0:
             self._count_waiting()
         # All rounds of a probe fitted when it began: it goes on unless they took far more, for a
@@ -134,7 +136,7 @@ class ArmChooser:
 
     def record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
         """Learn what a round of an arm that drafted so many nodes gave, chosen or replayed."""
-        if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
+        if not drafted and index == self._current and len(self._run) > 1:
             self._waiting.append((tokens, seconds))
             if len(self._waiting) == _SEGMENT:
                 self._count_waiting()
@@ -143,10 +145,10 @@ class ArmChooser:
         self._record(index, tokens, seconds, drafted)
 
     def _count_waiting(self) -> None:
-        """Count the rounds of plain decoding that wait."""
+        """Count the rounds without drafts that wait."""
         waiting, self._waiting = self._waiting, []
         for tokens, seconds in waiting:
-            self._record(self._plain, tokens, seconds, 0)
+            self._record(self._current, tokens, seconds, 0)
 
     def _record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
         if index != self._current:

@@ -7,7 +7,6 @@ otherwise: every choice is logged, and a log can be replayed.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import time
@@ -219,9 +218,7 @@ class AutoDrafter(MembersDrafter):
         else:
             self._chosen, self._depth = self._choose(request)
         if self._depth:
-            most = (min(self._depth, limit) for limit in (request.max_depth, request.max_nodes))
-            max_depth, max_nodes = most
-            request = dataclasses.replace(request, max_depth=max_depth, max_nodes=max_nodes)
+            request = request.within(self._depth, self._depth)
         return self._members[self._chosen].propose(request)
 
     def _choose(self, request: DraftRequest) -> tuple[int, int]:
