@@ -374,3 +374,21 @@ def test_of_the_unknown_the_one_that_costs_least_comes_first() -> None:
     chosen = tried([dear, cheap], 200, 0.5)
     assert chosen[:3] == [2, 2, 1]
     assert 0 in chosen  # which may be better, as far as is known
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rounds_that_wait_to_be_counted_are_counted_once_and_for_their_arm(seed: int) -> None:
+    # What finds something to draft in a tenth of its rounds has rounds without drafts, too.
+    arms = [SimulatedArm(), SimulatedArm(alpha=0.9, n=4, active=0.1)]
+    generator = np.random.default_rng(seed)
+    chooser, unseen = ArmChooser([arm.forecast for arm in arms], 0), [0, 0]
+    has_waited = False
+    for position in range(300):
+        index, depth = chooser.choose()
+        tokens, seconds, drafted = arms[index].round(generator, position, depth, 0.05)
+        chooser.record(index, tokens, seconds, drafted)
+        unseen = [0 if number == index else n + tokens for number, n in enumerate(unseen)]
+        has_waited = has_waited or (index == 1 and not drafted)
+        if position % 7 == 0:  # to ask is to count what waits
+            assert [arm.behind for arm in chooser.arms] == unseen
+    assert has_waited
