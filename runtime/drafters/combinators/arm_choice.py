@@ -77,6 +77,8 @@ class ArmChooser:
         self._forecasts, self._plain = tuple(forecasts), plain
         self._first_depths = [forecast.deepest(_STAKE) for forecast in forecasts]
         self._margins = [forecast.margin for forecast in forecasts]
+        # Of each arm, its scale and the `ceiling` at it: a curve that is learnt moves little.
+        self._ceilings: dict[int, tuple[float, float]] = {}
         self._target_reading = forecasts[plain].target_reading
         self._arms = [arm.for_another_text() for arm in known] or [
             Arm(depth=depth) for depth in self._first_depths
@@ -100,6 +102,7 @@ class ArmChooser:
         """Start another text, `n_new` tokens of which are new to all arms."""
         self._count_waiting()
         self._finish_run()
+        self._ceilings.clear()
         self._left = 0
         self._credit = _READING * n_new * self._target_reading
         for arm in self._arms:
@@ -217,13 +220,14 @@ class ArmChooser:
         """Take a round into the estimates of its arm."""
         arm, forecast = self._arms[index], self._forecasts[index]
         arm.add(tokens, seconds, drafted > 0)
-        plain, extra = self._plain_seconds, forecast.extra(drafted)
         if index == self._plain:
             return
+        plain = self._plain_seconds
         if plain and index == self._best and arm.notices_change(plain):
             self._left = 0
         if not drafted:
             return
+        extra = forecast.extra(drafted)
         if plain and extra > 0.0:
             scale = max(0.0, seconds / plain - 1.0) / extra
             # The least that was ever measured: disturbances from outside only add.
@@ -357,7 +361,11 @@ class ArmChooser:
         """Return whether an arm would be faster than this if all that it drafts were accepted."""
         arm, plain = self._arms[index], self._arms[self._plain]
         scale = 1.0 if arm.scale is None else arm.scale
-        return self._forecasts[index].ceiling(scale) * plain.rate > rate
+        known, ceiling = self._ceilings.get(index, (None, 0.0))
+        if known != scale:
+            ceiling = self._forecasts[index].ceiling(scale)
+            self._ceilings[index] = scale, ceiling
+        return ceiling * plain.rate > rate
 
     def _worth_probing(self) -> int | None:
         best, arms = self._arms[self._best], self._arms
