@@ -97,7 +97,7 @@ class HeadLearner(Learner):
                 ahead = shifted(found.final, depth + 1, places)[start]
                 chosen.append(self._target.logits(ahead).argmax(-1))
                 counted.append(shifted(draft_marks(batch.learnt, depth), 0, places)[start])
-            agreement.add(drafted, chosen, counted)
+            agreement.add(drafted, chosen, counted, start)
         return agreement.measures()
 
 
@@ -111,25 +111,44 @@ class Agreement:
     def __init__(self, depth: int, label: str) -> None:
         self._label = label
         self._first, self._five, self._count = [0] * depth, [0] * depth, [0] * depth
-        self._chains = self._accepted = 0
+        self._rounds = self._tokens = 0
 
-    def add(self, drafted: list[Tensor], chosen: list[Tensor], counted: list[Tensor]) -> None:
+    def add(
+        self, drafted: list[Tensor], chosen: list[Tensor], counted: list[Tensor], start: Tensor
+    ) -> None:
         """Add P drafts: of each depth their best tokens [P, 5], the target's token [P], marks [P].
 
-        A chain goes on while its first tokens are right, and is only counted where its whole depth
-        is.
+        `start` [B, T] marks the P positions that drafts are made at, in reading order. A chain goes
+        on while its first tokens are right.
         """
-        right = torch.ones_like(counted[0])
-        whole = torch.stack(counted).all(0)
-        self._chains += int(whole.sum())
+        right, lengths = torch.ones_like(counted[0]), torch.zeros_like(chosen[0])
         for depth, (tokens, token, marks) in enumerate(zip(drafted, chosen, counted, strict=True)):
             best = tokens == token[:, None]
             self._count[depth] += int(marks.sum())
             self._first[depth] += int((best[:, 0] & marks).sum())
             self._five[depth] += int((best.any(-1) & marks).sum())
             # A chain ends at its first wrong token: what agrees after it would not be accepted.
-            right = right & best[:, 0]
-            self._accepted += int((right & whole).sum())
+            right = right & best[:, 0] & marks
+            lengths = lengths + right
+        every = iter(lengths.tolist())
+        for row in start.tolist():
+            self._decode([next(every) if marked else None for marked in row])
+
+    def _decode(self, lengths: Sequence[int | None]) -> None:
+        """Count the rounds that a text takes, of which each goes on where the one before ended.
+
+        `lengths` are of each position how many tokens of its chain are right, None where none is
+        made. The mean over all positions would be more: what is easy takes few rounds.
+        """
+        place = 0
+        while place < len(lengths):
+            length = lengths[place]
+            if length is None:
+                place += 1
+                continue
+            self._rounds += 1
+            self._tokens += length + 1
+            place += length + 1
 
     def measures(self) -> dict[str, float]:
         """Return the shares by name; `tokens a round` are a chain's right ones and the target's."""
@@ -138,6 +157,6 @@ class Agreement:
             if count:
                 found[f"{self._label} {depth + 1} top-1"] = self._first[depth] / count
                 found[f"{self._label} {depth + 1} top-5"] = self._five[depth] / count
-        if self._chains:
-            found["tokens a round"] = 1 + self._accepted / self._chains
+        if self._rounds:
+            found["tokens a round"] = self._tokens / self._rounds
         return found

@@ -879,13 +879,27 @@ def test_chains_count_until_their_first_mistake() -> None:
     drafted = [torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([[1, 2], [3, 4], [5, 6]])]
     chosen = [torch.tensor([1, 4, 5]), torch.tensor([1, 3, 9])]
     counted = [torch.tensor([True, True, True]), torch.tensor([True, True, False])]
-    agreement.add(drafted, chosen, counted)
+    # Three texts, of one position each.
+    agreement.add(drafted, chosen, counted, torch.ones(3, 1, dtype=torch.bool))
     found = agreement.measures()
     assert found["head 1 top-1"] == pytest.approx(2 / 3)
     assert found["head 1 top-5"] == 1.0
     assert found["head 2 top-1"] == 1.0
-    assert found["tokens a round"] == pytest.approx(1 + (2 + 0) / 2)
+    assert found["tokens a round"] == pytest.approx(1 + (2 + 0 + 1) / 3)
     assert best_tokens(torch.tensor([[0.1, 0.9, 0.5]])).tolist() == [[1, 2, 0]]
+
+
+def test_a_round_goes_on_where_the_one_before_ended() -> None:
+    """Six easy positions take two rounds, six hard ones six: 12 tokens of 8 rounds, not 2."""
+    agreement = Agreement(2, "depth")
+    right = torch.tensor([True] * 6 + [False] * 6)
+    chosen = torch.arange(12)
+    drafted = torch.where(right, chosen, chosen + 1)[:, None]
+    counted = torch.ones(12, dtype=torch.bool)
+    # Between two answers of the text lies what the user says, where nothing is drafted.
+    start = torch.tensor([[True] * 6 + [False] * 3 + [True] * 6])
+    agreement.add([drafted] * 2, [chosen] * 2, [counted] * 2, start)
+    assert agreement.measures()["tokens a round"] == pytest.approx(12 / 8)
 
 
 def test_attention_shares_keys_among_heads() -> None:
