@@ -49,7 +49,10 @@ def test_each_head_is_measured_with_the_bytes_that_it_must_read(tmp_path: Path) 
         assert result.floor_us == pytest.approx(
             1e6 * result.n_bytes / result.copy_bytes_per_s.median, rel=0.5
         )
-        assert result.over_floor.value == pytest.approx(result.time_us.median / result.floor_us)
+        ratio = result.over_floor
+        assert 0 < ratio.low <= ratio.value <= ratio.high
+        # Each repetition has its own ratio: that of the medians may be of two of them.
+        assert ratio.value == pytest.approx(result.time_us.median / result.floor_us, rel=0.5)
         assert result.n_threads == 1
     assert not list(tmp_path.iterdir())
 
