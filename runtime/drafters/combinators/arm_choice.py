@@ -55,7 +55,6 @@ _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
 _MAX_PATIENCE, _WAIT = 8, 16  # after 1, 2, 3 vain probes an arm waits for 16, 48, 112 tokens
 _FIRST_ROUNDS = 2  # of plain decoding, before others are looked at
 _SEGMENT = 6  # rounds between decisions while the best arm is used
-_SILENT_SEGMENT = 16  # the same, where it might have drafted in the last one and did not
 _PROBE_ROUNDS, _SHORT_PROBE = 4, 2  # short: of an arm whose drafts are limited
 _TIE = 0.03  # rates that differ by less than this share are alike: the simpler arm is taken
 _MEASURABLE = 64  # tokens behind from which an arm's first round tells what catching up costs
@@ -93,9 +92,8 @@ class ArmChooser:
         # Tokens, seconds and nodes drafted, of the rounds since the arm changed.
         self._run: list[tuple[int, float, int]] = []
         self._behind = 0  # how far the arm was behind when that run began
-        # Rounds of the arm in a row that drafted nothing, tokens and seconds, that are not counted
-        # yet: several at once cost little more than one, whose code an evaluation drove out of the
-        # caches.
+        # Rounds of plain decoding in a row, tokens and seconds, that are not counted yet: several
+        # at once cost little more than one, whose code an evaluation drove out of the caches.
         self._waiting: list[tuple[int, float]] = []
 
     def begin(self, n_new: int) -> None:
@@ -123,10 +121,9 @@ class ArmChooser:
 
     def choose(self) -> tuple[int, int]:
         """Return the arm of the next round, and how much it may draft (0: all it likes)."""
-        if self._left > 0 and (self._current == self._plain or self._waiting):
-            # Nothing is drafted that might not fit any more: what fitted does while none is.
-            self._left -= 1
-            return self._current, self._arms[self._current].depth
+        if self._left > 0 and self._current == self._plain:
+            self._left -= 1  # nothing is drafted that might not fit any more
+            return self._plain, 0
         if self._left <= 0:
             self._count_waiting()
         # All rounds of a probe fitted when it began: it goes on unless they took far more, for a
@@ -140,27 +137,19 @@ class ArmChooser:
 
     def record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
         """Learn what a round of an arm that drafted so many nodes gave, chosen or replayed."""
-        if not drafted and index == self._current and len(self._run) > 1:
+        if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
             self._waiting.append((tokens, seconds))
-            if len(self._waiting) == _SILENT_SEGMENT:
+            if len(self._waiting) == _SEGMENT:
                 self._count_waiting()
             return
         self._count_waiting()
         self._record(index, tokens, seconds, drafted)
 
     def _count_waiting(self) -> None:
-        """Count the rounds without drafts that wait: none of them is the first of its run."""
+        """Count the rounds of plain decoding that wait."""
         waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        index = self._current
-        for tokens, measured in waiting:
-            seconds = max(measured, _TICK)
-            self._run.append((tokens, seconds, 0))
-            self._book(index, tokens, seconds)
-            self._account.allow(tokens)
-            self._count(index, tokens, seconds, 0)
-        self._seen(index, len(waiting), sum(tokens for tokens, _ in waiting))
+        for tokens, seconds in waiting:
+            self._record(self._plain, tokens, seconds, 0)
 
     def _record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
         if index != self._current:
@@ -173,6 +162,7 @@ class ArmChooser:
             self._behind = arm.behind
             arm.fade(0.5 ** ((self._now - arm.last_seen) / _SPACING))
         self._book(index, tokens, seconds)
+        self._now += 1
         self._account.allow(tokens)
         # The first round includes catching up with the text; it
         # is counted when a second tells how much.
@@ -182,12 +172,6 @@ class ArmChooser:
             self._count(index, tokens, seconds, drafted)
             # Not before the second is counted too, whose draft was as long as the first.
             self._lengthen(index, self._run[:2] if len(self._run) == 2 else self._run[-1:])
-        self._seen(index, 1, tokens)
-
-    def _seen(self, index: int, rounds: int, tokens: int) -> None:
-        """Note that so many rounds were an arm's, whose tokens the others have not seen."""
-        arm = self._arms[index]
-        self._now += rounds
         arm.last_seen = self._now
         for other in self._arms:
             other.behind = 0 if other is arm else other.behind + tokens
@@ -279,10 +263,7 @@ class ArmChooser:
             self._finish_run()
             self._current = chosen
         self._arms[chosen].limit(depth)
-        last = self._run[-_SEGMENT:] if chosen != self._plain else ()
-        # What reads the text drafts as soon as it has something to say: nobody has to be asked.
-        is_silent = len(last) == _SEGMENT and not any(drafted for *_, drafted in last)
-        self._left = _SILENT_SEGMENT if is_silent else _SEGMENT
+        self._left = _SEGMENT
         if self._probing:
             self._left = self._probe_rounds(chosen)
         elif not self._arms[self._plain].rounds:

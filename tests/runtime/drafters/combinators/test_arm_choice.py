@@ -378,17 +378,35 @@ def test_of_the_unknown_the_one_that_costs_least_comes_first() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rounds_that_wait_to_be_counted_are_counted_once_and_for_their_arm(seed: int) -> None:
-    # What finds something to draft in a tenth of its rounds has rounds without drafts, too.
     arms = [SimulatedArm(), SimulatedArm(alpha=0.9, n=4, active=0.1)]
     generator = np.random.default_rng(seed)
-    chooser, unseen = ArmChooser([arm.forecast for arm in arms], 0), [0, 0]
-    has_waited = False
+    chooser, unseen, plain = ArmChooser([arm.forecast for arm in arms], 0), [0, 0], 0
     for position in range(300):
         index, depth = chooser.choose()
         tokens, seconds, drafted = arms[index].round(generator, position, depth, 0.05)
         chooser.record(index, tokens, seconds, drafted)
         unseen = [0 if number == index else n + tokens for number, n in enumerate(unseen)]
-        has_waited = has_waited or (index == 1 and not drafted)
+        plain += index == 0
         if position % 7 == 0:  # to ask is to count what waits
             assert [arm.behind for arm in chooser.arms] == unseen
-    assert has_waited
+    assert plain > 7  # plain rounds wait
+
+
+def test_a_drafter_that_takes_time_to_draft_nothing_is_noticed() -> None:
+    """A model that is asked and says nothing takes longer than plain decoding: each such round is
+    booked at once, and a drafter that was good until then is left within sixteen."""
+    forecast = ArmForecast(most=4, draft=0.1, curve=FREE)
+    chooser = ArmChooser([forecast, ArmForecast(curve=FREE)], 1)
+    silent = []
+    for number in range(150):
+        index, depth = chooser.choose()
+        if index == 1:
+            chooser.record(1, 1, 1.0, 0)
+        elif number < 60:
+            drafted = depth or 4
+            chooser.record(0, 1 + drafted, 1.0 + 0.1 * drafted, drafted)
+        else:
+            chooser.record(0, 1, 1.9, 0)
+        silent.append(index == 0 and number >= 60)
+    assert silent[60:70].count(True) > 0
+    assert silent[60:].count(True) <= 16
