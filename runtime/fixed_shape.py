@@ -35,7 +35,6 @@ from specrun.bindings.models.model import Model
 from specrun.bindings.models.trial import is_noted, note_fact
 from specrun.bindings.threads import available_cores
 from specrun.runtime.padding import PaddedTarget, Wider, paddings
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (
     CachedText,
     DraftSize,
@@ -44,6 +43,7 @@ from specrun.runtime.target import (
     TargetModel,
     target_context_options,
 )
+from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import ROOT, DraftTree
 
 MULTIPLE = 4

@@ -1,23 +1,19 @@
 """The target model: tree attention in one batch, and the KV cache of the accepted path.
 
-A draft tree becomes sequences (`TreeLayout`): each root-to-leaf path has a sequence id, which all
-nodes on it carry, so that llama.cpp's causal mask by sequence is the tree's mask. After acceptance
-all ids are brought onto the accepted path again (`moves_onto`).
+A draft tree becomes sequences (`tree_layout`), one for each root-to-leaf path; after acceptance all
+of them are brought onto the accepted path again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.contexts.batch import Batch, BatchShape
+from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch, EmbeddingInputs
@@ -25,97 +21,14 @@ from specrun.bindings.contexts.memory import ALL_SEQUENCES
 from specrun.bindings.contexts.rows import Candidates, Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.prefix import common_prefix
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.text import common_prefix
+from specrun.runtime.tree import DraftTree
+from specrun.runtime.tree_layout import Move, TreeLayout, layout_tree, moves_onto
 
 # Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
 _PREFILL_CHUNK = 256
 # With hidden states every token of a prompt needs an output row: the least that pieces hold.
 _HIDDEN_STATE_ROWS = 64
-
-# -- trees as sequences ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TreeLayout:
-    """The sequence ids of a tree among the ids that its text has.
-
-    `ids[i]` are the ids of node i: those of all leaves below it. Ids that no leaf needs ride along
-    with the first leaf, so that every evaluation names every id (llama.cpp reuses its graph only
-    for equal counts) and a chain needs no bookkeeping after acceptance. `shape` is that of a batch
-    of the root followed by the nodes; `deepest[s]` is the depth of the s-th sequence, `depth` the
-    greatest of them.
-    """
-
-    ids: tuple[tuple[int, ...], ...]
-    shape: BatchShape
-    deepest: tuple[int, ...]
-    depth: int
-    n_leaves: int
-
-
-def count_leaves(parents: tuple[int, ...]) -> int:
-    """Return the number of leaves of a tree, at least 1: the root alone is a path too."""
-    return max(1, len(parents) - len(set(parents) - {ROOT}))
-
-
-@functools.lru_cache(maxsize=256)
-def layout_tree(parents: tuple[int, ...], n_sequences: int, first: int = 0) -> TreeLayout:
-    """Return the layout of a tree of at most `n_sequences` leaves, in ids from `first` on."""
-    n = len(parents)
-    inner = set(parents)
-    leaves = [node for node in range(n) if node not in inner] or [ROOT]
-    below: list[list[int]] = [[] for _ in range(n)]
-    depths = [0] * n
-    for node, parent in enumerate(parents):
-        depths[node] = 1 if parent == ROOT else depths[parent] + 1
-    deepest = [0] * n_sequences
-    # Sequence s is the path to leaf s, walked from the leaf up.
-    for sequence in range(n_sequences):
-        node = leaves[sequence] if sequence < len(leaves) else leaves[0]
-        deepest[sequence] = 0 if node == ROOT else depths[node]
-        while node != ROOT:
-            below[node].append(first + sequence)
-            node = parents[node]
-    # The root carries every id: all paths start from it. Siblings share a position, which is their
-    # depth and not their place in the batch.
-    every_id = range(first, first + n_sequences)
-    shape = BatchShape.of([0, *depths], [every_id, *below], [1] * (n + 1))
-    ids = tuple(map(tuple, below))
-    return TreeLayout(ids, shape, tuple(deepest), max(deepest, default=0), len(leaves))
-
-
-class Move(NamedTuple):
-    """What brings one sequence onto the accepted path: it shares `shared` nodes of it already.
-
-    If it `strays`, it holds nodes beside the rest of the path, which have to go first.
-    """
-
-    sequence: int
-    shared: int
-    strays: bool
-
-
-@functools.lru_cache(maxsize=4096)
-def moves_onto(
-    path: tuple[int, ...], parents: tuple[int, ...], n_sequences: int, first: int = 0
-) -> tuple[Move, ...]:
-    """Return the moves of all sequences that do not hold the whole of `path` from the root.
-
-    Rounds repeat a few shapes and paths, so they are worked out once. Raises `OptionError` for what
-    is no path.
-    """
-    if any(parents[node] != above for above, node in pairwise((ROOT, *path))):
-        raise OptionError(f"nodes {list(path)} are not a path from the root of the tree")
-    layout = layout_tree(parents, n_sequences, first)
-    moves: list[Move] = []
-    for sequence, deepest in enumerate(layout.deepest, first):
-        # A sequence holds a path from the root: what it shares is the beginning of this one.
-        shared = sum(sequence in layout.ids[node] for node in path)
-        if shared < len(path):
-            moves.append(Move(sequence, shared, deepest > shared))
-    return tuple(moves)
-
 
 # -- texts and what evaluates them -----------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Tokens to text as they arrive: split characters (UTF-8) and split stop strings."""
+"""Tokens to text as they arrive: split characters (UTF-8), split stop strings; what texts share."""
 
 from __future__ import annotations
 
@@ -87,3 +87,11 @@ class TextAssembler:
             if text.endswith(tuple(stop[:length] for stop in self._stop if len(stop) > length)):
                 return length
         return 0
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many leading tokens `a` and `b` share."""
+    limit = min(len(a), len(b))
+    if list(a[:limit]) == list(b[:limit]):  # the usual case, at the speed of C
+        return limit
+    return next(i for i in range(limit) if a[i] != b[i])

@@ -47,7 +47,6 @@ FLOORS = (
                 "samplers",
                 "grammar",
                 "tree",
-                "prefix",
                 "text",
                 "limits",
                 "offload",
@@ -61,7 +60,7 @@ FLOORS = (
     Floor(
         "a round",
         (
-            *("target", "padding", "fixed_shape", "backend_laws", "drafter"),
+            *("tree_layout", "target", "padding", "fixed_shape", "backend_laws", "drafter"),
             *("conversation", "results", "loop"),
         ),
     ),
@@ -209,7 +208,7 @@ def test_folders_stay_small_and_so_does_the_whole():
     larger = {"runtime": 30, "runtime/acceptance": 15, "runtime/costs": 15}
     assert crowded_folders(of("bindings", "runtime"), 14, larger) == []
     assert len(of("runtime")) <= 232
-    assert too_much(SOURCES, most_files=645, most_lines=95_000) == []
+    assert too_much(SOURCES, most_files=645, most_lines=95_500) == []
 
 
 @settled

@@ -25,9 +25,9 @@ from specrun.runtime.acceptance import SequentialCascade, build_rule
 from specrun.runtime.costs import CostCurve, load_curve
 from specrun.runtime.costs.memory_traffic import mixture
 from specrun.runtime.language import Expression, parse_expression
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.text import common_prefix
 from specrun.runtime.tuning.drawn_alpha import measure_alpha, require_law
 
 PLAIN, EXACT = "none", "exact"

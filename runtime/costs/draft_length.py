@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from specrun.runtime.costs.account import LOST_ANEW, Account, account_of_model
 from specrun.runtime.drafter import RoundOutcome
-from specrun.runtime.prefix import common_prefix
+from specrun.runtime.text import common_prefix
 
 MOST_DRAFTED = 15
 """Tokens of a draft at most: with the root 16, the last size at which batches are still cheap."""

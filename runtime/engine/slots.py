@@ -23,7 +23,6 @@ from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.engine.cells import Run, SlotCells, count_cells
 from specrun.runtime.engine.trace import EvaluationCost
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import (
     CachedText,
     EvaluatedRows,
@@ -31,6 +30,7 @@ from specrun.runtime.target import (
     PromptLearner,
     TargetModel,
 )
+from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import DraftTree
 
 _SHORT_PROMPT = 32

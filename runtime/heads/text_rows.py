@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from specrun.runtime.prefix import common_prefix
+from specrun.runtime.text import common_prefix
 
 FloatRows = npt.NDArray[np.float32]
 Said = TypeVar("Said")

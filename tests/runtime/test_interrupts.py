@@ -12,8 +12,8 @@ from support.tiny_models import F32
 
 from specrun.runtime import Runtime, SamplingParams, SpecrunError
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import TargetModel
+from specrun.runtime.text import common_prefix
 
 pytest.importorskip("torch")
 from support.every_drafter import DRAFTERS, named, write_all

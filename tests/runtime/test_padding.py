@@ -21,8 +21,9 @@ from specrun.runtime.costs import CostCurve, save_curve
 from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.fixed_shape import open_target
 from specrun.runtime.padding import PaddedTarget, Parents, filled, paddings
-from specrun.runtime.target import CachedText, TargetModel, layout_tree, moves_onto
+from specrun.runtime.target import CachedText, TargetModel
 from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.tree_layout import layout_tree, moves_onto
 
 WIDTH = 12
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]

@@ -33,9 +33,9 @@ from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import NoiseSource
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.results import RoundCounter
 from specrun.runtime.target import CachedText, EvaluatedRows, PromptLearner, TargetModel
+from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, check_p_min, ranking_params

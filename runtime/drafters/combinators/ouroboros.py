@@ -24,8 +24,8 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import MemberRows, first_path, graft
 from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuard, add_phrases
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 

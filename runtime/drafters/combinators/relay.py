@@ -20,7 +20,7 @@ from specrun.runtime.drafters.combinators.members import (
     outcome_for,
     outcome_for_idle,
 )
-from specrun.runtime.prefix import common_prefix
+from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import ROOT, DraftRows, DraftTree
 
 

@@ -15,8 +15,8 @@ from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.law import Law
 from specrun.runtime.noise import DraftNoise
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import (
     Logits,
     greedy_token,

@@ -17,8 +17,8 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.model_drafter import ContextDrafter
 from specrun.runtime.drafters.draft_model.state import DraftModelState
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import greedy_token
 from specrun.runtime.tree import DraftTree
 

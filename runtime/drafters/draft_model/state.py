@@ -23,9 +23,9 @@ from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.drafters.meeting import ContextPart
 from specrun.runtime.law import SHORT, Law
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import Logits, greedy_token, transformed_law
 from specrun.runtime.tree import ROOT
 

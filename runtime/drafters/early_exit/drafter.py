@@ -19,7 +19,7 @@ from specrun.runtime.drafters.early_exit.exit_layers import ExitCells
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.heads import FloatRows
 from specrun.runtime.law import Law
-from specrun.runtime.prefix import common_prefix
+from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, draft_chain, ranking_params

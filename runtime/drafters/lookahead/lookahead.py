@@ -35,7 +35,7 @@ from specrun.runtime.drafters.lookahead.guesses import Guesses
 from specrun.runtime.drafters.lookahead.plan import WindowGuard
 from specrun.runtime.drafters.lookahead.pool_store import NgramStore
 from specrun.runtime.drafters.lookahead.window import LookaheadWindow, window_leaves, window_nodes
-from specrun.runtime.prefix import common_prefix
+from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import DraftTree, TreeBuilder
 
 _MAX_AHEAD = 4096

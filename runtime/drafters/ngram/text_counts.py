@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.law import FloatArray, IdArray
-from specrun.runtime.prefix import common_prefix
+from specrun.runtime.text import common_prefix
 
 MAX_ORDER = 5
 Followers = tuple[IdArray, FloatArray]

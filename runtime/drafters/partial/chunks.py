@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from specrun.runtime.drafter import RoundOutcome
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.text import common_prefix
 
 _WIDTH = 64  # numbers that are kept of a state
 

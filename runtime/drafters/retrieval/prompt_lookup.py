@@ -9,7 +9,7 @@ from specrun.runtime.costs import TYPICAL_CPU, CostCurve
 from specrun.runtime.drafters.retrieval.continuation import Continuation, ContinuationDrafter
 from specrun.runtime.drafters.retrieval.datastore import ContextIndex
 from specrun.runtime.drafters.retrieval.ngram_index import FOUND_AGAIN, NgramIndex, Realignment
-from specrun.runtime.prefix import common_prefix
+from specrun.runtime.text import common_prefix
 
 _RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
 _FORMULA = 5  # tokens that may be said again without anything else being said again

@@ -9,7 +9,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import TYPICAL_CPU, CostCurve
 from specrun.runtime.drafters.retrieval.continuation import Continuation, ContinuationDrafter
 from specrun.runtime.drafters.retrieval.datastore import DEPTH, ContextIndex
-from specrun.runtime.prefix import common_prefix
+from specrun.runtime.text import common_prefix
 
 _MOST_PLACES = 4096
 

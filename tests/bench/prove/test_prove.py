@@ -27,8 +27,9 @@ from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import CachedText, EvaluatedRows, Move, TargetModel
+from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
 from specrun.runtime.tree import DraftTree
+from specrun.runtime.tree_layout import Move
 
 SECONDS = 1e-3  # each check does its least
 

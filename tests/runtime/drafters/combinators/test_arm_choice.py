@@ -17,7 +17,7 @@ import pytest
 
 from specrun.runtime.costs import START, TYPICAL_CPU, TYPICAL_GPU, CostCurve
 from specrun.runtime.drafters.combinators import ArmChooser, ArmForecast
-from specrun.runtime.drafters.combinators.arm_choice import SHARE
+from specrun.runtime.drafters.combinators.arm_ledger import SHARE
 
 SEEDS = range(8)
 At = Callable[[int], float]

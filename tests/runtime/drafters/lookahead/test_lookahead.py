@@ -37,8 +37,9 @@ from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import NoiseSource, SeededNoise
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import CachedText, count_leaves
+from specrun.runtime.target import CachedText
 from specrun.runtime.tree import ROOT, DraftTree, Draw, TreeBuilder
+from specrun.runtime.tree_layout import count_leaves
 
 GREEDY = SamplingParams(temperature=0.0)
 START = [0, 1, 2, 1]

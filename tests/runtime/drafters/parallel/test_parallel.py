@@ -36,8 +36,8 @@ from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import SeededNoise
-from specrun.runtime.target import count_leaves
 from specrun.runtime.tree import ROOT, DraftTree, Draw
+from specrun.runtime.tree_layout import count_leaves
 
 GREEDY = SamplingParams(temperature=0.0)
 
