@@ -26,6 +26,7 @@ STALL = 2.0
 _DOUBT = 0.5  # rounds that the first belief counts for, beside those that were seen of a width
 _FADING = 256  # rounds after which half of what an unseen width showed is forgotten
 _STALE = 8  # rounds after which the curve is fitted again
+_OFTEN = 4  # of rounds of one token, which come by the hundred, every fourth is counted
 _TICK = 1e-9  # the shortest round: clocks may stand still
 
 
@@ -82,6 +83,8 @@ class _Learnt:
         self._round += 1
         self._seen[width] = self._round
         times = self.times.get(width)
+        if width == 1 and times is not None and len(times) == _KEPT and self._round % _OFTEN:
+            return
         if times is None:
             times = self.times[width] = deque(maxlen=_KEPT)
             self._estimates[width] = seconds

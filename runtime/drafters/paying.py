@@ -14,6 +14,7 @@ this is for drafters that draw: what they draft is part of which text comes of a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -129,7 +130,8 @@ class PayingDrafter(TimedDrafter):
         super().__init__(inner, costs, clock)
         self._account = Account(_SHARE, _MOST)
         self._asked = 0.0
-        self._asks, self._sleeps = False, False
+        self._asks = False
+        self._rest = 0  # rounds that it sleeps on
         self._stopped = 0
         self._own: deque[float] = deque(maxlen=_OWN)  # seconds of its own, lately
 
@@ -141,10 +143,12 @@ class PayingDrafter(TimedDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return what the drafter proposes within what it may lose."""
         self._asked = self._clock()
-        room = self._account.room
-        self._sleeps = room < self._waking() if self._sleeps else room <= 0.0
-        self._asks = not self._sleeps
+        # Reckoned once: on a small target it costs as much to ask whether to sleep as to be asked.
+        if not self._rest and (room := self._account.room) <= 0.0:
+            self._rest = math.ceil((self._waking() - room) / _SHARE)
+        self._asks = not self._rest
         if not self._asks:
+            self._rest -= 1
             self._stopped += 1
             self._proposed = self._asked
             return _NOTHING
@@ -156,7 +160,7 @@ class PayingDrafter(TimedDrafter):
         return super().propose(request)
 
     def _waking(self) -> float:
-        """Return the room from which a drafter that sleeps is asked again."""
+        """Return the room that a drafter which sleeps waits for."""
         # No more than can be saved up: a steep curve must not let it sleep for ever.
         short = self._costs.seconds(1 + _WAKES) / self._costs.seconds(1) - 1.0
         return max(0.0, min(short, _MOST))
