@@ -2,7 +2,7 @@
 
 An arm is a drafter, its reward tokens per second. The arm of the best measured rate is used. Others
 are probed while they may be better: their rate plus its uncertainty exceeds the best rate (optimism
-in the face of uncertainty: UCB, Auer et al. 2002), or `_SPACING` tokens have passed without them,
+in the face of uncertainty: UCB, Auer et al. 2002), or `SPACING` tokens have passed without them,
 so that a drafter that becomes good is noticed.
 
 **What is guaranteed.** Time is counted in rounds of plain decoding, which are what is measured
@@ -18,12 +18,15 @@ whatever is accepted, if rounds cost what they are expected to: what drafts of t
 measured to cost, and before that what the sizes of the models and the target's cost curve say. A
 probe that costs more, because they are wrong, is lost once and stands in the account. Two
 things are outside of it. To read a prompt that only the target has read yet, drafters may take
-`_READING` of the time that it took the target, and an arm that was measured faster what it wins
-back within `_PAYBACK` tokens. And rounds that take several times as long as usual were disturbed
+`READING` of the time that it took the target, and an arm that was measured faster what it wins
+back within `PAYBACK` tokens. And rounds that take several times as long as usual were disturbed
 by something else.
 
+Choosing takes time, too, in rounds of plain decoding as well: what it takes there is booked like
+any other loss (`Resting`), and no part of what a plain round is said to take.
+
 An arm that is new, or was found slower than plain decoding, drafts few tokens at first, as many as
-stake `_STAKE` of a plain round (or one), and twice as many each time half of a draft is accepted.
+stake `STAKE` of a plain round (or one), and twice as many each time half of a draft is accepted.
 Its reading of the text is part of a probe: one that reads slower than `SHARE` allows, about a
 seventh of the target's size on a CPU, cannot come back into a long text.
 """
@@ -31,87 +34,35 @@ seventh of the target's size on a CPU, cannot come back into a long text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from specrun.runtime.costs import STALL, START, Account
-from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
+from specrun.runtime.costs import START
+from specrun.runtime.drafters.combinators.arm_ledger import (
+    CAUTION,
+    SEGMENT,
+    SHARE,
+    SPACING,
+    ArmLedger,
+)
+from specrun.runtime.drafters.combinators.arms import Arm
 
-SHARE = 0.025
-"""Of each token's plain round, what may be lost: with `START` it is 3 % of 512 tokens."""
-
-_READING, _PAYBACK = 0.15, 64  # of the target's time; tokens
 _PROBING = 0.025  # of the time so far, which probes may lose against the best arm, beside START
-_STAKE = 0.5  # rounds of plain decoding that the first draft of an arm may lose
-# Tokens after which an arm is tried again whatever was found, and half of that is forgotten.
-_SPACING = 128
 # An arm that could not be the best even if all of its drafts were accepted waits for so many.
 _LATER = 512
-_OPTIMISM = 1.5  # standard errors in an arm's favour
-_CAUTION = 0.5  # standard errors that a probed arm has to be better by to take the best one's place
-# The relative standard deviation of a rate's change after so many rounds unseen.
-_DRIFT, _DRIFT_ROUNDS = 0.1, 32
 # Rounds after which an arm that is alike but more complicated is known, and left alone for.
 _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
 _MAX_PATIENCE, _WAIT = 8, 16  # after 1, 2, 3 vain probes an arm waits for 16, 48, 112 tokens
 _FIRST_ROUNDS = 2  # of plain decoding, before others are looked at
-_SEGMENT = 6  # rounds between decisions while the best arm is used
 _PROBE_ROUNDS, _SHORT_PROBE = 4, 2  # short: of an arm whose drafts are limited
 _TIE = 0.03  # rates that differ by less than this share are alike: the simpler arm is taken
-_MEASURABLE = 64  # tokens behind from which an arm's first round tells what catching up costs
-_TICK = 1e-9  # the shortest round: clocks may stand still
 _SAVING = 512  # tokens in which what a probe may lose is saved up, if it can be at all
 _SPARE = 0.1  # of all that may be lost: what a probe may take while others are being saved for
 
 
-class ArmChooser:
+class ArmChooser(ArmLedger):
     """Chooses an arm and the length of its draft for each round; learns from tokens and seconds.
 
-    `plain` is the arm that is plain decoding; it is the first to be used. `known` are the arms of
-    an earlier text, whose rates are believed to be as they were.
+    Plain decoding is the first to be used.
     """
-
-    def __init__(
-        self, forecasts: Sequence[ArmForecast], plain: int, *, known: Sequence[Arm] = ()
-    ) -> None:
-        self._forecasts, self._plain = tuple(forecasts), plain
-        self._first_depths = [forecast.deepest(_STAKE) for forecast in forecasts]
-        self._margins = [forecast.margin for forecast in forecasts]
-        # Of each arm, its scale and the `ceiling` at it: a curve that is learnt moves little.
-        self._ceilings: dict[int, tuple[float, float]] = {}
-        self._target_reading = forecasts[plain].target_reading
-        self._arms = [arm.for_another_text() for arm in known] or [
-            Arm(depth=depth) for depth in self._first_depths
-        ]
-        self._arms[plain].depth = 0
-        self._now = 0
-        self._account = Account(SHARE)
-        self._lost = self._elapsed = self._credit = 0.0  # in plain rounds
-        self._best = self._current = plain
-        self._left = 0
-        self._probing = False
-        # Tokens, seconds and nodes drafted, of the rounds since the arm changed.
-        self._run: list[tuple[int, float, int]] = []
-        self._behind = 0  # how far the arm was behind when that run began
-        # Rounds of plain decoding in a row, tokens and seconds, that are not counted yet: several
-        # at once cost little more than one, whose code an evaluation drove out of the caches.
-        self._waiting: list[tuple[int, float]] = []
-
-    def begin(self, n_new: int) -> None:
-        """Start another text, `n_new` tokens of which are new to all arms."""
-        self._count_waiting()
-        self._finish_run()
-        self._ceilings.clear()
-        self._left = 0
-        self._credit = _READING * n_new * self._target_reading
-        for arm in self._arms:
-            arm.behind += n_new
-            arm.patience = 1.0
-
-    @property
-    def arms(self) -> list[Arm]:
-        """What is known of each arm."""
-        self._count_waiting()
-        return self._arms
 
     @property
     def has_room(self) -> bool:
@@ -135,114 +86,11 @@ class ArmChooser:
         self._left -= 1
         return self._current, self._arms[self._current].depth
 
-    def record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
-        """Learn what a round of an arm that drafted so many nodes gave, chosen or replayed."""
-        if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
-            self._waiting.append((tokens, seconds))
-            if len(self._waiting) == _SEGMENT:
-                self._count_waiting()
-            return
-        self._count_waiting()
-        self._record(index, tokens, seconds, drafted)
-
-    def _count_waiting(self) -> None:
-        """Count the rounds of plain decoding that wait."""
-        waiting, self._waiting = self._waiting, []
-        for tokens, seconds in waiting:
-            self._record(self._plain, tokens, seconds, 0)
-
-    def _record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
-        if index != self._current:
-            self._finish_run()
-            self._current, self._left, self._probing = index, 0, False
-        arm = self._arms[index]
-        seconds = max(seconds, _TICK)
-        self._run.append((tokens, seconds, drafted))
-        if len(self._run) == 1:
-            self._behind = arm.behind
-            arm.fade(0.5 ** ((self._now - arm.last_seen) / _SPACING))
-        self._book(index, tokens, seconds)
-        self._now += 1
-        self._account.allow(tokens)
-        # The first round includes catching up with the text; it
-        # is counted when a second tells how much.
-        if len(self._run) > 1:
-            if len(self._run) == 2:
-                self._count_first(index, seconds)
-            self._count(index, tokens, seconds, drafted)
-            # Not before the second is counted too, whose draft was as long as the first.
-            self._lengthen(index, self._run[:2] if len(self._run) == 2 else self._run[-1:])
-        arm.last_seen = self._now
-        for other in self._arms:
-            other.behind = 0 if other is arm else other.behind + tokens
-        if self._probing and len(self._run) > 2 and self._possible_rate(arm) < self._best_rate:
-            self._left = 0  # it is hopeless
-
-    # -- learning ----------------------------------------------------------------------------------
-
-    def _book(self, index: int, tokens: int, seconds: float) -> None:
-        """Count what a round took beyond plain decoding, and a probe beyond the best arm."""
-        plain = self._plain_seconds
-        if not plain:
-            return
-        arm = self._arms[index]
-        if len(self._run) == 1 and self._credit:
-            usual = arm.usual(True) or plain * (1.0 + self._extra(index, arm.depth))
-            free = min(self._credit * plain, max(0.0, seconds - usual))
-            self._credit -= free / plain
-            seconds -= free
-        if (known := arm.usual(True)) is not None:
-            # What disturbed a round from outside is not the arm's loss, as far as can be told.
-            seconds = min(seconds, STALL * (known + self._reading(index) * plain))
-        self._elapsed += seconds / plain
-        if index != self._plain:
-            self._account.lose(seconds / plain - tokens)
-        if self._probing:
-            self._lost = max(0.0, self._lost + (seconds - tokens / self._best_rate) / plain)
-
-    def _count(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
-        """Take a round into the estimates of its arm."""
-        arm, forecast = self._arms[index], self._forecasts[index]
-        arm.add(tokens, seconds, drafted > 0)
-        if index == self._plain:
-            return
-        plain = self._plain_seconds
-        if plain and index == self._best and arm.notices_change(plain):
-            self._left = 0
-        if not drafted:
-            return
-        extra = forecast.extra(drafted)
-        if plain and extra > 0.0:
-            scale = max(0.0, seconds / plain - 1.0) / extra
-            # The least that was ever measured: disturbances from outside only add.
-            arm.scale = scale if arm.scale is None else min(arm.scale, scale)
-
-    def _lengthen(self, index: int, rounds: Sequence[tuple[int, float, int]]) -> None:
-        """Let an arm draft twice as much if one of its counted rounds went well."""
-        arm, most = self._arms[index], self._forecasts[index].most
-        halves = (2 * (n - 1) >= min(arm.depth, drafted) > 0 for n, _, drafted in rounds)
-        if arm.depth and any(halves):
-            arm.limit(2 * arm.depth if 2 * arm.depth < most else 0)
-            if self._fitting(index) != arm.depth:
-                self._left = 0  # what fitted when the probe began were shorter drafts
-
-    def _count_first(self, index: int, usual: float) -> None:
-        """Count the first round of a run, but not what of it was catching up."""
-        arm = self._arms[index]
-        tokens, seconds, drafted = self._run[0]
-        usual = arm.usual(drafted > 0) or usual
-        # Its very first round may have been a cold start, which would pass for slow reading.
-        if self._behind >= _MEASURABLE and arm.rounds:
-            excess = max(0.0, seconds - usual) / self._behind
-            arm.catch_up = excess if arm.catch_up is None else min(arm.catch_up, excess)
-        self._count(index, tokens, min(seconds, usual), drafted)
-
-    def _finish_run(self) -> None:
-        """Count a run that ended after its first round."""
-        if len(self._run) == 1:
-            self._count_first(self._current, self._run[0][1])
-            self._lengthen(self._current, self._run)
-        self._run.clear()
+    @property
+    def rest(self) -> int:
+        """For how many rounds of plain decoding nobody is to be asked from now on."""
+        waits = self._waiting or self._current != self._plain or self._probing
+        return 0 if waits else self._resting.rounds(self._plain_seconds)
 
     # -- deciding ----------------------------------------------------------------------------------
 
@@ -263,7 +111,7 @@ class ArmChooser:
             self._finish_run()
             self._current = chosen
         self._arms[chosen].limit(depth)
-        self._left = _SEGMENT
+        self._left = SEGMENT
         if self._probing:
             self._left = self._probe_rounds(chosen)
         elif not self._arms[self._plain].rounds:
@@ -294,35 +142,21 @@ class ArmChooser:
         better = arm.rate > self._best_rate
         arm.patience = 1.0 if better else min(_MAX_PATIENCE, 2.0 * arm.patience)
 
-    def _shown(self, index: int, caution: float) -> float:
-        """Return the rate that an arm was shown to have, so many standard errors below the mean."""
-        arm = self._arms[index]
-        return arm.rate - caution * arm.error if arm.rounds else 0.0
-
     def _shown_rate(self, index: int) -> float:
         """Return the rate that an arm is ranked by; the best need not show anything more."""
-        return self._shown(index, 0.0 if index == self._best else _CAUTION)
+        return self._shown(index, 0.0 if index == self._best else CAUTION)
 
     def _is_slow(self, arm: Arm) -> bool:
         """Return whether an arm was shown to be slower than plain decoding."""
         rate = self._arms[self._plain].rate
-        return arm.rounds > 0.0 and arm.rate + _CAUTION * arm.error < rate
-
-    def _possible_rate(self, arm: Arm) -> float:
-        """Return the rate that an arm may have, for all that is known."""
-        if not arm.rounds:
-            return math.inf
-        unseen = (self._now - arm.last_seen) / (_DRIFT_ROUNDS * arm.patience)
-        # A rate left unseen is taken to wander: the variance of a random walk grows with its steps.
-        drift = _DRIFT * self._best_rate * math.sqrt(unseen)
-        return arm.rate + _OPTIMISM * math.hypot(arm.error, drift)
+        return arm.rounds > 0.0 and arm.rate + CAUTION * arm.error < rate
 
     def _hope(self, index: int) -> float:
         """Return the rate that an arm may have; a more complicated one must be better by a tie."""
         arm, best = self._arms[index], self._arms[self._best]
         if index != self._plain and arm.behind < _LATER and not self._may_reach(index, best.rate):
             return 0.0
-        if index != self._plain and (not arm.rounds or arm.behind >= _SPACING):
+        if index != self._plain and (not arm.rounds or arm.behind >= SPACING):
             scale = 1.0 if arm.scale is None else arm.scale
             if scale >= self._margins[index]:
                 return best.rate * (1.0 + _TIE)  # even if all is accepted: asked last of all
@@ -377,55 +211,6 @@ class ArmChooser:
     def _first_loss(self, index: int) -> float:
         """Return how many plain rounds the first probe of an unknown arm would lose, else 0."""
         return 0.0 if self._arms[index].rounds else self._loss_of(index)
-
-    @property
-    def _best_rate(self) -> float:
-        return self._arms[self._best].rate
-
-    @property
-    def _plain_seconds(self) -> float:
-        """Seconds of a plain round, 0 before the first."""
-        return self._arms[self._plain].mean_seconds or (
-            self._run[0][1] if self._run and self._current == self._plain else 0.0
-        )
-
-    def _fitting(self, index: int, rounds: int = 1) -> int | None:
-        """Return the longest draft of an arm (0: any) of which so many rounds fit the account.
-
-        None if none does, whatever becomes of the drafts.
-        """
-        arm, plain = self._arms[index], self._arms[self._plain]
-        if index == self._plain:
-            return 0
-        if not self._plain_seconds:
-            return None
-        won_back = _PAYBACK * max(0.0, 1.0 - plain.rate / arm.rate) if arm.rate else 0.0
-        reading = max(0.0, self._reading(index) - self._credit - won_back)
-        if self._shown(index, _CAUTION) > plain.rate and not reading:
-            return arm.depth
-        room = self._account.room - reading
-        longest = arm.depth or self._forecasts[index].most
-        depths = [arm.depth, *(1 << power for power in reversed(range(longest.bit_length())))]
-        return next((depth for depth in depths if rounds * self._extra(index, depth) <= room), None)
-
-    def _extra(self, index: int, depth: int) -> float:
-        """Return the worst that such a round may lose, without reading, in plain rounds."""
-        arm, forecast, plain = self._arms[index], self._forecasts[index], self._plain_seconds
-        usual = arm.usual(True)
-        if usual is not None and plain and depth == arm.depth:
-            return max(0.0, usual / plain - 1.0)
-        scale = 1.0 if arm.scale is None else arm.scale
-        return scale * forecast.extra(depth or forecast.most)
-
-    def _reading(self, index: int) -> float:
-        """Return how many plain rounds it takes an arm to catch up with the text."""
-        return self._reading_of_token(index) * self._arms[index].behind
-
-    def _reading_of_token(self, index: int) -> float:
-        measured, plain = self._arms[index].catch_up, self._plain_seconds
-        if measured is not None and plain:
-            return measured / plain
-        return self._forecasts[index].draft * self._target_reading
 
     def _probe_rounds(self, index: int) -> int:
         return _SHORT_PROBE if self._arms[index].depth else _PROBE_ROUNDS

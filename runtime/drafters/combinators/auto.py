@@ -18,9 +18,10 @@ from typing import Any
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
+from specrun.runtime.drafters.combinators.arm_ledger import Resting
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.members import MembersDrafter, outcome_for_idle
-from specrun.runtime.prefix import common_prefix
+from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import DraftTree
 
 _MAX_ROUNDS = 1 << 24
@@ -42,16 +43,18 @@ class ChoiceLog:
     def __post_init__(self) -> None:
         self.totals = [[0, 0, 0.0] for _ in self.names]
 
-    def add(self, index: int, depth: int, n_tokens: int, seconds: float) -> None:
-        """Note a round."""
+    def add(
+        self, index: int, depth: int, n_tokens: int, seconds: float, *, rounds: int = 1
+    ) -> None:
+        """Note a round, or several that were alike."""
         for runs, value in ((self.runs, index), (self.depths, depth)):
             if runs and runs[-1][0] == value:
-                runs[-1][1] += 1
+                runs[-1][1] += rounds
             else:
-                runs.append([value, 1])
-        self.n_rounds += 1
+                runs.append([value, rounds])
+        self.n_rounds += rounds
         total = self.totals[index]
-        total[0] += 1
+        total[0] += rounds
         total[1] += n_tokens
         total[2] += seconds
 
@@ -136,8 +139,24 @@ _VAIN = 32
 """Forecasts in a row that promised less, after which they are asked for every second round alone:
 what repeats is noticed a token later, and a round that drafts nothing costs less."""
 
+_NOTHING = DraftTree()
+
 Clock = Callable[[], float]
 """Returns seconds from any fixed moment on."""
+
+
+@dataclass(slots=True)
+class _Rest:
+    """Rounds of plain decoding in which nobody is asked: how many are to come, and those that were.
+
+    `text` is the live list of the tokens.
+    """
+
+    left: int = 0
+    rounds: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    text: Sequence[int] = ()
 
 
 class AutoDrafter(MembersDrafter):
@@ -149,7 +168,8 @@ class AutoDrafter(MembersDrafter):
     asked again, which is part of its time. `forecasts` are what is known of the members' costs.
     `shared` is what another conversation with the same weights has measured: it is where a new one
     begins, and filled again when an answer ends. A round of plain decoding does as little as can
-    be: that is all that `auto` costs where nothing pays.
+    be: that is all that `auto` costs where nothing pays. Where it is more than a token allows, and
+    all members find the text themselves, it rests for some rounds.
     """
 
     def __init__(
@@ -176,6 +196,10 @@ class AutoDrafter(MembersDrafter):
         unknown = (ArmForecast(most=max(1, member.max_nodes)) for member in members)
         self._forecasts = tuple(forecasts) or tuple(unknown)
         self._shared = [] if shared is None else shared
+        # What was lost is lost, whatever text comes next.
+        self._resting = Resting()
+        self._may_rest = all(each.finds_text or not each.max_nodes for each in members)
+        self._rest = _Rest()
         self._chooser = self._new_chooser()
         self._has_measured = False
         self._clock = clock
@@ -186,7 +210,8 @@ class AutoDrafter(MembersDrafter):
         self._chosen: int | None = None
         self._vain = 0  # forecasts in a row that promised too little
         self._depth = 0
-        self._started = 0.0
+        self._started = self._proposed = 0.0
+        self._counting = 0.0  # seconds in which the round before was counted
 
     @property
     def n_params(self) -> int:
@@ -196,6 +221,7 @@ class AutoDrafter(MembersDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: what was measured is kept and seen again sooner; no tokens forget it."""
         super().begin(tokens)
+        self._count_rest()  # it goes on: what may be lost is saved up over texts
         self._share()
         if not tokens:
             self._has_measured, self._shared = False, []
@@ -212,6 +238,10 @@ class AutoDrafter(MembersDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the proposal of the member that is likely fastest."""
         self._started = self._clock()
+        if self._rest.left:
+            return _NOTHING
+        if self._rest.rounds:
+            self._count_rest()
         n_rounds = self._log.n_rounds
         if n_rounds < len(self._replayed):
             self._chosen, self._depth = self._replayed[n_rounds]
@@ -219,7 +249,9 @@ class AutoDrafter(MembersDrafter):
             self._chosen, self._depth = self._choose(request)
         if self._depth:
             request = request.within(self._depth, self._depth)
-        return self._members[self._chosen].propose(request)
+        tree = self._members[self._chosen].propose(request)
+        self._proposed = self._clock()
+        return tree
 
     def _choose(self, request: DraftRequest) -> tuple[int, int]:
         """Return the chooser's choice, or instead of plain decoding a member that promises more."""
@@ -240,6 +272,10 @@ class AutoDrafter(MembersDrafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the asked member what became of its tree, and the others what the text is now."""
+        if self._rest.left:
+            self._sleep(outcome)
+            return
+        evaluated = self._clock() - self._proposed
         for index, member in enumerate(self._members):
             if index == self._chosen:
                 member.observe(outcome)
@@ -250,11 +286,35 @@ class AutoDrafter(MembersDrafter):
         if self._chosen is None:
             return
         # Read after all have learnt: what an idle member costs is part of the choice.
-        seconds = self._clock() - self._started
+        ended = self._clock()
+        seconds = ended - self._started
         self._has_measured = True
-        self._chooser.record(self._chosen, outcome.n_new, seconds, len(outcome.tree))
-        self._log.add(self._chosen, self._depth, outcome.n_new, seconds)
+        new, drafted = outcome.n_new, len(outcome.tree)
+        choosing = seconds - evaluated + self._counting
+        self._chooser.record(self._chosen, new, seconds + self._counting, drafted, choosing)
+        self._log.add(self._chosen, self._depth, new, seconds)
+        if self._may_rest and self._log.n_rounds >= len(self._replayed):
+            self._rest.left = self._chooser.rest
         self._chosen = None
+        self._counting = self._clock() - ended
+
+    def _sleep(self, outcome: RoundOutcome) -> None:
+        """Note a round in which nobody was asked, and nobody is told: all find the text."""
+        rest = self._rest
+        rest.left -= 1
+        rest.rounds += 1
+        rest.tokens += outcome.n_new
+        rest.seconds += self._clock() - self._started
+        rest.text = outcome.tokens
+
+    def _count_rest(self) -> None:
+        """Take the rounds in which nobody was asked into the account and the log."""
+        rest = self._rest
+        if rest.rounds:
+            self._known += rest.text[len(self._known) :]
+            self._chooser.rested(rest.tokens)
+            self._log.add(self._plain, 0, rest.tokens, rest.seconds, rounds=rest.rounds)
+            self._rest = _Rest(rest.left)
 
     def _share(self) -> None:
         """Leave what was measured to other conversations."""
@@ -262,10 +322,11 @@ class AutoDrafter(MembersDrafter):
             self._shared[:] = self._chooser.arms
 
     def _new_chooser(self) -> ArmChooser:
-        return ArmChooser(self._forecasts, self._plain, known=self._shared)
+        return ArmChooser(self._forecasts, self._plain, known=self._shared, resting=self._resting)
 
     def close(self) -> None:
         """Close all members; what was measured stays with the weights."""
+        self._count_rest()
         self._share()
         super().close()
 
@@ -276,4 +337,5 @@ class AutoDrafter(MembersDrafter):
 
     def report(self) -> dict[str, Any]:
         """Return who was asked how often, how fast it was, and all choices, as a log to replay."""
+        self._count_rest()
         return {**self._log.to_dict(), **super().report()}

@@ -46,11 +46,16 @@ def member(propose: Propose, name: str = "scripted") -> Drafter:
     return drafter
 
 
-class ScriptedClock:
-    """Time passes by given steps, again and again."""
+READS = 5
+"""How often `auto` reads the clock in a round: before and after proposing, before and after it has
+told its members, and when the round is counted."""
 
-    def __init__(self, *steps: float) -> None:
-        self._steps = steps
+
+class ScriptedClock:
+    """Evaluations take given seconds, again and again; what `auto` does itself takes `own`."""
+
+    def __init__(self, *seconds: float, own: float = 0.0) -> None:
+        self._steps = [step for each in seconds for step in (0.0, own, each, 0.0, 0.0)]
         self._calls = 0
         self._now = 0.0
 
@@ -60,9 +65,9 @@ class ScriptedClock:
         return self._now
 
 
-@pytest.mark.parametrize("steps", [(0, 5, 0, 1, 0, 1), (0, 0)], ids=str)
+@pytest.mark.parametrize("seconds", [(5, 1, 1), (0,)], ids=str)
 @pytest.mark.parametrize("seed", [1])
-def test_whatever_is_chosen_the_law_is_the_targets(steps: tuple[float, ...], seed: int) -> None:
+def test_whatever_is_chosen_the_law_is_the_targets(seconds: tuple[float, ...], seed: int) -> None:
     drafts = LawTable(3, seed + 100)
 
     def make() -> Drafter:
@@ -73,7 +78,7 @@ def test_whatever_is_chosen_the_law_is_the_targets(steps: tuple[float, ...], see
         ]
         # Plain decoding is known already, so that three tokens see more than its first rounds.
         known = [*(Arm(depth=depth) for depth in (0, 1, 2)), Arm(4.0, 4.0, 4.0)]
-        return AutoDrafter([*parts, NoDrafter()], clock=ScriptedClock(*steps), shared=known)
+        return AutoDrafter([*parts, NoDrafter()], clock=ScriptedClock(*seconds), shared=known)
 
     assert drafter_bias(ExactRule(), make, LawTable(3, seed), 3) < TOLERANCE
 
@@ -96,7 +101,7 @@ def test_a_choice_that_looks_at_this_rounds_draws_is_caught() -> None:
 
     def make() -> Drafter:
         return Peeks(
-            [member(chain(a, 1)), member(chain(b, 1)), NoDrafter()], clock=ScriptedClock(0, 1)
+            [member(chain(a, 1)), member(chain(b, 1)), NoDrafter()], clock=ScriptedClock(1)
         )
 
     assert (
@@ -143,11 +148,7 @@ def test_the_fastest_is_used_and_everyone_hears_of_every_round() -> None:
     for right, expected in ((True, "long"), (False, "none")):
         parts = [Witness("short", 1), Witness("long", 4), NoDrafter()]
 
-        def clock(times: list[float] = [0.0], parts: Sequence[Drafter] = parts) -> float:  # noqa: B006 - a counter
-            times[0] += 1.0
-            return times[0]
-
-        auto = AutoDrafter(parts, clock=clock)
+        auto = AutoDrafter(parts, clock=ScriptedClock(1))
         if not right:  # rounds of one length: a draft gains nothing, so let it cost
             auto._clock = _CostsMore(auto)
         asked = run(auto, 120, right)
@@ -165,7 +166,7 @@ def test_the_fastest_is_used_and_everyone_hears_of_every_round() -> None:
 def test_members_that_find_the_text_hear_of_their_own_rounds_alone() -> None:
     finder, other = Witness("finder", 4), Witness("other", 1)
     finder.finds_text = True
-    auto = AutoDrafter([finder, other, NoDrafter()], clock=ScriptedClock(0, 1, 0, 2))
+    auto = AutoDrafter([finder, other, NoDrafter()], clock=ScriptedClock(1, 2))
     asked = run(auto, 60, True)
     assert 0 < asked.count(0) < 60
     assert len(finder.outcomes) == asked.count(0)
@@ -209,14 +210,15 @@ class _CostsMore:
     def __init__(self, auto: AutoDrafter) -> None:
         self._auto = auto
         self._now = 0.0
-        self._starts = True
+        self._calls = 0
 
     def __call__(self) -> float:
         drafts = (
             self._auto._chosen is not None and self._auto._members[self._auto._chosen].max_nodes > 0
         )
-        self._now += 0.0 if self._starts else (1.5 if drafts else 1.0)
-        self._starts = not self._starts
+        evaluated = self._calls % READS == 2
+        self._now += (1.5 if drafts else 1.0) if evaluated else 0.0
+        self._calls += 1
         return self._now
 
 
@@ -226,7 +228,7 @@ def test_reports_count_and_replay() -> None:
         Witness("long", 4),
         NoDrafter(),
     ]
-    auto = AutoDrafter(parts(), clock=ScriptedClock(0, 1, 0, 2))
+    auto = AutoDrafter(parts(), clock=ScriptedClock(1, 2))
     asked = run(auto, 50, True)
     report = json.loads(json.dumps(auto.report()))
     assert [index for index, rounds in report["choices"] for _ in range(rounds)] == asked
@@ -234,7 +236,7 @@ def test_reports_count_and_replay() -> None:
     depths = [depth for depth, rounds in report["depths"] for _ in range(rounds)]
     long = [depth for depth, index in zip(depths, asked, strict=True) if index == 1]
     assert report["arms"][1]["tokens"] == sum(1 + (depth or 4) for depth in long)
-    again = AutoDrafter(parts(), replay=[_log(report)], clock=ScriptedClock(0, 3))
+    again = AutoDrafter(parts(), replay=[_log(report)], clock=ScriptedClock(3))
     assert run(again, 50, True) == asked
     assert len(run(again, 5, True)) == 5  # the log is used up: measured from here on
 
@@ -245,7 +247,7 @@ def test_drafts_are_short_at_first_and_a_replay_allows_as_much() -> None:
     def auto(replay: Sequence[ChoiceLog] = ()) -> tuple[AutoDrafter, Witness]:
         long = Witness("long", 9)
         forecasts = [ArmForecast(most=9, draft=0.1), ArmForecast()]
-        clock = ScriptedClock(0, 1)
+        clock = ScriptedClock(1)
         return AutoDrafter(
             [long, NoDrafter()], clock=clock, forecasts=forecasts, replay=replay
         ), long
@@ -257,7 +259,7 @@ def test_drafts_are_short_at_first_and_a_replay_allows_as_much() -> None:
     assert sorted(drafted) == drafted
     assert {1, 9} <= set(drafted)
     again, replayed = auto([_log(json.loads(json.dumps(first.report())))])
-    again._clock = ScriptedClock(0, 9, 0, 1, 0, 5)  # would choose otherwise
+    again._clock = ScriptedClock(9, 1, 5)  # would choose otherwise
     run(again, 12, True)
     assert [outcome.tree.n_candidates for outcome in replayed.outcomes] == drafted
     old = auto([ChoiceLog(["long", "none"], [[0, 12]])])  # of a version that limited nothing
@@ -267,9 +269,7 @@ def test_drafts_are_short_at_first_and_a_replay_allows_as_much() -> None:
 
 def test_a_conversation_begins_with_what_another_has_measured() -> None:
     def auto() -> AutoDrafter:
-        return AutoDrafter(
-            [Witness("long", 4), NoDrafter()], clock=ScriptedClock(0, 1), shared=known
-        )
+        return AutoDrafter([Witness("long", 4), NoDrafter()], clock=ScriptedClock(1), shared=known)
 
     known: list[Arm] = []
     first, unused = auto(), auto()
@@ -429,7 +429,7 @@ class Promising(Witness):
 def test_promises_are_believed_only_while_anything_may_be_lost() -> None:
     """Of 200 rounds that would all be drafted on such a promise, some few are."""
     parts = [Promising("promising", 4), NoDrafter()]
-    auto = AutoDrafter(parts, clock=ScriptedClock(0, 1))
+    auto = AutoDrafter(parts, clock=ScriptedClock(1))
     auto._clock = _CostsMore(auto)
     asked = run(auto, 200, right=False)
     assert 2 <= asked.count(0) < 20
@@ -453,7 +453,7 @@ def test_forecasts_are_asked_for_less_often_where_nothing_is_promised() -> None:
     asked = Asked(frozenset({promised, promised + 1}))
     # Nothing is drafted but what is promised: an arm that costs a thousand rounds is not tried.
     forecasts = [ArmForecast(most=4, draft=1000.0), ArmForecast()]
-    auto = AutoDrafter([asked, NoDrafter()], clock=ScriptedClock(0, 1), forecasts=forecasts)
+    auto = AutoDrafter([asked, NoDrafter()], clock=ScriptedClock(1), forecasts=forecasts)
     chosen = run(auto, 140, right=False)
     gaps = [int(gap) for gap in np.diff(asked.asked)]
     kept = next(place for place, at in enumerate(asked.asked) if at >= promised)

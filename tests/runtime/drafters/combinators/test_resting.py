@@ -1,0 +1,129 @@
+"""`auto` rests where its own choosing takes more than a token allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.scripted import PLAIN, TableRows
+
+from specrun.runtime.costs import START
+from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
+from specrun.runtime.drafters.combinators import ArmForecast, AutoDrafter
+from specrun.runtime.drafters.combinators.arm_ledger import SHARE, Resting
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.tree import DraftTree
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+class Machine:
+    """Its clock goes on by what is done: a plain round takes 1 second, being asked `own`."""
+
+    def __init__(self, own: float) -> None:
+        self.now, self.own = 0.0, own
+        self.member: Ponders
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Ponders(Drafter):
+    """Takes its time to say what it promises, and promises nothing before token `from_on`."""
+
+    def __init__(self, machine: Machine, from_on: int = 10**9, *, finds_text: bool = True) -> None:
+        self.name, self.max_nodes = "ponders", 4
+        self.n_heard, self.n_asked = 0, 0
+        self.finds_text, self._machine, self._from = finds_text, machine, from_on
+
+    def forecast(self, request: DraftRequest) -> float:
+        self._machine.now += self._machine.own
+        self.n_asked += 1
+        return 2.0 if len(request.tokens) >= self._from else 1.0
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        return DraftTree.chain([1] * min(4, request.max_depth, request.max_nodes))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.n_heard += 1
+
+
+def ponder(auto: AutoDrafter, machine: Machine, rounds: int) -> list[int]:
+    """Play a text's rounds, in which whatever is drafted is accepted; return nodes drafted."""
+    tokens, drafted = list(PROMPT), list[int]()
+    auto.begin(())
+    auto.begin(tokens)
+    for _ in range(rounds):
+        tree = auto.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9))
+        machine.now += 1.0
+        tokens += [*tree.tokens, 2]
+        drafted.append(len(tree))
+        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
+        path = tuple(range(len(tree)))
+        auto.observe(RoundOutcome(tokens, tree, path, 2, rows))  # type: ignore[arg-type]
+    return drafted
+
+
+def pondering(own: float, **options: Any) -> tuple[AutoDrafter, Machine]:
+    machine = Machine(own)
+    # Probed it is not: an arm that costs a thousand rounds.
+    forecasts = [ArmForecast(most=4, draft=1000.0), ArmForecast()]
+    machine.member = Ponders(machine, **options)
+    members = [machine.member, NoDrafter()]
+    return AutoDrafter(members, clock=machine, forecasts=forecasts), machine
+
+
+AWAKE = 8  # rounds at most between the end of a rest and the next: two, and six that are counted
+
+
+@pytest.mark.parametrize("length", [12, 400])
+@pytest.mark.parametrize("own", [0.04, 0.2, 2.0])
+def test_where_choosing_takes_more_than_a_token_allows_it_rests(own: float, length: int) -> None:
+    """Whatever it takes, and however short the texts are, the account's bound holds."""
+    auto, machine = pondering(own)
+    for _ in range(1200 // length):
+        assert not any(ponder(auto, machine, length))
+        report = auto.report()
+        assert sum(arm["rounds"] for arm in report["arms"]) == length
+        assert sum(arm["tokens"] for arm in report["arms"]) == length
+        assert sum(rounds for _, rounds in report["choices"]) == length
+    assert machine.now <= 1200 * (1 + SHARE) + START + AWAKE * own
+
+
+def test_without_rests_short_texts_lose_a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: an `auto` that never rests breaks that bound."""
+    monkeypatch.setattr(Resting, "rounds", lambda _self, _plain: 0)
+    auto, machine = pondering(0.2)
+    for _ in range(100):
+        ponder(auto, machine, 12)
+    assert machine.now > 1200 * 1.1
+
+
+def test_where_choosing_takes_little_it_never_rests() -> None:
+    auto, machine = pondering(0.9 * SHARE)
+    ponder(auto, machine, 400)
+    assert machine.member.n_asked > 180  # in every second round in the end
+
+
+def test_what_begins_to_promise_is_noticed_after_a_rest() -> None:
+    auto, machine = pondering(0.2, from_on=len(PROMPT) + 300)
+    drafted = ponder(auto, machine, 450)
+    assert not any(drafted[:300])
+    assert sum(drafted[300:]) > 200
+    # What it won it may lose again: it goes on without rests.
+    assert sum(map(bool, drafted[-50:])) == 50
+
+
+def test_members_that_must_hear_of_every_round_keep_it_awake() -> None:
+    auto, machine = pondering(0.2, finds_text=False)
+    ponder(auto, machine, 100)
+    assert machine.member.n_heard == 100
+
+
+def test_what_rested_knows_the_text_when_the_next_answer_begins() -> None:
+    """Nothing of it is new: no time is granted to read it."""
+    auto, machine = pondering(0.2)
+    ponder(auto, machine, 100)
+    auto.report()
+    assert len(auto._known) == len(PROMPT) + 100
