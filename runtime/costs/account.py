@@ -33,6 +33,11 @@ class Account:
         """How many rounds may be lost now."""
         return self._spare + self._saved
 
+    @property
+    def saved(self) -> float:
+        """How many of these were saved by drafting."""
+        return self._saved
+
     def allow(self, tokens: int) -> None:
         """Count tokens, drafted or not: each allows a share of a round."""
         self._spare = min(self._most, self._spare + self._share * tokens)

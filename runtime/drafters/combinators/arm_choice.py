@@ -89,8 +89,8 @@ class ArmChooser(ArmLedger):
     @property
     def rest(self) -> int:
         """For how many rounds of plain decoding nobody is to be asked from now on."""
-        waits = self._waiting or self._current != self._plain or self._probing
-        return 0 if waits else self._resting.rounds(self._plain_seconds)
+        drafts = self._current != self._plain or self._probing
+        return 0 if drafts else self._resting.rounds()
 
     # -- deciding ----------------------------------------------------------------------------------
 

@@ -6,12 +6,9 @@ much of it was catching up with the text.
 
 **Rests.** To choose, and to ask who has something to say, takes a tenth of a millisecond a round,
 whatever the target takes for a token. That is a loss like that of drafts which are rejected, and
-stands in the same account. Where it is more than a token allows (a small target, a fast machine),
-it uses the account up; then nobody is asked, for as many rounds of plain decoding as save up
-`_WAKE` of one. So something that repeats is noticed some tokens later there, and n tokens still
-take at most
-
-    n (1 + SHARE) + START  rounds of plain decoding.
+stands in the same account. Where it is more than `_CHOOSING` of each token (a small target, a fast
+machine) and drafting saves nothing, nobody is asked for as many rounds of plain decoding as save up
+`_WAKE` of one. So something that repeats is noticed some tokens later there.
 """
 
 from __future__ import annotations
@@ -20,13 +17,14 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from specrun.runtime.costs import STALL, Account
+from specrun.runtime.costs import STALL, START, Account
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 
 SHARE = 0.025
 """Of each token's plain round, what may be lost: with `START` it is 3 % of 512 tokens."""
 
-_WAKE = 0.5  # plain rounds that may be lost when choosing begins again
+_CHOOSING = 0.01  # of each token's plain round, what of that choosing may take
+_WAKE = 0.5  # plain rounds that it may take when it begins again
 _OWN = 9  # rounds that tell what choosing usually takes
 READING, PAYBACK = 0.15, 64  # of the target's time; tokens
 STAKE = 0.5  # rounds of plain decoding that the first draft of an arm may lose
@@ -49,26 +47,38 @@ class Resting:
 
     def __init__(self) -> None:
         self.account = Account(SHARE)
+        self._choosing = Account(_CHOOSING, START, _WAKE)
         self._own: deque[float] = deque(maxlen=_OWN)  # seconds, lately
+        self._plain = 0.0
+
+    def allow(self, tokens: int) -> None:
+        """Count tokens, however they were decoded."""
+        self.account.allow(tokens)
+        self._choosing.allow(tokens)
 
     def book(self, seconds: float, plain: float) -> None:
-        """Count the seconds of choosing in a round that took `plain` seconds without them."""
+        """Count the seconds of choosing in a round that usually takes `plain` without them.
+
+        0: as many as those before, for a text's first round.
+        """
+        plain = self._plain = plain or self._plain
         if plain <= 0.0:
             return
         if self._own:
             # Pauses of the machine are no loss of the chooser's, as far as they can be told. Not
             # the median: where every second round asks for more, each kind is usual.
             seconds = min(seconds, STALL * max(self._own))
-            self.account.lose(seconds / plain)
+            for account in (self.account, self._choosing):
+                account.lose(seconds / plain)
         # The very first time everything is cold, which does not come again.
         self._own.append(seconds)
 
-    def rounds(self, plain: float) -> int:
-        """Return for how many rounds of so many seconds nobody is to be asked, 0 for none."""
-        room, own = self.account.room, self._own
-        if room > 0.0 or not own or sum(own) <= SHARE * plain * len(own):
-            return 0  # an account that recovers meanwhile needs no rest
-        return math.ceil((_WAKE - room) / SHARE)
+    def rounds(self) -> int:
+        """Return for how many rounds of plain decoding nobody is to be asked, 0 for none."""
+        room = self._choosing.room
+        if room > 0.0 or self.account.saved > 0.0:
+            return 0
+        return math.ceil((_WAKE - room) / _CHOOSING)
 
 
 class ArmLedger:
@@ -107,10 +117,9 @@ class ArmLedger:
         # Tokens, seconds and nodes drafted, of the rounds since the arm changed.
         self._run: list[tuple[int, float, int]] = []
         self._behind = 0  # how far the arm was behind when that run began
-        # Rounds of plain decoding in a row, tokens, seconds and those of choosing, that are not
-        # counted yet: several at once cost little more than one, whose code an evaluation drove
-        # out of the caches.
-        self._waiting: list[tuple[int, float, float]] = []
+        # Rounds of plain decoding in a row, tokens and seconds, that are not counted yet: several
+        # at once cost little more than one, whose code an evaluation drove out of the caches.
+        self._waiting: list[tuple[int, float]] = []
 
     def begin(self, n_new: int) -> None:
         """Start another text, `n_new` tokens of which are new to all arms."""
@@ -136,18 +145,22 @@ class ArmLedger:
 
         `choosing` are those of its seconds in which nothing was evaluated.
         """
+        if index == self._plain:
+            seconds -= choosing
+            self._resting.book(choosing, self._plain_seconds)
         if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
-            self._waiting.append((tokens, seconds, choosing))
+            self._waiting.append((tokens, seconds))
             if len(self._waiting) == SEGMENT:
                 self._count_waiting()
             return
         self._count_waiting()
-        self._record(index, tokens, seconds, drafted, choosing)
+        self._record(index, tokens, seconds, drafted)
 
     def rested(self, tokens: int) -> None:
         """Count rounds of plain decoding, a token each, in which nobody was asked."""
+        self._count_waiting()
         self._now += tokens
-        self._account.allow(tokens)
+        self._resting.allow(tokens)
         self._arms[self._plain].last_seen = self._now
         for index, arm in enumerate(self._arms):
             arm.behind = 0 if index == self._plain else arm.behind + tokens
@@ -155,14 +168,10 @@ class ArmLedger:
     def _count_waiting(self) -> None:
         """Count the rounds of plain decoding that wait."""
         waiting, self._waiting = self._waiting, []
-        for tokens, seconds, choosing in waiting:
-            self._record(self._plain, tokens, seconds, 0, choosing)
+        for tokens, seconds in waiting:
+            self._record(self._plain, tokens, seconds, 0)
 
-    def _record(
-        self, index: int, tokens: int, seconds: float, drafted: int, choosing: float
-    ) -> None:
-        if index == self._plain:
-            seconds -= choosing
+    def _record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
         if index != self._current:
             self._finish_run()
             self._current, self._left, self._probing = index, 0, False
@@ -173,10 +182,8 @@ class ArmLedger:
             self._behind = arm.behind
             arm.fade(0.5 ** ((self._now - arm.last_seen) / SPACING))
         self._book(index, tokens, seconds)
-        if index == self._plain:
-            self._resting.book(choosing, self._plain_seconds)
         self._now += 1
-        self._account.allow(tokens)
+        self._resting.allow(tokens)
         # The first round includes catching up with the text; it
         # is counted when a second tells how much.
         if len(self._run) > 1:
