@@ -22,8 +22,8 @@ things are outside of it. To read a prompt that only the target has read yet, dr
 back within `PAYBACK` tokens. And rounds that take several times as long as usual were disturbed
 by something else.
 
-Choosing takes time, too, in rounds of plain decoding as well: what it takes there is booked like
-any other loss (`Resting`), and no part of what a plain round is said to take.
+Choosing takes time, too, in rounds of plain decoding as well: what it takes there has an account
+of its own (`Resting`), and drafting rounds are compared with plain rounds as they are.
 
 An arm that is new, or was found slower than plain decoding, drafts few tokens at first, as many as
 stake `STAKE` of a plain round (or one), and twice as many each time half of a draft is accepted.

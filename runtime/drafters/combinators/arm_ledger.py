@@ -6,7 +6,7 @@ much of it was catching up with the text.
 
 **Rests.** To choose, and to ask who has something to say, takes a tenth of a millisecond a round,
 whatever the target takes for a token. That is a loss like that of drafts which are rejected, and
-stands in the same account. Where it is more than `_CHOOSING` of each token (a small target, a fast
+has an account of its own. Where it is more than `_CHOOSING` of each token (a small target, a fast
 machine) and drafting saves nothing, nobody is asked for as many rounds of plain decoding as save up
 `_WAKE` of one. So something that repeats is noticed some tokens later there.
 """
@@ -49,7 +49,6 @@ class Resting:
         self.account = Account(SHARE)
         self._choosing = Account(_CHOOSING, START, _WAKE)
         self._own: deque[float] = deque(maxlen=_OWN)  # seconds, lately
-        self._plain = 0.0
 
     def allow(self, tokens: int) -> None:
         """Count tokens, however they were decoded."""
@@ -57,19 +56,14 @@ class Resting:
         self._choosing.allow(tokens)
 
     def book(self, seconds: float, plain: float) -> None:
-        """Count the seconds of choosing in a round that usually takes `plain` without them.
-
-        0: as many as those before, for a text's first round.
-        """
-        plain = self._plain = plain or self._plain
+        """Count the seconds of choosing in a round that took `plain` seconds without them."""
         if plain <= 0.0:
             return
         if self._own:
             # Pauses of the machine are no loss of the chooser's, as far as they can be told. Not
             # the median: where every second round asks for more, each kind is usual.
             seconds = min(seconds, STALL * max(self._own))
-            for account in (self.account, self._choosing):
-                account.lose(seconds / plain)
+            self._choosing.lose(seconds / plain)
         # The very first time everything is cold, which does not come again.
         self._own.append(seconds)
 
@@ -146,8 +140,7 @@ class ArmLedger:
         `choosing` are those of its seconds in which nothing was evaluated.
         """
         if index == self._plain:
-            seconds -= choosing
-            self._resting.book(choosing, self._plain_seconds)
+            self._resting.book(choosing, seconds - choosing)
         if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
             self._waiting.append((tokens, seconds))
             if len(self._waiting) == SEGMENT:
