@@ -25,6 +25,7 @@ SHARE = 0.025
 
 _CHOOSING = 0.01  # of each token's plain round, what of that choosing may take
 _WAKE = 0.5  # plain rounds that it may take when it begins again
+_LONGEST = 256  # rounds without it
 _OWN = 9  # rounds that tell what choosing usually takes
 READING, PAYBACK = 0.15, 64  # of the target's time; tokens
 STAKE = 0.5  # rounds of plain decoding that the first draft of an arm may lose
@@ -62,8 +63,7 @@ class Resting:
         if self._own:
             # Pauses of the machine are no loss of the chooser's, as far as they can be told. Not
             # the median: where every second round asks for more, each kind is usual.
-            seconds = min(seconds, STALL * max(self._own))
-            self._choosing.lose(seconds / plain)
+            self._choosing.lose(min(seconds, STALL * max(self._own)) / plain)
         # The very first time everything is cold, which does not come again.
         self._own.append(seconds)
 
@@ -72,7 +72,8 @@ class Resting:
         room = self._choosing.room
         if room > 0.0 or self.account.saved > 0.0:
             return 0
-        return math.ceil((_WAKE - room) / _CHOOSING)
+        # One pause that was taken for choosing must not silence it for a whole text.
+        return min(_LONGEST, math.ceil((_WAKE - room) / _CHOOSING))
 
 
 class ArmLedger:

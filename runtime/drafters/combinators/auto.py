@@ -234,6 +234,7 @@ class AutoDrafter(MembersDrafter):
         self._vain = 0
         if self._replay:
             self._replayed = self._replay.pop(0).choices_for(self._names)
+            self._rest.left = 0  # its choices are the log's
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the proposal of the member that is likely fastest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from support.scripted import PLAIN, TableRows
 
 from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
-from specrun.runtime.drafters.combinators import ArmForecast, AutoDrafter
+from specrun.runtime.drafters.combinators import ArmForecast, AutoDrafter, ChoiceLog
 from specrun.runtime.drafters.combinators.arm_ledger import Resting
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.tree import DraftTree
@@ -51,7 +52,8 @@ class Ponders(Drafter):
 def ponder(auto: AutoDrafter, machine: Machine, rounds: int) -> list[int]:
     """Play a text's rounds, in which whatever is drafted is accepted; return nodes drafted."""
     tokens, drafted = list(PROMPT), list[int]()
-    auto.begin(())
+    if not auto._replay:  # to forget is to begin, too, and would take a log
+        auto.begin(())
     auto.begin(tokens)
     for _ in range(rounds):
         tree = auto.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9))
@@ -64,13 +66,15 @@ def ponder(auto: AutoDrafter, machine: Machine, rounds: int) -> list[int]:
     return drafted
 
 
-def pondering(own: float, **options: Any) -> tuple[AutoDrafter, Machine]:
+def pondering(
+    own: float, *, replay: Sequence[ChoiceLog] = (), **options: Any
+) -> tuple[AutoDrafter, Machine]:
     machine = Machine(own)
     # Probed it is not: an arm that costs a thousand rounds.
     forecasts = [ArmForecast(most=4, draft=1000.0), ArmForecast()]
     machine.member = Ponders(machine, **options)
     members = [machine.member, NoDrafter()]
-    return AutoDrafter(members, clock=machine, forecasts=forecasts), machine
+    return AutoDrafter(members, clock=machine, forecasts=forecasts, replay=replay), machine
 
 
 AWAKE = 2  # rounds: the first of all, which is not booked, and the last before a rest
@@ -127,3 +131,12 @@ def test_what_rested_knows_the_text_when_the_next_answer_begins() -> None:
     ponder(auto, machine, 100)
     auto.report()
     assert len(auto._known) == len(PROMPT) + 100
+
+
+def test_a_replayed_answer_follows_its_log_however_the_last_one_ended() -> None:
+    """The first log is used up, and a rest follows; the second's drafts are made all the same."""
+    first, second = (ChoiceLog(["ponders", "none"], runs) for runs in ([[1, 5]], [[0, 20]]))
+    auto, machine = pondering(2.0, replay=[first, second])
+    assert not any(ponder(auto, machine, 60))
+    assert auto._rest.left
+    assert all(ponder(auto, machine, 20))
