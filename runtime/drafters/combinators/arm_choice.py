@@ -34,6 +34,7 @@ seventh of the target's size on a CPU, cannot come back into a long text.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from specrun.runtime.costs import START
 from specrun.runtime.drafters.combinators.arm_ledger import (
@@ -53,6 +54,7 @@ _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
 _MAX_PATIENCE, _WAIT = 8, 16  # after 1, 2, 3 vain probes an arm waits for 16, 48, 112 tokens
 _FIRST_ROUNDS = 2  # of plain decoding, before others are looked at
 _PROBE_ROUNDS, _SHORT_PROBE = 4, 2  # short: of an arm whose drafts are limited
+_FAST = 1.5  # a promised speed-up for which a round of plain decoding is given up
 _TIE = 0.03  # rates that differ by less than this share are alike: the simpler arm is taken
 _SAVING = 512  # tokens in which what a probe may lose is saved up, if it can be at all
 _SPARE = 0.1  # of all that may be lost: what a probe may take while others are being saved for
@@ -85,6 +87,23 @@ class ArmChooser(ArmLedger):
             self._decide()
         self._left -= 1
         return self._current, self._arms[self._current].depth
+
+    def promising(self, index: int, promised: Sequence[float]) -> int | None:
+        """Return the arm that is worth more in this round than `index`, which was chosen.
+
+        `promised` are the speed-ups over plain decoding that the arms promise for this round alone.
+        None where no promise is better than what is known of `index`; `index` itself where its own
+        is the best, and no draft need be limited.
+        """
+        most = max(promised)
+        if most < _FAST:
+            return None
+        if promised[index] == most:
+            return index
+        arm, plain = self._arms[index], self._arms[self._plain]
+        usual = arm.rate / plain.rate if arm.rounds and plain.rounds else 1.0
+        interrupts = self._probing and index != self._plain
+        return None if interrupts or most < (1.0 + _TIE) * usual else promised.index(most)
 
     @property
     def rest(self) -> int:

@@ -150,6 +150,20 @@ class ArmLedger:
         self._count_waiting()
         self._record(index, tokens, seconds, drafted)
 
+    def record_lent(self, index: int, tokens: int, seconds: float) -> None:
+        """Book a round that an arm was given for what it promised, while another is used.
+
+        What it yielded says nothing of its other rounds.
+        """
+        self._count_waiting()
+        self._finish_run()
+        arm = self._arms[index]
+        self._book(index, tokens, max(seconds, _TICK))
+        self._now += 1
+        self._resting.allow(tokens)
+        for other in self._arms:
+            other.behind = 0 if other is arm else other.behind + tokens
+
     def rested(self, tokens: int) -> None:
         """Count rounds of plain decoding, a token each, in which nobody was asked."""
         self._count_waiting()

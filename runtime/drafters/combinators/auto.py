@@ -134,7 +134,6 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
     return ChoiceLog(names, [list(run) for run in runs], [list(run) for run in depths])
 
 
-_FAST = 1.5  # a promised speed-up for which a round of plain decoding is given up
 _VAIN = 32
 """Forecasts in a row that promised less, after which they are asked for every second round alone:
 what repeats is noticed a token later, and a round that drafts nothing costs less."""
@@ -210,6 +209,7 @@ class AutoDrafter(MembersDrafter):
         self._chosen: int | None = None
         self._vain = 0  # forecasts in a row that promised too little
         self._depth = 0
+        self._lent = False  # the round is one that another drafter's turn was interrupted for
         self._started = self._proposed = 0.0
         self._counting = 0.0  # seconds in which the round before was counted
 
@@ -246,6 +246,7 @@ class AutoDrafter(MembersDrafter):
         n_rounds = self._log.n_rounds
         if n_rounds < len(self._replayed):
             self._chosen, self._depth = self._replayed[n_rounds]
+            self._lent = False
         else:
             self._chosen, self._depth = self._choose(request)
         if self._depth:
@@ -255,16 +256,20 @@ class AutoDrafter(MembersDrafter):
         return tree
 
     def _choose(self, request: DraftRequest) -> tuple[int, int]:
-        """Return the chooser's choice, or instead of plain decoding a member that promises more."""
+        """Return the chooser's choice, or instead of it a member that promises more."""
         index, depth = self._chooser.choose()
-        if index == self._plain and self._chooser.has_room and self._asks():
-            # What reads the text alone knows without a probe when it has something to say.
-            promised = [member.forecast(request) for member in self._members]
-            most = max(promised)
-            if most >= _FAST:
-                self._vain = 0
-                return promised.index(most), 0
-        return index, depth
+        self._lent = False
+        free = self._members[index].finds_text and not depth  # it drafts what it promises anyway
+        if (index != self._plain and free) or not self._chooser.has_room or not self._asks():
+            return index, depth
+        # What reads the text alone knows without a probe when it has something to say.
+        promised = [member.forecast(request) for member in self._members]
+        found = self._chooser.promising(index, promised)
+        if found is None:
+            return index, depth
+        self._vain = 0
+        self._lent = index not in (found, self._plain)
+        return found, 0
 
     def _asks(self) -> bool:
         """Return whether members are asked for forecasts in this round of plain decoding."""
@@ -292,7 +297,10 @@ class AutoDrafter(MembersDrafter):
         self._has_measured = True
         new, drafted = outcome.n_new, len(outcome.tree)
         choosing = seconds - evaluated + self._counting
-        self._chooser.record(self._chosen, new, seconds + self._counting, drafted, choosing)
+        if self._lent:
+            self._chooser.record_lent(self._chosen, new, seconds + self._counting)
+        else:
+            self._chooser.record(self._chosen, new, seconds + self._counting, drafted, choosing)
         self._log.add(self._chosen, self._depth, new, seconds)
         if self._may_rest and self._log.n_rounds >= len(self._replayed):
             self._rest.left = self._chooser.rest
