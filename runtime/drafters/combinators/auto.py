@@ -209,6 +209,7 @@ class AutoDrafter(MembersDrafter):
         self._chosen: int | None = None
         self._vain = 0  # forecasts in a row that promised too little
         self._depth = 0
+        self._promised: list[float] = []  # what members say of this round, of those asked
         self._lent = False  # the round is one that another drafter's turn was interrupted for
         self._started = self._proposed = 0.0
         self._counting = 0.0  # seconds in which the round before was counted
@@ -259,20 +260,24 @@ class AutoDrafter(MembersDrafter):
         """Return the chooser's choice, or instead of it a member that promises more."""
         index, depth = self._chooser.choose()
         self._lent = False
-        free = self._members[index].finds_text and not depth  # it drafts what it promises anyway
-        if (index != self._plain and free) or not self._chooser.has_room or not self._asks():
+        if not self._chooser.has_room or not self._asks():
             return index, depth
-        # What reads the text alone knows without a probe when it has something to say.
-        promised = [member.forecast(request) for member in self._members]
-        found = self._chooser.promising(index, promised)
+        # What reads the text alone knows without a probe when it has something to say. The chosen
+        # is asked for its draft itself, unless that would be shorter than it likes.
+        chosen = None if depth else self._members[index]
+        self._promised = [
+            0.0 if member is chosen else member.forecast(request) for member in self._members
+        ]
+        found = self._chooser.promising(index, self._promised)
         if found is None:
+            self._vain -= not any(self._promised)  # nobody but the chosen could say anything
             return index, depth
         self._vain = 0
         self._lent = index not in (found, self._plain)
         return found, 0
 
     def _asks(self) -> bool:
-        """Return whether members are asked for forecasts in this round of plain decoding."""
+        """Return whether members are asked for forecasts in this round."""
         self._vain += 1
         return self._vain <= _VAIN or self._vain % 2 == 0
 
@@ -285,9 +290,11 @@ class AutoDrafter(MembersDrafter):
         for index, member in enumerate(self._members):
             if index == self._chosen:
                 member.observe(outcome)
-            elif not member.finds_text:
-                # The text without rows: caches follow when their drafters are asked again.
+            elif not member.finds_text or (self._promised and self._promised[index]):
+                # The text without rows: caches follow when their drafters are asked again, and who
+                # promised something learns what came.
                 member.observe(outcome_for_idle(outcome))
+        self._promised = []
         self._known += outcome.tokens[len(self._known) :]
         if self._chosen is None:
             return

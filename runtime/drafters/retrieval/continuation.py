@@ -226,19 +226,21 @@ class ContinuationDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the tree of continuations that pays, empty where none does."""
-        self._retrieved = self.retrieve(request.tokens, self._depth)
-        self._retrieved_at = len(request.tokens)
+        self._retrieve(request)
         if not self._retrieved:
             return DraftTree()
         return continuation_tree(self._retrieved, self._trust, self._limits(request), self._costs)
 
     def forecast(self, request: DraftRequest) -> float:
-        """Return what the continuations found now promise."""
-        # The same retrieval as `propose`, but nothing is kept: no draft follows that could teach.
-        found = self.retrieve(request.tokens, self._depth)
-        if not found:
+        """Return what the continuations found now promise; `observe` may teach by them."""
+        self._retrieve(request)
+        if not self._retrieved:
             return 1.0
-        return promised_speed_up(found, self._trust, self._limits(request), self._costs)
+        return promised_speed_up(self._retrieved, self._trust, self._limits(request), self._costs)
+
+    def _retrieve(self, request: DraftRequest) -> None:
+        self._retrieved = self.retrieve(request.tokens, self._depth)
+        self._retrieved_at = len(request.tokens)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how the retrieved continuations fared, those that were not drafted too."""

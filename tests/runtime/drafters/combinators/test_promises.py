@@ -1,0 +1,164 @@
+"""What members of `auto` promise of a single round, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.scripted import PLAIN, TableRows
+
+from specrun.runtime.costs import CostCurve
+from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
+from specrun.runtime.drafters.combinators import Arm, ArmForecast, AutoDrafter
+from specrun.runtime.drafters.retrieval import PromptLookupDrafter
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.tree import DraftTree
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
+
+
+class Machine:
+    """Counts rounds, and takes a second for a plain one and a tenth for each drafted token."""
+
+    def __init__(self) -> None:
+        self.now, self.round = 0.0, 0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Part(Drafter):
+    """Drafts `n` tokens, all right in the rounds that `right` names, and promises `promised`.
+
+    It promises in those rounds alone; `asked` are those in which it was asked what it promises.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        name: str,
+        n: int,
+        *,
+        promised: float = 0.0,
+        right: Callable[[int], bool] = lambda _: True,
+        finds_text: bool = False,
+    ) -> None:
+        self.name, self.max_nodes, self.finds_text = name, n, finds_text
+        self.right, self._promised, self._machine = right, promised, machine
+        self.asked, self.heard = list[int](), list[int]()
+
+    def forecast(self, request: DraftRequest) -> float:
+        self.asked.append(self._machine.round)
+        if not self._promised:
+            return 0.0
+        return self._promised if self.right(self._machine.round) else 1.0
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        return DraftTree.chain([1] * min(self.max_nodes, request.max_depth, request.max_nodes))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.heard.append(self._machine.round)
+
+
+def play(auto: AutoDrafter, machine: Machine, rounds: int) -> list[tuple[str, int]]:
+    """Return who was chosen in each round, and how much was drafted."""
+    tokens, played = list(PROMPT), []
+    auto.begin(tokens)
+    for machine.round in range(rounds):
+        tree = auto.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9))
+        assert auto._chosen is not None
+        part = auto._members[auto._chosen]
+        played.append((part.name, len(tree)))
+        machine.now += 1.0 + 0.1 * len(tree)
+        is_right = not isinstance(part, Part) or part.right(machine.round)
+        path = tuple(range(len(tree))) if is_right else ()
+        tokens += [*(tree.tokens[node] for node in path), 2]
+        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
+        auto.observe(RoundOutcome(tokens, tree, path, 2, rows))  # type: ignore[arg-type]
+    return played
+
+
+# Measured already: a model of 2 tokens a round, a search of the text that is mostly wrong, and plain
+# decoding.
+KNOWN = [Arm(40.0, 80.0, 48.0), Arm(40.0, 42.0, 60.0), Arm(40.0, 40.0, 40.0)]
+
+
+def model_and_search(promised: float) -> tuple[AutoDrafter, Machine, Part]:
+    """A model that is right with one token, and a search that is, with eight, in every fifth round
+    and says so."""
+    machine = Machine()
+    search = Part(
+        machine, "search", 8, promised=promised, right=lambda at: at % 5 == 0, finds_text=True
+    )
+    parts = [Part(machine, "model", 1), search, NoDrafter()]
+    forecasts = [ArmForecast(most=1), ArmForecast(most=8), ArmForecast()]
+    known = [arm.for_another_text() for arm in KNOWN]
+    auto = AutoDrafter(parts, clock=machine, forecasts=forecasts, shared=known)
+    return auto, machine, search
+
+
+def test_a_promise_takes_a_round_from_a_slower_drafter() -> None:
+    auto, machine, search = model_and_search(promised=4.0)
+    played = play(auto, machine, 100)
+    taken = [at for at, (name, _) in enumerate(played) if name == "search"]
+    assert len([at for at in taken if at % 5 == 0]) >= 18  # but for probes
+    assert len([at for at in taken if at % 5]) <= 4
+    assert all(drafted == 8 for at, (_, drafted) in enumerate(played) if at % 5 == 0 and at in taken)
+    # It is not taken for a drafter that is always as fast, which it would be used as.
+    assert auto._chooser.arms[1].rate < auto._chooser.arms[0].rate
+    assert [name for name, _ in played].count("model") >= 70
+    assert len(search.heard) >= len(taken)
+
+
+def test_a_promise_of_less_than_the_drafter_in_use_gives_is_not_taken() -> None:
+    auto, machine, _ = model_and_search(promised=1.6)
+    played = play(auto, machine, 100)
+    assert [name for name, _ in played].count("search") <= 4
+
+
+@pytest.mark.parametrize(("promised", "drafted"), [(4.0, 8), (1.0, 1)])
+def test_a_draft_that_is_promised_is_not_limited(promised: float, drafted: int) -> None:
+    """A first probe drafts a token at most, where a draft costs a tenth of a round each."""
+    machine = Machine()
+    search = Part(machine, "search", 8, promised=promised, finds_text=True)
+    forecasts = [ArmForecast(most=8, draft=0.3), ArmForecast()]
+    auto = AutoDrafter([search, NoDrafter()], clock=machine, forecasts=forecasts)
+    played = play(auto, machine, 6)
+    assert next(count for name, count in played if name == "search") == drafted
+
+
+def test_who_promised_learns_what_came() -> None:
+    """In the rounds in which it was asked and not chosen, it is told of the text all the same."""
+    machine = Machine()
+    search = Part(machine, "search", 8, promised=1.2, finds_text=True)
+    # An arm that costs a thousand rounds is not tried.
+    forecasts = [ArmForecast(most=8, draft=1000.0), ArmForecast()]
+    auto = AutoDrafter([search, NoDrafter()], clock=machine, forecasts=forecasts)
+    play(auto, machine, 80)
+    assert search.asked == search.heard
+    assert len(search.asked) > 40
+
+
+def test_what_was_promised_teaches_prompt_lookup_as_its_drafts_do() -> None:
+    """Asked of every token of a text that repeats, it promises as much as one that drafted."""
+    said = [7, 8, 9, 5, 3] * 6
+
+    def promise(asks: str) -> float:
+        search, tokens = PromptLookupDrafter(costs=CostCurve.flat([1.0] * 32)), list(PROMPT)
+        search.begin(tokens)
+
+        def request() -> DraftRequest:
+            return DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9)
+
+        for token in said:
+            if asks == "forecasts":
+                search.forecast(request())
+            elif asks == "drafts":
+                search.propose(request())
+            tokens.append(token)
+            rows = TableRows([np.full(2, 0.5)])
+            search.observe(RoundOutcome(tokens, DraftTree(), (), token, rows))  # type: ignore[arg-type]
+        return search.forecast(request())
+
+    assert promise("forecasts") == promise("drafts") > promise("nothing")
