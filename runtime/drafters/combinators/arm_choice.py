@@ -2,7 +2,7 @@
 
 An arm is a drafter, its reward tokens per second. The arm of the best measured rate is used. Others
 are probed while they may be better: their rate plus its uncertainty exceeds the best rate (optimism
-in the face of uncertainty: UCB, Auer et al. 2002), or `SPACING` tokens have passed without them,
+in the face of uncertainty: UCB, Auer et al. 2002), or the time of `SPACING` plain tokens has passed,
 so that a drafter that becomes good is noticed.
 
 **What is guaranteed.** Time is counted in rounds of plain decoding, which are what is measured
@@ -29,6 +29,9 @@ An arm that is new, or was found slower than plain decoding, drafts few tokens a
 stake `STAKE` of a plain round (or one), and twice as many each time half of a draft is accepted.
 Its reading of the text is part of a probe: one that reads slower than `SHARE` allows, about a
 seventh of the target's size on a CPU, cannot come back into a long text.
+
+An arm that reads the text alone may promise a speed-up of a single round. Where it is more than the
+arm in use yields, that round is given to it (`promising`), and its draft is not limited.
 """
 
 from __future__ import annotations
@@ -175,7 +178,7 @@ class ArmChooser(ArmLedger):
         arm, best = self._arms[index], self._arms[self._best]
         if index != self._plain and arm.behind < _LATER and not self._may_reach(index, best.rate):
             return 0.0
-        if index != self._plain and (not arm.rounds or arm.behind >= SPACING):
+        if index != self._plain and (not arm.rounds or arm.behind >= SPACING * self._speed_up):
             scale = 1.0 if arm.scale is None else arm.scale
             if scale >= self._margins[index]:
                 return best.rate * (1.0 + _TIE)  # even if all is accepted: asked last of all
@@ -190,6 +193,12 @@ class ArmChooser(ArmLedger):
         if tied and self._now - arm.last_seen < _TIED_ROUNDS:
             return 0.0
         return self._possible_rate(arm) * (1.0 - _TIE)
+
+    @property
+    def _speed_up(self) -> float:
+        """Return what the best arm gains over plain decoding, at least 1."""
+        plain = self._arms[self._plain].rate
+        return max(1.0, self._best_rate / plain) if plain else 1.0
 
     def _may_reach(self, index: int, rate: float) -> bool:
         """Return whether an arm would be faster than this if all that it drafts were accepted."""
