@@ -7,7 +7,7 @@ much of it was catching up with the text.
 **Rests.** To choose, and to ask who has something to say, takes a tenth of a millisecond a round,
 whatever the target takes for a token. That is a loss like that of drafts which are rejected, and
 has an account of its own. Where it is more than `_CHOOSING` of each token (a small target, a fast
-machine) and drafting saves nothing, nobody is asked for as many rounds of plain decoding as save up
+machine) and than what drafting saves, nobody is asked for as many rounds of plain decoding as save up
 `_WAKE` of one. So something that repeats is noticed some tokens later there.
 """
 
@@ -67,10 +67,20 @@ class Resting:
         # The very first time everything is cold, which does not come again.
         self._own.append(seconds)
 
+    def drafted(self, lost: float) -> None:
+        """Book what a round with a draft lost or, below 0, saved.
+
+        What drafting saves, choosing may lose: it is what choosing is for.
+        """
+        before = self.account.saved
+        self.account.lose(lost)
+        # At most what was saved is lost again; more is lost to drafting, not to choosing.
+        self._choosing.lose(min(lost, before - self.account.saved))
+
     def rounds(self) -> int:
         """Return for how many rounds of plain decoding nobody is to be asked, 0 for none."""
         room = self._choosing.room
-        if room > 0.0 or self.account.saved > 0.0:
+        if room > 0.0:
             return 0
         # One pause that was taken for choosing must not silence it for a whole text.
         return min(_LONGEST, math.ceil((_WAKE - room) / _CHOOSING))
@@ -224,7 +234,7 @@ class ArmLedger:
             seconds = min(seconds, STALL * (known + self._reading(index) * plain))
         self._elapsed += seconds / plain
         if index != self._plain:
-            self._account.lose(seconds / plain - tokens)
+            self._resting.drafted(seconds / plain - tokens)
         if self._probing:
             self._lost = max(0.0, self._lost + (seconds - tokens / self._best_rate) / plain)
 
