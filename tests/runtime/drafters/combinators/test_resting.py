@@ -30,19 +30,29 @@ class Machine:
 
 
 class Ponders(Drafter):
-    """Takes its time to say what it promises, and promises nothing before token `from_on`."""
+    """Takes its time to say what it promises, and that only from token `from_on` to `until`."""
 
-    def __init__(self, machine: Machine, from_on: int = 10**9, *, finds_text: bool = True) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        from_on: int = 10**9,
+        until: int = 10**9,
+        *,
+        finds_text: bool = True,
+    ) -> None:
         self.name, self.max_nodes = "ponders", 4
         self.n_heard, self.n_asked = 0, 0
-        self.finds_text, self._machine, self._from = finds_text, machine, from_on
+        self.finds_text, self._machine = finds_text, machine
+        self._from, self._until = from_on, until
 
     def forecast(self, request: DraftRequest) -> float:
         self._machine.now += self._machine.own
         self.n_asked += 1
-        return 2.0 if len(request.tokens) >= self._from else 1.0
+        return 2.0 if self._from <= len(request.tokens) < self._until else 1.0
 
     def propose(self, request: DraftRequest) -> DraftTree:
+        if len(request.tokens) >= self._until:
+            return DraftTree()
         return DraftTree.chain([1] * min(4, request.max_depth, request.max_nodes))
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -117,6 +127,20 @@ def test_what_begins_to_promise_is_noticed_after_a_rest() -> None:
     assert sum(drafted[300:]) > 200
     # What it won it may lose again: it goes on without rests.
     assert sum(map(bool, drafted[-50:])) == 50
+
+
+def test_choosing_loses_no_more_than_drafting_had_saved() -> None:
+    """Ten drafts save forty rounds, of which eight may be lost again, in whatever text."""
+    start = len(PROMPT) + 1
+    auto, machine = pondering(0.2, from_on=start, until=start + 50)
+    assert sum(ponder(auto, machine, 20)) >= 40
+    began, n_asked = machine.now, machine.member.n_asked
+    machine.member._from = 10**9
+    for _ in range(100):
+        assert not any(ponder(auto, machine, 12))
+    # The tokens of that text allow something, too: what may be saved up so are 2 rounds.
+    assert machine.now - began <= 1200 * 1.01 + 2.0 + 8.0 + AWAKE * 0.2
+    assert machine.member.n_asked - n_asked >= 30  # it was not asleep all the time
 
 
 def test_members_that_must_hear_of_every_round_keep_it_awake() -> None:
