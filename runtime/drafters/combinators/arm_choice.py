@@ -2,8 +2,8 @@
 
 An arm is a drafter, its reward tokens per second. The arm of the best measured rate is used. Others
 are probed while they may be better: their rate plus its uncertainty exceeds the best rate (optimism
-in the face of uncertainty: UCB, Auer et al. 2002), or the time of `SPACING` plain tokens has passed,
-so that a drafter that becomes good is noticed.
+in the face of uncertainty: UCB, Auer et al. 2002), or as long as `SPACING` plain tokens take has
+passed, so that a drafter that becomes good is noticed.
 
 **What is guaranteed.** Time is counted in rounds of plain decoding, which are what is measured
 first. An account holds what all drafting rounds took beyond plain rounds for the same tokens. A

@@ -7,8 +7,8 @@ much of it was catching up with the text.
 **Rests.** To choose, and to ask who has something to say, takes a tenth of a millisecond a round,
 whatever the target takes for a token. That is a loss like that of drafts which are rejected, and
 has an account of its own. Where it is more than `_CHOOSING` of each token (a small target, a fast
-machine) and than what drafting saves, nobody is asked for as many rounds of plain decoding as save up
-`_WAKE` of one. So something that repeats is noticed some tokens later there.
+machine) and than what drafting saves, nobody is asked for as many rounds of plain decoding as save
+up `_WAKE` of one. So something that repeats is noticed some tokens later there.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def play(auto: AutoDrafter, machine: Machine, rounds: int) -> list[tuple[str, in
     return played
 
 
-# Measured already: a model of 2 tokens a round, a search of the text that is mostly wrong, and plain
-# decoding.
+# Measured already: a model of 2 tokens a round, a search of the text that is mostly wrong, and
+# plain decoding.
 KNOWN = [Arm(40.0, 80.0, 48.0), Arm(40.0, 42.0, 60.0), Arm(40.0, 40.0, 40.0)]
 
 
@@ -104,7 +104,9 @@ def test_a_promise_takes_a_round_from_a_slower_drafter() -> None:
     taken = [at for at, (name, _) in enumerate(played) if name == "search"]
     assert len([at for at in taken if at % 5 == 0]) >= 18  # but for probes
     assert len([at for at in taken if at % 5]) <= 4
-    assert all(drafted == 8 for at, (_, drafted) in enumerate(played) if at % 5 == 0 and at in taken)
+    assert all(
+        drafted == 8 for at, (_, drafted) in enumerate(played) if at % 5 == 0 and at in taken
+    )
     # It is not taken for a drafter that is always as fast, which it would be used as.
     assert auto._chooser.arms[1].rate < auto._chooser.arms[0].rate
     assert [name for name, _ in played].count("model") >= 70
