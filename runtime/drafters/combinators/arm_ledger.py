@@ -148,17 +148,19 @@ class ArmLedger:
     ) -> None:
         """Learn what a round of an arm that drafted so many nodes gave, chosen or replayed.
 
-        `choosing` are those of its seconds in which nothing was evaluated.
+        `choosing` are those of its seconds in which nothing was evaluated. Where nothing came of
+        them, they are all that the round lost.
         """
-        if index == self._plain:
-            self._resting.book(choosing, seconds - choosing)
+        vain = choosing if index == self._plain or not drafted else 0.0
+        if vain:
+            self._resting.book(vain, seconds - vain)
         if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
             self._waiting.append((tokens, seconds))
             if len(self._waiting) == SEGMENT:
                 self._count_waiting()
             return
         self._count_waiting()
-        self._record(index, tokens, seconds, drafted)
+        self._record(index, tokens, seconds, drafted, booked=vain > 0.0)
 
     def record_lent(self, index: int, tokens: int, seconds: float) -> None:
         """Book a round that an arm was given for what it promised, while another is used.
@@ -189,7 +191,9 @@ class ArmLedger:
         for tokens, seconds in waiting:
             self._record(self._plain, tokens, seconds, 0)
 
-    def _record(self, index: int, tokens: int, seconds: float, drafted: int) -> None:
+    def _record(
+        self, index: int, tokens: int, seconds: float, drafted: int, *, booked: bool = False
+    ) -> None:
         if index != self._current:
             self._finish_run()
             self._current, self._left, self._probing = index, 0, False
@@ -199,7 +203,7 @@ class ArmLedger:
         if len(self._run) == 1:
             self._behind = arm.behind
             arm.fade(0.5 ** ((self._now - arm.last_seen) / SPACING))
-        self._book(index, tokens, seconds)
+        self._book(index, tokens, seconds, booked=booked)
         self._now += 1
         self._resting.allow(tokens)
         # The first round includes catching up with the text; it
@@ -218,8 +222,11 @@ class ArmLedger:
 
     # -- learning ----------------------------------------------------------------------------------
 
-    def _book(self, index: int, tokens: int, seconds: float) -> None:
-        """Count what a round took beyond plain decoding, and a probe beyond the best arm."""
+    def _book(self, index: int, tokens: int, seconds: float, *, booked: bool = False) -> None:
+        """Count what a round took beyond plain decoding, and a probe beyond the best arm.
+
+        `booked` is a round that drafted nothing, whose loss was counted as that of choosing.
+        """
         plain = self._plain_seconds
         if not plain:
             return
@@ -233,7 +240,7 @@ class ArmLedger:
             # What disturbed a round from outside is not the arm's loss, as far as can be told.
             seconds = min(seconds, STALL * (known + self._reading(index) * plain))
         self._elapsed += seconds / plain
-        if index != self._plain:
+        if index != self._plain and not booked:
             self._resting.drafted(seconds / plain - tokens)
         if self._probing:
             self._lost = max(0.0, self._lost + (seconds - tokens / self._best_rate) / plain)

@@ -304,6 +304,8 @@ class AutoDrafter(MembersDrafter):
         self._has_measured = True
         new, drafted = outcome.n_new, len(outcome.tree)
         choosing = seconds - evaluated + self._counting
+        if self._chosen != self._plain and not self._members[self._chosen].finds_text:
+            choosing = 0.0  # it was the member's model that took the time
         if self._lent:
             self._chooser.record_lent(self._chosen, new, seconds + self._counting)
         else:

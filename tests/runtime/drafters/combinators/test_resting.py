@@ -52,6 +52,7 @@ class Ponders(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         if len(request.tokens) >= self._until:
+            self._machine.now += self._machine.own
             return DraftTree()
         return DraftTree.chain([1] * min(4, request.max_depth, request.max_nodes))
 
@@ -77,11 +78,11 @@ def ponder(auto: AutoDrafter, machine: Machine, rounds: int) -> list[int]:
 
 
 def pondering(
-    own: float, *, replay: Sequence[ChoiceLog] = (), **options: Any
+    own: float, *, replay: Sequence[ChoiceLog] = (), draft: float = 1000.0, **options: Any
 ) -> tuple[AutoDrafter, Machine]:
     machine = Machine(own)
     # Probed it is not: an arm that costs a thousand rounds.
-    forecasts = [ArmForecast(most=4, draft=1000.0), ArmForecast()]
+    forecasts = [ArmForecast(most=4, draft=draft), ArmForecast()]
     machine.member = Ponders(machine, **options)
     members = [machine.member, NoDrafter()]
     return AutoDrafter(members, clock=machine, forecasts=forecasts, replay=replay), machine
@@ -103,6 +104,17 @@ def test_where_choosing_takes_more_than_a_token_allows_it_rests(own: float, leng
         assert sum(arm["tokens"] for arm in report["arms"]) == length
         assert sum(rounds for _, rounds in report["choices"]) == length
     assert machine.now <= 1200 * 1.01 + 0.5 + AWAKE * own
+
+
+@pytest.mark.parametrize("own", [0.04, 0.2])
+def test_probes_that_find_nothing_take_no_more_than_choosing_may(own: float) -> None:
+    """A member that is tried again and again, and has nothing to say whenever it is."""
+    auto, machine = pondering(own, until=0, draft=0.0)
+    for _ in range(30):
+        assert not any(ponder(auto, machine, 40))
+    assert machine.member.n_heard > 4  # it was tried
+    # Of a probe, which is not broken off by a rest, four rounds may come on top.
+    assert machine.now <= 1200 * 1.01 + 0.5 + (AWAKE + 4) * own
 
 
 def test_without_rests_short_texts_lose_a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
