@@ -32,11 +32,14 @@ class ChoiceLog:
     """Choices among `names` as runs of [index, rounds]; `totals` are rounds, tokens and seconds.
 
     `depths` are runs of [tokens, rounds]: how deep the chosen might draft, 0 where it was free.
+    `asks` are runs of [0 or 1, rounds]: whether the others were asked what they promise, which
+    teaches them.
     """
 
     names: Sequence[str]
     runs: list[list[int]] = field(default_factory=list)
     depths: list[list[int]] = field(default_factory=list)
+    asks: list[list[int]] = field(default_factory=list)
     n_rounds: int = 0
     totals: list[list[float]] = field(default_factory=list)
 
@@ -44,10 +47,18 @@ class ChoiceLog:
         self.totals = [[0, 0, 0.0] for _ in self.names]
 
     def add(
-        self, index: int, depth: int, n_tokens: int, seconds: float, *, rounds: int = 1
+        self,
+        index: int,
+        depth: int,
+        n_tokens: int,
+        seconds: float,
+        *,
+        asked: bool = False,
+        rounds: int = 1,
     ) -> None:
         """Note a round, or several that were alike."""
-        for runs, value in ((self.runs, index), (self.depths, depth)):
+        noted = ((self.runs, index), (self.depths, depth), (self.asks, int(asked)))
+        for runs, value in noted:
             if runs and runs[-1][0] == value:
                 runs[-1][1] += rounds
             else:
@@ -58,18 +69,22 @@ class ChoiceLog:
         total[1] += n_tokens
         total[2] += seconds
 
-    def choices_for(self, names: Sequence[str]) -> list[tuple[int, int]]:
-        """Return index and depth of each round; raises `OptionError` for other drafters' logs."""
+    def choices_for(self, names: Sequence[str]) -> list[tuple[int, int, int]]:
+        """Return index, depth and whether others were asked, of each round.
+
+        Raises `OptionError` for other drafters' logs.
+        """
         if list(names) != list(self.names):
             raise OptionError(
                 f"auto: the log was made with {', '.join(self.names)} and cannot be replayed "
                 f"with {', '.join(names)}"
             )
-        choices, depths = (
+        choices, *others = (
             [value for value, rounds in runs for _ in range(rounds)]
-            for runs in (self.runs, self.depths)
+            for runs in (self.runs, self.depths, self.asks)
         )
-        return list(itertools.zip_longest(choices, depths[: len(choices)], fillvalue=0))
+        others = [values[: len(choices)] for values in others]
+        return list(itertools.zip_longest(choices, *others, fillvalue=0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return statistics and log, ready for JSON."""
@@ -83,8 +98,8 @@ class ChoiceLog:
             }
             for name, (rounds, tokens, seconds) in zip(self.names, self.totals, strict=True)
         ]
-        choices, depths = ([list(run) for run in runs] for runs in (self.runs, self.depths))
-        return {"arms": arms, "choices": choices, "depths": depths}
+        kinds = {"choices": self.runs, "depths": self.depths, "asks": self.asks}
+        return {"arms": arms, **{kind: [list(run) for run in kinds[kind]] for kind in kinds}}
 
 
 def read_choice_logs(path: Path) -> list[ChoiceLog]:
@@ -120,10 +135,10 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
             raise ValueError
         value = value.get(name, value)
     names, runs = [arm["drafter"] for arm in value["arms"]], value["choices"]
-    depths = value.get("depths", [])
+    depths, asks = value.get("depths", []), value.get("asks", [])
     if not all(isinstance(name, str) for name in names):
         raise ValueError
-    for kind, most in ((runs, len(names)), (depths, _MAX_ROUNDS)):
+    for kind, most in ((runs, len(names)), (depths, _MAX_ROUNDS), (asks, 2)):
         for number, rounds in kind:
             if not (isinstance(number, int) and 0 <= number < most):
                 raise ValueError
@@ -131,7 +146,7 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
                 raise ValueError
         if sum(rounds for _, rounds in kind) > _MAX_ROUNDS:
             raise ValueError
-    return ChoiceLog(names, [list(run) for run in runs], [list(run) for run in depths])
+    return ChoiceLog(names, *([list(run) for run in kind] for kind in (runs, depths, asks)))
 
 
 _VAIN = 32
@@ -203,7 +218,7 @@ class AutoDrafter(MembersDrafter):
         self._has_measured = False
         self._clock = clock
         self._replay = list(replay)
-        self._replayed: list[tuple[int, int]] = []
+        self._replayed: list[tuple[int, int, int]] = []
         self._log = ChoiceLog(self._names)
         self._known: list[int] = []
         self._chosen: int | None = None
@@ -246,8 +261,10 @@ class AutoDrafter(MembersDrafter):
             self._count_rest()
         n_rounds = self._log.n_rounds
         if n_rounds < len(self._replayed):
-            self._chosen, self._depth = self._replayed[n_rounds]
+            self._chosen, self._depth, asked = self._replayed[n_rounds]
             self._lent = False
+            if asked:
+                self._ask(request, self._members[self._chosen])
         else:
             self._chosen, self._depth = self._choose(request)
         if self._depth:
@@ -264,10 +281,10 @@ class AutoDrafter(MembersDrafter):
             return index, depth
         # What reads the text alone knows without a probe when it has something to say. The chosen
         # is asked for its draft itself, unless that would be shorter than it likes.
-        chosen = None if depth else self._members[index]
-        self._promised = [
-            0.0 if member is chosen else member.forecast(request) for member in self._members
-        ]
+        chosen = self._members[index]
+        self._ask(request, None if depth else chosen)
+        if not depth and max(self._promised) > 1.0:
+            self._promised[index] = chosen.forecast(request)
         found = self._chooser.promising(index, self._promised)
         if found is None:
             self._vain -= not any(self._promised)  # nobody but the chosen could say anything
@@ -275,6 +292,12 @@ class AutoDrafter(MembersDrafter):
         self._vain = 0
         self._lent = index not in (found, self._plain)
         return found, 0
+
+    def _ask(self, request: DraftRequest, chosen: Drafter | None) -> None:
+        """Ask all but the chosen what they promise."""
+        self._promised = [
+            0.0 if member is chosen else member.forecast(request) for member in self._members
+        ]
 
     def _asks(self) -> bool:
         """Return whether members are asked for forecasts in this round."""
@@ -294,7 +317,7 @@ class AutoDrafter(MembersDrafter):
                 # The text without rows: caches follow when their drafters are asked again, and who
                 # promised something learns what came.
                 member.observe(outcome_for_idle(outcome))
-        self._promised = []
+        asked, self._promised = bool(self._promised), []
         self._known += outcome.tokens[len(self._known) :]
         if self._chosen is None:
             return
@@ -310,7 +333,7 @@ class AutoDrafter(MembersDrafter):
             self._chooser.record_lent(self._chosen, new, seconds + self._counting)
         else:
             self._chooser.record(self._chosen, new, seconds + self._counting, drafted, choosing)
-        self._log.add(self._chosen, self._depth, new, seconds)
+        self._log.add(self._chosen, self._depth, new, seconds, asked=asked)
         if self._may_rest and self._log.n_rounds >= len(self._replayed):
             self._rest.left = self._chooser.rest
         self._chosen = None

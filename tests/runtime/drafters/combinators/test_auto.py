@@ -348,8 +348,8 @@ def test_sampled_answers_are_repeated_by_replaying_their_choices(
             assert (result.token_ids, _decisions(result.stats.drafting)) == (tokens, choices)
 
 
-def _decisions(drafting: Mapping[str, object]) -> tuple[object, object]:
-    return drafting["choices"], drafting["depths"]
+def _decisions(drafting: Mapping[str, object]) -> tuple[object, object, object]:
+    return drafting["choices"], drafting["depths"], drafting["asks"]
 
 
 def test_a_draft_model_larger_than_its_target_is_not_tried(
@@ -378,6 +378,7 @@ def test_a_draft_model_larger_than_its_target_is_not_tried(
         ('{"arms": [{"drafter": "none"}], "choices": [[0, -1]]}', "not a log"),
         ('{"arms": [{"drafter": "none"}], "choices": [[0, 99999999999]]}', "not a log"),
         ('{"arms": [{"drafter": "none"}], "choices": [], "depths": [[-1, 1]]}', "not a log"),
+        ('{"arms": [{"drafter": "none"}], "choices": [], "asks": [[2, 1]]}', "not a log"),
         ('{"stats": {"drafting": {"choices": []}}}', "not a log"),
         (
             '{"arms": [{"drafter": "other"}, {"drafter": "none"}], "choices": [[0, 1]]}',

@@ -10,7 +10,7 @@ from support.scripted import PLAIN, TableRows
 
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
-from specrun.runtime.drafters.combinators import Arm, ArmForecast, AutoDrafter
+from specrun.runtime.drafters.combinators import Arm, ArmForecast, AutoDrafter, ChoiceLog
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.tree import DraftTree
@@ -164,3 +164,26 @@ def test_what_was_promised_teaches_prompt_lookup_as_its_drafts_do() -> None:
         return search.forecast(request())
 
     assert promise("forecasts") == promise("drafts") > promise("nothing")
+
+
+def with_prompt_lookup(*logs: ChoiceLog) -> tuple[AutoDrafter, Machine]:
+    """A model of two tokens a round, which only a sure promise is better than."""
+    machine = Machine()
+    search = PromptLookupDrafter(costs=CostCurve.flat([1.0 + 0.25 * n for n in range(17)]))
+    parts = [Part(machine, "model", 1), search, NoDrafter()]
+    forecasts = [ArmForecast(most=1), ArmForecast(most=8), ArmForecast()]
+    known = [arm.for_another_text() for arm in KNOWN]
+    auto = AutoDrafter(parts, clock=machine, forecasts=forecasts, shared=known, replay=logs)
+    return auto, machine
+
+
+def test_a_replay_teaches_as_the_answer_did() -> None:
+    """What is drafted follows from what was taught, so a log tells who was asked, and when."""
+    auto, machine = with_prompt_lookup()
+    played, report = play(auto, machine, 40), auto.report()
+    assert len({drafted for name, drafted in played if name != "model"}) > 2
+    names = [arm["drafter"] for arm in report["arms"]]
+    runs = [report[kind] for kind in ("choices", "depths", "asks")]
+    assert play(*with_prompt_lookup(ChoiceLog(names, *runs)), 40) == played
+    # Negative control: a log that does not tell it.
+    assert play(*with_prompt_lookup(ChoiceLog(names, *runs[:2])), 40) != played
