@@ -79,12 +79,12 @@ class ChoiceLog:
                 f"auto: the log was made with {', '.join(self.names)} and cannot be replayed "
                 f"with {', '.join(names)}"
             )
-        choices, *others = (
+        choices, depths, asks = (
             [value for value, rounds in runs for _ in range(rounds)]
             for runs in (self.runs, self.depths, self.asks)
         )
-        others = [values[: len(choices)] for values in others]
-        return list(itertools.zip_longest(choices, *others, fillvalue=0))
+        count = len(choices)
+        return list(itertools.zip_longest(choices, depths[:count], asks[:count], fillvalue=0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return statistics and log, ready for JSON."""
@@ -146,7 +146,8 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
                 raise ValueError
         if sum(rounds for _, rounds in kind) > _MAX_ROUNDS:
             raise ValueError
-    return ChoiceLog(names, *([list(run) for run in kind] for kind in (runs, depths, asks)))
+    runs, depths, asks = ([list(run) for run in kind] for kind in (runs, depths, asks))
+    return ChoiceLog(names, runs, depths, asks)
 
 
 _VAIN = 32
