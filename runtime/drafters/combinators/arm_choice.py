@@ -95,8 +95,8 @@ class ArmChooser(ArmLedger):
         """Return the arm that is worth more in this round than `index`, which was chosen.
 
         `promised` are the speed-ups over plain decoding that the arms promise for this round alone.
-        None where no promise is better than what is known of `index`; `index` itself where its own
-        is the best, and no draft need be limited.
+        None where no promise is better than what is known of `index`, or may be where it is
+        probed; `index` itself where its own is the best, and no draft need be limited.
         """
         most = max(promised)
         if most < _FAST:
@@ -104,9 +104,10 @@ class ArmChooser(ArmLedger):
         if promised[index] == most:
             return index
         arm, plain = self._arms[index], self._arms[self._plain]
-        usual = arm.rate / plain.rate if arm.rounds and plain.rounds else 1.0
-        interrupts = self._probing and index != self._plain
-        return None if interrupts or most < (1.0 + _TIE) * usual else promised.index(most)
+        if index == self._plain or not plain.rounds:
+            return promised.index(most)
+        yields = self._possible_rate(arm) if self._probing else arm.rate
+        return promised.index(most) if most >= (1.0 + _TIE) * yields / plain.rate else None
 
     @property
     def rest(self) -> int:

@@ -11,6 +11,7 @@ from support.scripted import PLAIN, TableRows
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import Arm, ArmForecast, AutoDrafter, ChoiceLog
+from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.tree import DraftTree
@@ -128,6 +129,22 @@ def test_a_draft_that_is_promised_is_not_limited(promised: float, drafted: int) 
     forecasts = [ArmForecast(most=8), ArmForecast()]
     auto = AutoDrafter([search, NoDrafter()], clock=machine, forecasts=forecasts, shared=known)
     assert play(auto, machine, 1) == [("search", drafted)]
+
+
+@pytest.mark.parametrize(("known", "taken"), [(True, True), (False, False)])
+def test_a_promise_interrupts_the_probe_of_a_drafter_that_was_slower(
+    *, known: bool, taken: bool
+) -> None:
+    """Not one of a drafter that nobody knows yet: it may be as fast as whatever is promised."""
+    chooser = ArmChooser(
+        [ArmForecast(most=4), ArmForecast(most=8), ArmForecast()],
+        2,
+        known=[Arm(40.0, 42.0, 60.0) if known else Arm(), KNOWN[1], KNOWN[2]],
+    )
+    chooser.begin(0)
+    chooser._probing = True
+    assert chooser.promising(0, [0.0, 4.0, 0.0]) == (1 if taken else None)
+    assert chooser.promising(0, [0.0, 1.4, 0.0]) is None
 
 
 def test_who_promised_learns_what_came() -> None:
