@@ -31,7 +31,8 @@ Its reading of the text is part of a probe: one that reads slower than `SHARE` a
 seventh of the target's size on a CPU, cannot come back into a long text.
 
 An arm that reads the text alone may promise a speed-up of a single round. Where it is more than the
-arm in use yields, that round is given to it (`promising`), and its draft is not limited.
+arm in use yields, and anything may be lost, that round is given to it (`promising`), and its draft
+is not limited: such a draft alone need not fit the account, and is booked like any other.
 """
 
 from __future__ import annotations

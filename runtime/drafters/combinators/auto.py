@@ -248,6 +248,7 @@ class AutoDrafter(MembersDrafter):
         self._known = list(tokens)
         self._log = ChoiceLog(self._names)
         self._chosen = None
+        self._promised = []  # an answer may have ended between a draft and what became of it
         self._vain = 0
         if self._replay:
             self._replayed = self._replay.pop(0).choices_for(self._names)
