@@ -190,8 +190,9 @@ def _kind(order: TrainingOrder) -> str:
     from specrun.train.target.head_target import open_head_target
     from specrun.train.trainer.precision import usable_device
 
-    target = open_head_target(order.target, None, n_threads=order.n_threads)
-    if usable_device("auto").type == "cpu" and order.hours < _WORTH_EAGLE3:
+    device = usable_device("auto")
+    target = open_head_target(order.target, None, device=device, n_threads=order.n_threads)
+    if device.type == "cpu" and order.hours < _WORTH_EAGLE3:
         return "eagle"
     try:
         target.check_taps(_recipe(order, "eagle3").taps(target.shape))
@@ -246,11 +247,13 @@ def _own(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> list[str
     from specrun.train.data.own_prompts import own_prompts
     from specrun.train.target.head_target import open_head_target
     from specrun.train.target.target_shape import source_identity
+    from specrun.train.trainer.precision import usable_device, usable_precision
 
-    target = open_head_target(order.target, None, n_threads=order.n_threads)
+    device = usable_device("auto")
+    target = open_head_target(order.target, None, device=device, n_threads=order.n_threads)
     try:
         found = own_prompts(
-            target.runnable(order.folder, listener.note),
+            target.answerer(order.folder, usable_precision("auto", device), listener.note),
             target.tokens,
             plan.n_tries,
             order.folder / "own_prompts.jsonl",

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.runtime import Engine, SamplingParams
@@ -50,8 +51,17 @@ class AskingSettings:
     n_threads: int = 0
 
 
+class Answerer(Protocol):
+    """What a target answers by: llama.cpp, or torch where it has a GPU."""
+
+    def answers(
+        self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
+    ) -> Iterator[tuple[int, Said]]:
+        """Yield the answers to numbered questions as they come, in whatever order."""
+
+
 def ask_target(
-    target: AbstractContextManager[Path],
+    target: AbstractContextManager[Answerer],
     questions: Sequence[Question],
     store: Path,
     settings: AskingSettings,
@@ -59,29 +69,40 @@ def ask_target(
 ) -> list[Said]:
     """Return what the target says to each question; chance differs by a question's number.
 
-    `target` yields the GGUF file that answers, and is entered only where something is missing in
-    `store`. Raises MalformedFileError for a damaged one.
+    `target` is entered only where something is missing in `store`. Raises MalformedFileError for a
+    damaged one.
     """
     known = _read(store)
     missing = [number for number, asked in enumerate(questions) if asked.key not in known]
     if missing:
-        with (
-            target as path,
-            _engine(path, settings) as engine,
-            store.open("a", encoding="utf-8") as file,
-        ):
-            asked = ((number, questions[number]) for number in missing)
-            answers = _answers(engine, asked, settings)
+        with target as answerer, store.open("a", encoding="utf-8") as file:
+            asked = [(number, questions[number]) for number in missing]
             n_known = len(questions) - len(missing)
-            for done, (number, result) in enumerate(answers, n_known + 1):
-                key, whole = questions[number].key, result.finish_reason == "stop"
-                known[key] = Said(result.token_ids, result.text, whole)
-                record = {"key": key, "answer": result.token_ids, "text": result.text}
-                file.write(json.dumps({**record, "whole": whole}) + "\n")
+            for done, (number, said) in enumerate(answerer.answers(asked, settings), n_known + 1):
+                key = questions[number].key
+                known[key] = said
+                record = {"key": key, "answer": said.token_ids, "text": said.text}
+                file.write(json.dumps({**record, "whole": said.is_whole}) + "\n")
                 file.flush()
                 if progress is not None:
                     progress(done, len(questions))
     return [known[question.key] for question in questions]
+
+
+class FileAnswerer:
+    """A GGUF file, which our runtime runs: several conversations in one evaluation."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def answers(
+        self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
+    ) -> Iterator[tuple[int, Said]]:
+        """Yield the answers in the order of the questions."""
+        with _engine(self._path, settings) as engine:
+            for number, result in _answers(engine, iter(asked), settings):
+                whole = result.finish_reason == "stop"
+                yield number, Said(result.token_ids, result.text, whole)
 
 
 def _engine(path: Path, settings: AskingSettings) -> Engine:

@@ -31,6 +31,11 @@ class FileTokens(TargetTokens):
         source = self._model.chat_template
         self.template = template_of(source, self.vocabulary) if source else None
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """All tokens that end an answer for the runtime."""
+        return self.vocabulary.end_of_generation
+
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, control tokens by name."""
         return b"".join(map(self._bytes, ids)).decode("utf-8", "replace")

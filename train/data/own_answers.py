@@ -16,7 +16,14 @@ from typing import Any
 from specrun.bindings.errors import ModelError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import SamplingParams
-from specrun.train.data.asking import AskingSettings, Progress, Question, ask_target
+from specrun.train.data.asking import (
+    Answerer,
+    AskingSettings,
+    FileAnswerer,
+    Progress,
+    Question,
+    ask_target,
+)
 from specrun.train.data.data_file import Document
 from specrun.train.data.target_tokens import TargetTokens, TokenSequence
 
@@ -40,7 +47,7 @@ class AnswerSettings:
 
 
 def answer_prompts(
-    target: AbstractContextManager[Path],
+    target: AbstractContextManager[Answerer],
     tokenizer: TargetTokens,
     documents: Sequence[Document],
     store: Path,
@@ -53,10 +60,10 @@ def answer_prompts(
 ) -> list[TokenSequence]:
     """Return each prompt of the documents with the target's answer; the answer is what is learnt.
 
-    `target` yields the GGUF file that answers, and is entered only where an answer is missing in
-    `store`. `identity` names its weights: others are asked again. Texts that ask nothing, and
-    prompts that leave no room for an answer within `max_length` tokens, are left out. Raises
-    ModelError where none is left, MalformedFileError for a damaged `store`.
+    `target` is entered only where an answer is missing in `store`. `identity` names its weights:
+    others are asked again. Texts that ask nothing, and prompts that leave no room for an answer
+    within `max_length` tokens, are left out. Raises ModelError where none is left,
+    MalformedFileError for a damaged `store`.
     """
     found = map(tokenizer.prompt, documents)
     prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
@@ -89,3 +96,12 @@ def runnable_target(folder: Path, place: Path, note: Callable[[str], None]) -> I
         yield path
     finally:
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def converted_answerer(
+    folder: Path, place: Path, note: Callable[[str], None]
+) -> Iterator[FileAnswerer]:
+    """Yield what answers for a folder: its model as GGUF, as of `runnable_target`."""
+    with runnable_target(folder, place, note) as path:
+        yield FileAnswerer(path)

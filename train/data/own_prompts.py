@@ -15,7 +15,7 @@ from typing import Any
 
 from specrun.bindings.errors import ModelError
 from specrun.runtime import SamplingParams
-from specrun.train.data.asking import AskingSettings, Progress, Question, ask_target
+from specrun.train.data.asking import Answerer, AskingSettings, Progress, Question, ask_target
 from specrun.train.data.data_file import Answered, Document
 from specrun.train.data.target_tokens import TargetTokens
 
@@ -26,7 +26,7 @@ _FEWEST_WORDS = 3
 
 
 def own_prompts(
-    target: AbstractContextManager[Path],
+    target: AbstractContextManager[Answerer],
     tokenizer: TargetTokens,
     count: int,
     store: Path,

@@ -88,6 +88,11 @@ class TargetTokens(ABC):
         """
 
     @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end an answer, as far as these tokens say so."""
+        return frozenset() if self.eos is None else frozenset({self.eos})
+
+    @property
     def has_template(self) -> bool:
         """Whether prompts are asked as chats."""
         return self.template is not None

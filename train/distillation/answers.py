@@ -28,8 +28,8 @@ from torch import Tensor
 
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, plan_batches
-from specrun.train.distillation.sampling import sample_answers, uniform_numbers
 from specrun.train.target.hf_model import HFModel
+from specrun.train.target.sampling import sample_answers, uniform_numbers
 from specrun.train.trainer.model_folder import write_text
 
 
@@ -45,15 +45,6 @@ class AnswerSettings:
     max_length: int
     end_ids: Collection[int]
     vocab_size: int
-
-
-def end_tokens(model: HFModel, *more: int | None) -> frozenset[int]:
-    """Return the tokens that end an answer by the model's configuration, and `more` of them."""
-    found: set[int] = {token for token in more if token is not None}
-    for name in ("generation_config", "config"):
-        value: Any = getattr(getattr(model.model, name, None), "eos_token_id", None)
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
-    return frozenset(found)
 
 
 def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:

@@ -17,7 +17,6 @@ from specrun.train.distillation.acceptance import acceptance_gain
 from specrun.train.distillation.answers import (
     AnswerSettings,
     answered_by_target,
-    end_tokens,
     with_room_for_answers,
 )
 from specrun.train.distillation.coverage import ExistingDrafters
@@ -33,6 +32,7 @@ from specrun.train.distillation.drafter_run import (
 from specrun.train.distillation.learner import DistillationLearner
 from specrun.train.distillation.vocabularies import check_same_vocabulary, folder_vocabulary
 from specrun.train.target.hf_model import HFModel, load_hf_model
+from specrun.train.target.sampling import end_tokens
 from specrun.train.target.target_shape import source_identity
 from specrun.train.trainer.listener import RunListener
 from specrun.train.trainer.memory import MemoryNeed

@@ -85,7 +85,9 @@ class StartedHeadRun(StartedRun):
     def __init__(self, run: HeadRun, weights_name: str, listener: RunListener | None) -> None:
         super().__init__(run, weights_name, listener, (run.target,))
         self.run = run
-        self.target = open_head_target(run.target, run.teacher, n_threads=run.n_threads)
+        self.target = open_head_target(
+            run.target, run.teacher, device=self.device, n_threads=run.n_threads
+        )
         self.shape, self.tokenizer = self.target.shape, self.target.tokens
         if self.target.caution:
             self.listener.note(self.target.caution)
@@ -164,7 +166,7 @@ def _answered_corpus(
     identity = source_identity(run.source)
     if run.n_own_prompts:
         own = own_prompts(
-            started.target.runnable(folder, listener.note),
+            started.target.answerer(folder, started.precision, listener.note),
             started.tokenizer,
             run.n_own_prompts,
             folder / "prompts.jsonl",
@@ -177,7 +179,7 @@ def _answered_corpus(
         listener.note(f"{len(own):,} prompts of the target's own")
         documents = [*documents, *own]
     answered = answer_prompts(
-        started.target.runnable(folder, listener.note),
+        started.target.answerer(folder, started.precision, listener.note),
         started.tokenizer,
         documents,
         folder / "answers.jsonl",

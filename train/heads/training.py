@@ -23,7 +23,7 @@ from specrun.train.heads.states import (
     states_place,
     wants_cache,
 )
-from specrun.train.target.head_target import weight_bytes
+from specrun.train.target.head_target import HeadTarget
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.listener import RunListener
@@ -53,7 +53,9 @@ def train_head(
         texts: TokenCorpus, settings: TrainerSettings, cached: bool
     ) -> tuple[MemoryNeed, bool]:
         def need(recompute: bool) -> MemoryNeed:
-            return _need(recipe, run, shape, texts, settings, cached, recompute=recompute)
+            return _need(
+                recipe, started.target, shape, texts, settings, cached, recompute=recompute
+            )
 
         return _fitting(need, device)
 
@@ -106,7 +108,7 @@ def _fitting(need: Callable[[bool], MemoryNeed], device: torch.device) -> tuple[
 
 def _need(
     recipe: HeadRecipe,
-    run: HeadRun,
+    source: HeadTarget,
     shape: ModelShape,
     corpus: TokenCorpus,
     settings: TrainerSettings,
@@ -121,14 +123,10 @@ def _need(
         matrices, states = TargetMatrices(matrix, matrix, None), _NoFeatures(recipe.taps(shape))
         head = recipe.learner(shape, matrices, states, corpus)
     size = 2 if settings.precision == torch.bfloat16 else 4
-    target = weight_bytes(run.source, size)
+    target = source.weight_bytes(size)
     tokens = min(max(settings.tokens_per_batch, corpus.longest), corpus.n_tokens)
     read = {"target's matrices": size * 2 * matrix.numel()}
-    frozen = {"target": target}
-    if cached:
-        frozen = read
-    elif run.source.is_file():  # llama.cpp has its own, and torch the two matrices
-        frozen = {**frozen, **read}
+    frozen = read if cached else {"target": target}
     step = recipe.activation_bytes(shape, tokens, corpus.longest, recompute=recompute)
     remedies = {
         "target": "use a --teacher (a quantized GGUF file of the target) or a smaller target",

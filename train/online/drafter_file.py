@@ -6,7 +6,6 @@ the file was converted from is what learns.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import torch
@@ -14,8 +13,8 @@ import torch
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.gguf.renumbered import write_renumbered
-from specrun.train.target.from_gguf import gguf_numbers, llama_config, model_from_gguf
-from specrun.train.target.hf_model import HFModel, load_hf_model
+from specrun.train.target.from_gguf import gguf_numbers, llama_config, load_llama_file
+from specrun.train.target.hf_model import HFModel
 
 
 def check_drafter(path: Path) -> None:
@@ -28,10 +27,9 @@ def check_drafter(path: Path) -> None:
 
 
 def load_drafter(path: Path, device: torch.device) -> HFModel:
-    """Return the model in a GGUF file, float32; raises as `check_drafter` and `load_hf_model`."""
+    """Return the model in a GGUF file, float32; raises as `check_drafter` and `load_llama_file`."""
     check_drafter(path)
-    with tempfile.TemporaryDirectory(prefix="specrun-") as folder:
-        return load_hf_model(model_from_gguf(path, folder), device)
+    return load_llama_file(path, device)
 
 
 def write_drafter(draft: HFModel, source: Path, output: Path) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.tokenizer import CONTROL, USER_DEFINED
+from specrun.train.target.hf_model import HFModel, load_hf_model
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.model_folder import write_json, write_weights
 
@@ -136,6 +138,21 @@ def model_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[st
     destination = Path(folder)
     destination.mkdir(parents=True, exist_ok=True)
     return _write_model(file, config, destination)
+
+
+def load_llama_file(
+    path: Path, device: torch.device, dtype: torch.dtype = torch.float32
+) -> HFModel:
+    """Return the model in a GGUF file, frozen; raises as `model_from_gguf` and `load_hf_model`."""
+    with tempfile.TemporaryDirectory(prefix="specrun-") as folder:
+        return load_hf_model(model_from_gguf(path, folder), device, dtype)
+
+
+def llama_file_bytes(path: Path, number_size: int) -> int:
+    """Return the memory of all weights of a Llama's file; raises as `folder_from_gguf`."""
+    file = GGUFSource(path)
+    llama_config(file)
+    return number_size * sum(math.prod(tensor.shape) for tensor in file.tensors.values())
 
 
 def _write_model(file: GGUFSource, config: dict[str, Any], destination: Path) -> Path:

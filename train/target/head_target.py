@@ -1,7 +1,8 @@
-"""The target that heads learn from: its tokens, matrices and hidden states.
+"""The target that heads learn from: its tokens, matrices, hidden states and answers.
 
-Two kinds: a Hugging Face folder, which torch computes, and a GGUF file, which llama.cpp does. What
-trains does not know which of them it has.
+Two kinds: a Hugging Face folder, which torch computes, and a GGUF file, which llama.cpp does; where
+torch has a GPU that holds it, torch computes the file of a Llama, too. What trains does not know
+which of them it has.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from pathlib import Path
 
 import torch
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.offload import resolve_gpu_layers
+from specrun.train.data.asking import Answerer, FileAnswerer
 from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import runnable_target
+from specrun.train.data.own_answers import converted_answerer
 from specrun.train.data.target_tokens import TargetTokenizer, TargetTokens
 from specrun.train.target.features import FeatureSource, ModelFeatures
 from specrun.train.target.file_shape import (
@@ -28,7 +30,8 @@ from specrun.train.target.file_shape import (
     expert_count,
     file_shape,
 )
-from specrun.train.target.hf_model import TargetMatrices, load_hf_model
+from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
+from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
 from specrun.train.target.target_shape import ModelShape, target_shape
 from specrun.train.target.teacher import (
     LogitProbe,
@@ -36,6 +39,8 @@ from specrun.train.target.teacher import (
     check_teacher,
     teacher_matrices,
 )
+from specrun.train.target.torch_answers import TorchAnswerer
+from specrun.train.trainer.memory import free_memory
 from specrun.train.trainer.precision import dtype_name
 
 
@@ -60,8 +65,14 @@ class HeadTarget(ABC):
         """Return what names the arithmetic of its states, where training is in `precision`."""
 
     @abstractmethod
-    def runnable(self, place: Path, note: Callable[[str], None]) -> AbstractContextManager[Path]:
-        """Return what yields it as a GGUF file, made for a while in `place` where there is none."""
+    def weight_bytes(self, number_size: int) -> int:
+        """Return the memory of its weights while its states are computed; numbers have a size."""
+
+    @abstractmethod
+    def answerer(
+        self, place: Path, precision: torch.dtype, note: Callable[[str], None]
+    ) -> AbstractContextManager[Answerer]:
+        """Return what opens it for answers; a file that these need lies in `place` for a while."""
 
     @abstractmethod
     def states(
@@ -75,10 +86,11 @@ class HeadTarget(ABC):
 
 
 class FolderTarget(HeadTarget):
-    """A Hugging Face folder, computed by torch."""
+    """A Hugging Face folder, computed by torch on a device."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device) -> None:
         self.path, self.shape, self.tokens = folder, target_shape(folder), TargetTokenizer(folder)
+        self._device = device
         self._matrices: TargetMatrices | None = None
 
     def check_taps(self, taps: tuple[int, ...]) -> None:
@@ -88,24 +100,62 @@ class FolderTarget(HeadTarget):
         """Return the precision's name."""
         return dtype_name(precision)
 
-    def runnable(self, place: Path, note: Callable[[str], None]) -> AbstractContextManager[Path]:
-        """Convert the folder in float16 for as long as it is run."""
-        return runnable_target(self.path, place, note)
+    def weight_bytes(self, number_size: int) -> int:
+        """Return those of all tensors in torch."""
+        return folder_bytes(self.path, number_size)
+
+    def answerer(
+        self, place: Path, precision: torch.dtype, note: Callable[[str], None]
+    ) -> AbstractContextManager[Answerer]:
+        """Let a GPU answer by torch; without one llama.cpp is faster, and reads a GGUF file."""
+        if self._device.type == "cpu":
+            return converted_answerer(self.path, place, note)
+        return self._on_gpu(precision)
+
+    @contextmanager
+    def _on_gpu(self, precision: torch.dtype) -> Iterator[Answerer]:
+        yield TorchAnswerer(self._load(self._device, precision), self.shape, self.tokens)
 
     @contextmanager
     def states(
         self, taps: tuple[int, ...], longest: int, device: torch.device, precision: torch.dtype
     ) -> Iterator[FeatureSource]:
         """Load the model; of its weights the matrices stay afterwards."""
-        model = load_hf_model(self.path, device, precision)
+        model = self._load(device, precision)
         self._matrices = model.matrices
         yield ModelFeatures(model, taps)
 
     def matrices(self, device: torch.device, precision: torch.dtype) -> TargetMatrices:
         """Return those of the model that was loaded for its states."""
         if self._matrices is None:
-            self._matrices = load_hf_model(self.path, device, precision).matrices
+            self._matrices = self._load(device, precision).matrices
         return self._matrices
+
+    def _load(self, device: torch.device, precision: torch.dtype) -> HFModel:
+        return load_hf_model(self.path, device, precision)
+
+
+class LlamaFileTarget(FolderTarget):
+    """A Llama's GGUF file, computed by torch on a GPU from the numbers that its weights stand for.
+
+    Hundreds of prompts are answered at once there, and states need not be copied out of llama.cpp.
+    """
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self.path, self.shape, self.tokens = path, file_shape(path), FileTokens(path)
+        self._device = device
+        self._matrices = None
+
+    def computed_in(self, precision: torch.dtype) -> str:
+        """Return torch's name too: states of the same file may have come from llama.cpp."""
+        return f"torch {dtype_name(precision)}"
+
+    def weight_bytes(self, number_size: int) -> int:
+        """Return those of all tensors, dequantized."""
+        return llama_file_bytes(self.path, number_size)
+
+    def _load(self, device: torch.device, precision: torch.dtype) -> HFModel:
+        return load_llama_file(self.path, device, precision)
 
 
 class FileTarget(HeadTarget):
@@ -136,9 +186,17 @@ class FileTarget(HeadTarget):
         """Return llama.cpp's name: its arithmetic does not depend on torch's."""
         return "llama.cpp"
 
-    def runnable(self, place: Path, note: Callable[[str], None]) -> AbstractContextManager[Path]:
-        """The file itself."""
-        return nullcontext(self.path)
+    def weight_bytes(self, number_size: int) -> int:
+        """Return the file's size and that of its matrices in torch."""
+        return (
+            self.path.stat().st_size + 2 * number_size * self.shape.vocab_size * self.shape.hidden
+        )
+
+    def answerer(
+        self, place: Path, precision: torch.dtype, note: Callable[[str], None]
+    ) -> AbstractContextManager[Answerer]:
+        """Let our runtime run the file."""
+        return nullcontext(FileAnswerer(self.path))
 
     @contextmanager
     def states(
@@ -161,11 +219,15 @@ class FileTarget(HeadTarget):
         return found
 
 
-def open_head_target(target: Path, teacher: Path | None, *, n_threads: int = 0) -> HeadTarget:
+def open_head_target(
+    target: Path, teacher: Path | None, *, device: torch.device, n_threads: int = 0
+) -> HeadTarget:
     """Return a folder or a GGUF file as a target; `teacher` is a folder's GGUF file.
 
-    Reads no weights. Raises OptionError, FileMissingError, MalformedFileError, PairError for a
-    teacher of another model, UnsupportedModelError for what no head can be made for.
+    Torch computes a folder, and a Llama's file where `device` is a GPU and twice its numbers in
+    half precision fit there. Reads no weights. Raises OptionError, FileMissingError,
+    MalformedFileError, PairError for a teacher of another model, UnsupportedModelError for what no
+    head can be made for.
     """
     if is_file_target(target):
         if teacher is not None:
@@ -173,12 +235,22 @@ def open_head_target(target: Path, teacher: Path | None, *, n_threads: int = 0) 
                 f"--target {target} is a GGUF file, which gives its own states: leave out --teacher"
             )
         check_file_target(target)
+        if device.type != "cpu" and _fits_as_llama(target, device):
+            return LlamaFileTarget(target, device)
         return FileTarget(target, file_shape(target), FileTokens(target), n_threads=n_threads)
     if teacher is None:
-        return FolderTarget(target)
+        return FolderTarget(target, device)
     shape, tokens = target_shape(target), TargetTokenizer(target)
     check_teacher(teacher, tokens, shape)
     return FileTarget(teacher, shape, tokens, n_threads=n_threads)
+
+
+def _fits_as_llama(path: Path, device: torch.device) -> bool:
+    """Return whether torch can read a file back, and its GPU holds it beside what is trained."""
+    try:
+        return 2 * llama_file_bytes(path, 2) <= free_memory(device)
+    except UnsupportedModelError:
+        return False
 
 
 def is_file_target(target: Path) -> bool:
@@ -186,9 +258,7 @@ def is_file_target(target: Path) -> bool:
     return target.is_file() or (target.suffix == ".gguf" and not target.is_dir())
 
 
-def weight_bytes(target: Path, number_size: int) -> int:
-    """Return the memory of all weights: as a GGUF file has them, or of numbers of a size."""
-    if target.is_file():
-        return target.stat().st_size
+def folder_bytes(target: Path, number_size: int) -> int:
+    """Return the memory of all weights of a folder, of numbers of a size."""
     tensors = open_checkpoint(target).tensors.values()
     return number_size * sum(math.prod(tensor.shape) for tensor in tensors)

@@ -17,6 +17,7 @@ from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Engine
 from specrun.train.data import asking, own_answers
+from specrun.train.data.asking import FileAnswerer
 from specrun.train.data.data_file import Answered, Document, PlainText, read_documents
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
 from specrun.train.data.target_tokens import TargetTokenizer
@@ -45,7 +46,7 @@ def asked(
     **settings,
 ):
     return answer_prompts(
-        target or nullcontext(taught.gguf),
+        target or nullcontext(FileAnswerer(taught.gguf)),
         tokenizer,
         documents,
         store,

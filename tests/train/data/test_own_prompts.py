@@ -13,6 +13,7 @@ from specrun.bindings.errors import ModelError, OptionError, TemplateError
 from specrun.runtime import Engine
 from specrun.runtime.chat_template import ChatTemplate
 from specrun.train.data import asking
+from specrun.train.data.asking import FileAnswerer
 from specrun.train.data.file_tokens import FileTokens
 from specrun.train.data.own_answers import AnswerSettings
 from specrun.train.data.own_prompts import own_prompts
@@ -48,7 +49,9 @@ def rewritten(store: Path, said: list[tuple[str, bool]]) -> None:
 def asked(taught, tokenizer, store: Path, count: int) -> None:
     """Fill a store, whatever a model that has only learnt to answer says."""
     with suppress(ModelError):
-        own_prompts(nullcontext(taught.gguf), tokenizer, count, store, identity=WEIGHTS)
+        own_prompts(
+            nullcontext(FileAnswerer(taught.gguf)), tokenizer, count, store, identity=WEIGHTS
+        )
 
 
 def test_the_opening_is_all_that_stands_before_a_users_message(

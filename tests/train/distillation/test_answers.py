@@ -14,12 +14,11 @@ from specrun.train.distillation.answers import (
     answer_anew,
     answered_by_target,
     collate,
-    end_tokens,
     first_to_answer,
     texts_of,
     with_room_for_answers,
 )
-from specrun.train.distillation.sampling import uniform_numbers
+from specrun.train.target.sampling import end_tokens, uniform_numbers
 
 SETTINGS = AnswerSettings(
     temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), vocab_size=300

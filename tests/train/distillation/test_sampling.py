@@ -4,7 +4,8 @@ for."""
 import pytest
 import torch
 
-from specrun.train.distillation.sampling import sample_answers, uniform_numbers
+from specrun.train.target import sampling
+from specrun.train.target.sampling import sample_answers, uniform_numbers
 
 PROMPTS = [[5, 9, 30], [7], [11, 12, 13, 14, 15, 16], [40, 41]]
 N_LONGEST = 12
@@ -105,3 +106,29 @@ def test_no_prompts_have_no_answers(target):
 def test_an_empty_prompt_is_refused(target, uniforms):
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         sample_answers(target, [[5], []], uniforms[:2], temperature=1.0, end_ids={0})
+
+
+@pytest.mark.parametrize("few", [1, 3, 6], ids="few={}".format)
+@pytest.mark.parametrize("top_p", [0.3, 0.9])
+def test_a_cut_law_gives_its_likeliest_tokens_alone_in_their_proportions(top_p, few, monkeypatch):
+    """Every token of a law cut by hand has its share of evenly spread numbers; none has another.
+
+    Whether the few tokens that are sorted first are enough of the law or not.
+    """
+    monkeypatch.setattr(sampling, "_FEW", few)
+    logits = torch.tensor([0.3, -1.0, 2.0, 1.0, 2.0, -3.0])
+    law = logits.double().softmax(-1)
+    order = law.argsort(descending=True, stable=True).tolist()
+    kept, mass = [], 0.0
+    for token in order:
+        if mass < top_p:
+            kept.append(token)
+            mass += float(law[token])
+    count = 20_000
+    uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    drawn = sampling._tokens_at(logits.expand(count, -1), uniforms, 1.0, top_p)
+    shares = torch.bincount(drawn, minlength=len(law)).double() / count
+    wanted = torch.zeros_like(law)
+    wanted[kept] = law[kept] / mass
+    assert torch.allclose(shares, wanted, atol=2 / count)
+    assert set(drawn.tolist()) == set(kept) != set(range(len(law)))

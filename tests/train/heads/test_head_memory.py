@@ -27,6 +27,7 @@ from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
 from specrun.train.target import head_target
 from specrun.train.target.features import Features
+from specrun.train.target.head_target import open_head_target
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer import memory
@@ -157,10 +158,11 @@ def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path:
     )
     corpus = corpus_of([TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))] * 64)
     run = HeadRun(taught.folder, (taught.data,), tmp_path / "heads", teacher=taught.gguf)
+    target = open_head_target(taught.folder, taught.gguf, device=CPU)
 
     def need(recipe: HeadRecipe) -> MemoryNeed:
         settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
-        return head_training._need(recipe, run, shape, corpus, settings, True, recompute=True)
+        return head_training._need(recipe, target, shape, corpus, settings, True, recompute=True)
 
     free = 24 << 30
     assert need(MedusaRecipe()).parts["head"] > 40 << 30
@@ -182,7 +184,7 @@ def test_what_cannot_be_learnt_is_not_answered(
     before."""
     monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
     monkeypatch.setattr(
-        head_target, "runnable_target", lambda *_: pytest.fail("the target was asked")
+        head_target, "converted_answerer", lambda *_: pytest.fail("the target was asked")
     )
     monkeypatch.setattr(medusa2_training, "load_hf_model", None)
     run = HeadRun(

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from specrun.train.target.hf_model import HFModel
 
+_FEW = 1024  # tokens: they are nine tenths of nearly every law
+_WORTH_DROPPING = 1 / 8  # of the rows: fewer that have ended are cheaper computed than moved away
+
 
 @torch.no_grad()
 def sample_answers(
@@ -20,6 +23,7 @@ def sample_answers(
     *,
     temperature: float,
     end_ids: Collection[int],
+    top_p: float = 1.0,
     vocab_size: int | None = None,
 ) -> list[list[int]]:
     """Return answers drawn token by token from softmax(logits / temperature); 0: the likeliest.
@@ -27,13 +31,16 @@ def sample_answers(
     `uniforms` [n_prompts, n_longest] in [0, 1) are the noise: token j of answer i is the one at
     `uniforms[i, j]` of the cumulative law, so an answer depends on its prompt and its row alone,
     not on the others of its batch. An answer ends with a token of `end_ids`, which it keeps, or
-    after n_longest tokens. `vocab_size` bars the tokens from there on (rows of the embeddings that
-    stand for no token, and tokens that another model lacks).
+    after n_longest tokens. With `top_p` below 1 the law is cut to the likeliest tokens that make up
+    so much of it (Holtzman et al. 2020), and the number is one of that law, the likeliest first.
+    `vocab_size` bars the tokens from there on (rows of the embeddings that stand for no token, and
+    tokens that another model lacks).
     """
     was_training = model.module.training
     model.module.eval()
     try:
-        return _Batch(model, prompts, uniforms).run(temperature, frozenset(end_ids), vocab_size)
+        batch = _Batch(model, prompts, uniforms)
+        return batch.run(temperature, top_p, frozenset(end_ids), vocab_size)
     finally:
         model.module.train(was_training)
 
@@ -42,6 +49,15 @@ def uniform_numbers(keys: Sequence[tuple[int, ...]], n_longest: int) -> Tensor:
     """Return float64 numbers in [0, 1), [len(keys), n_longest]; a key alone decides its row."""
     rows = [np.random.default_rng(key).random(n_longest) for key in keys]
     return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, n_longest)))
+
+
+def end_tokens(model: HFModel, *more: int | None) -> frozenset[int]:
+    """Return the tokens that end an answer by the model's configuration, and `more` of them."""
+    found: set[int] = {token for token in more if token is not None}
+    for name in ("generation_config", "config"):
+        value: Any = getattr(getattr(model.model, name, None), "eos_token_id", None)
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(found)
 
 
 class _Batch:
@@ -61,16 +77,17 @@ class _Batch:
             self.mask[row, longest - len(prompt) :] = 1
         self.ids, self.mask = self.ids.to(self.device), self.mask.to(self.device)
         self.answers: list[list[int]] = [[] for _ in prompts]
-        # Which answers the rows still being evaluated belong to.
+        # Which answers the rows still being evaluated belong to, and those of them that go on.
         self.rows = list(range(len(prompts)))
+        self.going_on = set(self.rows)
 
     def run(
-        self, temperature: float, end_ids: frozenset[int], vocab_size: int | None
+        self, temperature: float, top_p: float, end_ids: frozenset[int], vocab_size: int | None
     ) -> list[list[int]]:
         cache: Any = None
         ids, n_longest = self.ids, self.uniforms.shape[1]
         for step in range(n_longest):
-            if not self.rows:
+            if not self.going_on:
                 break
             # Padding on the left counts for no position: a prompt begins at 0 whatever its batch.
             positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -84,33 +101,55 @@ class _Batch:
             )
             cache = output.past_key_values
             logits, uniforms = output.logits[:, -1, :vocab_size], self.uniforms[self.rows, step]
-            tokens = _tokens_at(logits, uniforms, temperature)
+            tokens = _tokens_at(logits, uniforms, temperature, top_p)
             ids, cache = self._keep(tokens, end_ids, cache)
         return self.answers
 
     def _keep(self, tokens: Tensor, end_ids: frozenset[int], cache: Any) -> tuple[Tensor, Any]:  # noqa: ANN401
-        """Note one more token of each answer, and drop the rows that ended."""
-        going_on = []
-        for index, (row, token) in enumerate(zip(self.rows, tokens.tolist(), strict=True)):
-            self.answers[row].append(token)
-            if token not in end_ids:
-                going_on.append(index)
-        if len(going_on) < len(self.rows):
-            chosen = torch.tensor(going_on, dtype=torch.long, device=self.device)
-            self.rows = [self.rows[index] for index in going_on]
+        """Note one more token of each answer, and drop the rows that ended once they are many."""
+        for row, token in zip(self.rows, tokens.tolist(), strict=True):
+            if row in self.going_on:
+                self.answers[row].append(token)
+                if token in end_ids:
+                    self.going_on.remove(row)
+        n_ended = len(self.rows) - len(self.going_on)
+        if n_ended > _WORTH_DROPPING * len(self.rows) and self.going_on:
+            kept = [index for index, row in enumerate(self.rows) if row in self.going_on]
+            chosen = torch.tensor(kept, dtype=torch.long, device=self.device)
+            self.rows = [self.rows[index] for index in kept]
             self.mask, tokens = self.mask[chosen], tokens[chosen]
-            if going_on:
-                cache.batch_select_indices(chosen)
+            cache.batch_select_indices(chosen)
         self.mask = torch.cat((self.mask, self.mask.new_ones(len(self.rows), 1)), dim=1)
         return tokens[:, None], cache
 
 
-def _tokens_at(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
+def _tokens_at(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
     """Return the token [rows] at each row's uniform number of the cumulative law [rows, vocab]."""
     if temperature == 0.0:
         return logits.argmax(-1)
     # In float64: rounding of a float32 sum over a whole vocabulary would move its boundaries.
-    cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
-    # Scaled by the last sum, 1 but for rounding; "right" steps over tokens of probability 0.
+    law = torch.softmax(logits.double() / temperature, -1)
+    if top_p == 1.0:
+        return _places(law.cumsum(-1), uniforms)
+    law, order = _likeliest(law, top_p)
+    # What stands before a token has not made up top_p yet: the first token always stays.
+    law = law.masked_fill(law.cumsum(-1) - law >= top_p, 0.0)
+    return order.gather(-1, _places(law.cumsum(-1), uniforms)[:, None])[:, 0]
+
+
+def _likeliest(law: Tensor, mass: float) -> tuple[Tensor, Tensor]:
+    """Return tokens of laws [rows, vocab] by falling probability, at least those making up `mass`.
+
+    Sorting a whole vocabulary is most of a draw's time, and a few tokens are nearly all of a law.
+    """
+    few = law.topk(min(_FEW, law.shape[-1]), -1)
+    if bool((few.values.sum(-1) >= mass).all()):
+        return few.values, few.indices
+    return law.sort(stable=True, dim=-1, descending=True)
+
+
+def _places(cumulative: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the place [rows] of each row's number in its cumulative sums [rows, vocab]."""
+    # Scaled by the last sum, 1 but for rounding or a cut; "right" steps over probabilities of 0.
     places = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
-    return places[:, 0].clamp(max=logits.shape[-1] - 1)
+    return places[:, 0].clamp(max=cumulative.shape[-1] - 1)

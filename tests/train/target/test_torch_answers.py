@@ -1,0 +1,190 @@
+"""A target that torch computes, as on a GPU: its answers, states and losses are llama.cpp's."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.tiny_targets import ANSWERS
+
+from specrun.bindings.errors import ModelError, OutOfMemoryError
+from specrun.train.data.asking import Answerer, FileAnswerer
+from specrun.train.data.data_file import Answered, Document
+from specrun.train.data.file_tokens import FileTokens
+from specrun.train.data.own_answers import AnswerSettings, answer_prompts
+from specrun.train.data.own_prompts import own_prompts
+from specrun.train.data.target_tokens import TokenSequence
+from specrun.train.heads.eagle import EagleRecipe
+from specrun.train.heads.run import HeadRun
+from specrun.train.heads.training import train_head
+from specrun.train.target import head_target, torch_answers
+from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
+from specrun.train.target.head_target import (
+    FileTarget,
+    FolderTarget,
+    LlamaFileTarget,
+    open_head_target,
+)
+from specrun.train.target.torch_answers import TorchAnswerer
+
+CPU = torch.device("cpu")
+PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
+
+
+@pytest.fixture(scope="module")
+def answerer(taught) -> TorchAnswerer:
+    target = LlamaFileTarget(taught.gguf, CPU)
+    return TorchAnswerer(load_llama_file(taught.gguf, CPU), target.shape, target.tokens)
+
+
+def answered(taught, answerer: Answerer, store: Path, **settings) -> list[TokenSequence]:
+    return answer_prompts(
+        nullcontext(answerer),
+        FileTokens(taught.gguf),
+        PROMPTS,
+        store,
+        AnswerSettings(**settings),
+        identity={},
+        max_length=256,
+        n_threads=1,
+    )
+
+
+def test_the_most_likely_answers_are_llama_cpps(taught, answerer, tmp_path: Path) -> None:
+    """Tokens, text, and whether they ended, at once and one by one."""
+    ours = answered(taught, answerer, tmp_path / "torch.jsonl")
+    theirs = answered(taught, FileAnswerer(taught.gguf), tmp_path / "llama.jsonl")
+    assert [each.ids.tolist() for each in ours] == [each.ids.tolist() for each in theirs]
+    stores = ((tmp_path / f"{name}.jsonl").read_text() for name in ("torch", "llama"))
+    first, second = (sorted(map(json.dumps, map(json.loads, s.splitlines()))) for s in stores)
+    assert first == second
+    assert all(json.loads(line)["whole"] for line in first)
+
+
+def test_an_answer_is_as_long_as_it_may_be_and_then_not_whole(
+    taught, answerer, tmp_path: Path
+) -> None:
+    cut = answered(taught, answerer, tmp_path / "a.jsonl", longest=3)
+    assert {int(each.learnt.sum()) for each in cut} == {3}
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert not any(json.loads(line)["whole"] for line in lines)
+
+
+def test_chance_goes_by_seed_and_number_whatever_is_asked_at_once(
+    taught, answerer, tmp_path: Path, monkeypatch
+) -> None:
+    def drawn(name: str, seed: int = 0) -> list[list[int]]:
+        found = answered(taught, answerer, tmp_path / name, temperature=2.0, seed=seed)
+        return [each.ids.tolist() for each in found]
+
+    together = drawn("a.jsonl")
+    monkeypatch.setattr(torch_answers, "_MOST_ROWS", 2)
+    assert drawn("b.jsonl") == together
+    assert drawn("c.jsonl", seed=1) != together
+
+
+def test_where_memory_lacks_fewer_are_answered_at_once(
+    taught, answerer, tmp_path: Path, monkeypatch
+) -> None:
+    whole = answered(taught, answerer, tmp_path / "a.jsonl")
+    sample, sizes = torch_answers.sample_answers, []
+
+    def short_of_memory(model, prompts, *rest, **options):
+        sizes.append(len(prompts))
+        if len(prompts) > most:
+            raise torch.OutOfMemoryError
+        return sample(model, prompts, *rest, **options)
+
+    monkeypatch.setattr(torch_answers, "sample_answers", short_of_memory)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    most = 2
+    again = answered(taught, answerer, tmp_path / "b.jsonl")
+    assert [each.ids.tolist() for each in again] == [each.ids.tolist() for each in whole]
+    assert sizes[:3] == [6, 3, 1]
+    most = 0
+    with pytest.raises(OutOfMemoryError, match="no memory on cpu to answer a prompt of"):
+        answered(taught, answerer, tmp_path / "c.jsonl")
+
+
+def test_rows_go_by_the_memory_that_is_free(taught, answerer, tmp_path: Path, monkeypatch) -> None:
+    sample, sizes = torch_answers.sample_answers, []
+
+    def counted(model, prompts, *rest, **options):
+        sizes.append(len(prompts))
+        return sample(model, prompts, *rest, **options)
+
+    monkeypatch.setattr(torch_answers, "sample_answers", counted)
+    for free, expected in ((1, [1] * 6), (1 << 40, [6])):
+        sizes.clear()
+        monkeypatch.setattr(torch_answers, "free_memory", lambda _device, free=free: free)
+        answered(taught, answerer, tmp_path / f"{free}.jsonl")
+        assert sizes == expected
+
+
+def test_prompts_of_its_own_are_drawn_from_the_likeliest_tokens(
+    taught, answerer, tmp_path: Path, monkeypatch
+) -> None:
+    asked = []
+    sample = torch_answers.sample_answers
+
+    def noted(model, prompts, uniforms, **options):
+        asked.append((len(prompts), options["temperature"], options["top_p"]))
+        return sample(model, prompts, uniforms, **options)
+
+    monkeypatch.setattr(torch_answers, "sample_answers", noted)
+    with suppress(ModelError):  # it has only learnt to answer
+        own_prompts(
+            nullcontext(answerer), FileTokens(taught.gguf), 3, tmp_path / "p.jsonl", identity={}
+        )
+    assert asked == [(3, 1.0, 0.9)]
+
+
+def test_a_gpu_computes_a_llama_that_fits_there_and_a_cpu_none(taught, monkeypatch) -> None:
+    """No GPU is needed to choose: which kind of target is opened, for which device and memory."""
+    size = llama_file_bytes(taught.gguf, 2)
+    gpu = torch.device("cuda")
+    for device, free, kind in (
+        (gpu, 2 * size, LlamaFileTarget),
+        (gpu, 2 * size - 1, FileTarget),
+        (CPU, 2 * size, FileTarget),
+    ):
+        monkeypatch.setattr(head_target, "free_memory", lambda _device, free=free: free)
+        assert type(open_head_target(taught.gguf, None, device=device)) is kind
+    assert type(open_head_target(taught.folder, None, device=gpu)) is FolderTarget
+    assert type(open_head_target(taught.folder, taught.gguf, device=gpu)) is FileTarget
+
+
+def test_a_file_that_is_no_llama_is_llama_cpps_on_any_device(tmp_path: Path, taught) -> None:
+    from support.renamed_models import as_architecture
+
+    path = as_architecture(taught.gguf, tmp_path / "qwen2.gguf", "qwen2")
+    assert type(open_head_target(path, None, device=torch.device("cuda"))) is FileTarget
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_losses_in_torch_are_those_in_llama_cpp(
+    taught, tmp_path: Path, monkeypatch, answers: bool
+) -> None:
+    """To 1e-3 with a file in F32, on given texts and on its own answers to the same prompts."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(ANSWERS))
+    given = {"data": (), "prompts": prompts, "own_answers": AnswerSettings()}
+    run = {
+        **(given if answers else {"data": (taught.data,)}),
+        **{"steps": 4, "tokens_per_batch": 128, "max_length": 64, "held_out": 0.2},
+        **{"device": "cpu", "precision": "float32", "n_threads": 1, "measures": 1},
+    }
+    recipe = EagleRecipe(noise=0.0)
+    by_llama = train_head(recipe, HeadRun(taught.gguf, output=tmp_path / "llama", **run))
+    opened = lambda path, *_, **__: LlamaFileTarget(path, torch.device("meta"))  # noqa: E731
+    monkeypatch.setattr("specrun.train.heads.run.open_head_target", opened)
+    loaded = lambda path, _device, dtype: load_llama_file(path, CPU, dtype)  # noqa: E731
+    monkeypatch.setattr(head_target, "load_llama_file", loaded)
+    by_torch = train_head(recipe, HeadRun(taught.gguf, output=tmp_path / "torch", **run))
+    ours, theirs = by_torch.result.curves, by_llama.result.curves
+    np.testing.assert_allclose(ours.losses, theirs.losses, atol=1e-3)
+    assert ours.measures[-1][1].keys() == theirs.measures[-1][1].keys()

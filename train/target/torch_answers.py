@@ -1,0 +1,104 @@
+"""Answers of a target that torch computes on a GPU: as many prompts at once as it has memory for.
+
+llama.cpp answers a few conversations at once, which is the better way on a CPU. A GPU takes much
+the same time for a token of one answer and of a thousand, so that what heads learn from, millions
+of tokens, comes hundreds of times as fast.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from specrun.bindings.errors import OutOfMemoryError
+from specrun.train.data.asking import AskingSettings, Question, Said
+from specrun.train.data.target_tokens import TargetTokens
+from specrun.train.target.hf_model import HFModel
+from specrun.train.target.sampling import end_tokens, sample_answers, uniform_numbers
+from specrun.train.target.target_shape import ModelShape
+from specrun.train.trainer.memory import free_memory
+
+logger = logging.getLogger(__name__)
+
+Numbered = Sequence[tuple[int, Question]]
+_SHARE = 0.5  # of the free memory: caches that grow or move take as much again for a while
+_LAW_BYTES = 64  # of a row, for each token of the vocabulary: laws in float64, sorted, added up
+_MOST_ROWS = 8192  # more keep no GPU busier, and an interrupt loses the answers of a batch
+
+
+class TorchAnswerer:
+    """Answers by a model in torch.
+
+    An answer depends on its question, the seed and its number; half precision rounds rows of other
+    batches otherwise, so that now and then a token differs where two were nearly as likely.
+    """
+
+    def __init__(self, model: HFModel, shape: ModelShape, tokens: TargetTokens) -> None:
+        self._model, self._shape, self._tokens = model, shape, tokens
+        self._ends = end_tokens(model, *tokens.end_ids)
+
+    def answers(
+        self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
+    ) -> Iterator[tuple[int, Said]]:
+        """Yield the answers batch by batch, those to the shortest prompts first.
+
+        `settings` say how tokens are drawn; drafts and how many conversations there are at once
+        mean nothing here. Raises OutOfMemoryError where there is none for a single answer.
+        """
+        waiting = sorted(asked, key=lambda each: (len(each[1].prompt), each[0]))
+        most = _MOST_ROWS
+        while waiting:
+            batch = waiting[: min(most, self._rows(waiting))]
+            try:
+                found = self._batch(batch, settings)
+            except torch.OutOfMemoryError as error:
+                if len(batch) == 1:
+                    raise OutOfMemoryError(
+                        f"no memory on {self._model.device} to answer a prompt of "
+                        f"{len(batch[0][1].prompt):,} tokens: lower --max-length or --answer-length"
+                    ) from error
+                most = len(batch) // 2
+                logger.info("no memory for %d answers at once: %d are tried", len(batch), most)
+                torch.cuda.empty_cache()
+                continue
+            yield from found
+            waiting = waiting[len(batch) :]
+
+    def _rows(self, waiting: Numbered) -> int:
+        """Return how many of the first questions are answered at once."""
+        free = _SHARE * free_memory(self._model.device)
+        shape, size = self._shape, self._model.output.element_size()
+        a_token = 2 * shape.n_layers * shape.n_kv_heads * shape.head_size * size
+        longest = 0
+        for count, (_, question) in enumerate(waiting):
+            longest = max(longest, len(question.prompt) + question.room)
+            row = a_token * longest + _LAW_BYTES * self._model.output.shape[0]
+            if (count + 1) * row > free:
+                return max(1, count)
+        return len(waiting)
+
+    def _batch(self, batch: Numbered, settings: AskingSettings) -> list[tuple[int, Said]]:
+        params = settings.params
+        longest = max(question.room for _, question in batch)
+        if params.temperature:
+            uniforms = uniform_numbers([(params.seed or 0, number) for number, _ in batch], longest)
+        else:
+            uniforms = torch.zeros(1, 1).expand(len(batch), longest)
+        said = sample_answers(
+            self._model,
+            [question.prompt for _, question in batch],
+            uniforms,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            end_ids=self._ends,
+        )
+        return [
+            (number, self._said(answer[: question.room]))
+            for (number, question), answer in zip(batch, said, strict=True)
+        ]
+
+    def _said(self, answer: list[int]) -> Said:
+        is_whole = bool(answer) and answer[-1] in self._ends
+        return Said(answer, self._tokens.text(answer[: len(answer) - is_whole]), is_whole)
