@@ -1,7 +1,8 @@
-"""Drafters that are there already: NextN blocks of a file, heads and models beside it, in caches.
+"""Drafters that are there already: NextN blocks, heads and models beside a file and in caches.
 
 Models of the same vocabulary (by its hash) and at most half the size could draft, as `specrun
-models` tells them; heads could that were made for this vocabulary and this width.
+models` tells them; heads could that were made for this vocabulary and this width, those that come
+with specrun too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from specrun.bindings.models.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.runtime.methods import method_of_head
 from specrun.runtime.models import ModelEntry, StoredModel, catalogue, stored_models
 from specrun.runtime.models.catalogue import could_draft
+from specrun.runtime.models.packaged import shipped_heads
 
+_BESIDE, _OURS = "beside it", "comes with specrun"
 _MOST_HEADS, _MOST_MODELS = 4, 3
 _MOST_BESIDE = 200  # files of a folder that are looked into
 _USUAL_RATIO = 20.0  # times smaller than its target: what usually drafts best
@@ -57,9 +60,10 @@ def _looked_up(target: Path) -> list[FoundDrafter]:
 def _models(target: Path) -> Sequence[StoredModel]:
     """Return the target and all other files, each once, whatever leads to it."""
     beside = sorted(target.resolve().parent.glob("*.gguf"))[:_MOST_BESIDE]
-    near = [StoredModel(path.name, "beside it", (path,)) for path in beside if path.is_file()]
+    near = [StoredModel(path.name, _BESIDE, (path,)) for path in beside if path.is_file()]
+    ours = [StoredModel(path.name, _OURS, (path,)) for path in shipped_heads()]
     models = {target.resolve(): StoredModel(target.name, "", (target,))}
-    for model in (*near, *stored_models().models):
+    for model in (*near, *ours, *stored_models().models):
         models.setdefault(model.path.resolve(), model)
     return list(models.values())
 
@@ -70,5 +74,5 @@ def _ratio(target: ModelEntry, draft: ModelEntry) -> float:
 
 def _found(entry: ModelEntry) -> FoundDrafter:
     store = entry.model.store
-    where = store if store == "beside it" else f"in the cache of {store}: {entry.model.name}"
+    where = store if store in (_BESIDE, _OURS) else f"in the cache of {store}: {entry.model.name}"
     return FoundDrafter(entry.model.path.absolute(), entry.method or "draft", where)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _ANSWERS = "the target answers"  # as the training names it
 _ASKS = "the target asks"
 _ASKING, _ANSWERING = 0.05, 0.33  # of the time, at most, what was before included
+_FEWEST_BUILT_IN, _BUILT_IN_A_TRY = 2000, 2
 _TRIES_AN_HOUR = (
     1500  # at prompts of its own: more than a twentieth of the time lets a small one do
 )
@@ -232,7 +233,8 @@ def _asked(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> Traini
     """
     prompts = list(order.prompts)
     if plan.n_tries:
-        mixed = itertools.zip_longest(_own(order, plan, listener), _built_in())
+        built_in = _built_in(_FEWEST_BUILT_IN + _BUILT_IN_A_TRY * plan.n_tries)
+        mixed = itertools.zip_longest(_own(order, plan, listener), built_in)
         prompts += [prompt for pair in mixed for prompt in pair if prompt is not None]
     count = plan.n_prompts or len(prompts)
     with atomic_path(order.folder / "prompts.jsonl", force=True) as aside:
@@ -267,12 +269,13 @@ def _own(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> list[str
     return [document.prompt for document in found if isinstance(document, Answered)]
 
 
-def _built_in() -> list[str]:
-    from specrun.train.data.built_in_prompts import built_in_prompts, most_prompts
+def _built_in(count: int) -> list[str]:
+    """Return so many of the built-in prompts, or all: to be read as tokens takes time, too."""
     from specrun.train.data.data_file import Answered
+    from specrun.train.data.prompts import built_in_prompts, most_prompts
 
-    every = built_in_prompts(most_prompts())
-    return [document.prompt for document in every if isinstance(document, Answered)]
+    some = built_in_prompts(min(count, most_prompts()))
+    return [document.prompt for document in some if isinstance(document, Answered)]
 
 
 # -- time ------------------------------------------------------------------------------------------

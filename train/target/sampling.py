@@ -84,7 +84,9 @@ class _Batch:
     def run(
         self, temperature: float, top_p: float, end_ids: frozenset[int], vocab_size: int | None
     ) -> list[list[int]]:
-        cache: Any = None
+        from specrun.train.target.growing_cache import growing_cache  # transformers takes seconds
+
+        cache: Any = growing_cache(self.model.model.config)
         ids, n_longest = self.ids, self.uniforms.shape[1]
         for step in range(n_longest):
             if not self.going_on:

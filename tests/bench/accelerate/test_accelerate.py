@@ -14,6 +14,7 @@ from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
 from specrun.bench.accelerate import AccelerateOptions, AccelerateResult, accelerate
 from specrun.bench.accelerate import accelerate as api
+from specrun.bench.accelerate import found_drafters as found_drafters_module
 from specrun.bench.accelerate.found_drafters import found_drafters
 from specrun.bench.accelerate.prompts import PROMPTS, search_prompts
 from specrun.bench.accelerate.search import FoundDrafter
@@ -271,6 +272,27 @@ def test_prompts_are_split_into_fitted_and_held_out(tmp_path: Path) -> None:
     few = tmp_path / "few.txt"
     few.write_text("a\nb\n")
     assert search_prompts(few).fitting == search_prompts(few).held_out[PROMPTS] == ("a", "b")
+
+
+def test_what_is_compared_on_is_no_built_in_prompt() -> None:
+    """Heads learn from answers to those: a head would be compared on what it has learnt."""
+    from specrun.train.data.prompts import built_in_prompts, most_prompts
+
+    learnt = {document.prompt for document in built_in_prompts(most_prompts())}
+    prompts = search_prompts(None)
+    compared = {*prompts.fitting, *(each for some in prompts.held_out.values() for each in some)}
+    assert len(compared) > 6
+    assert not compared & learnt
+
+
+def test_a_head_that_comes_with_specrun_is_found_for_its_vocabulary_alone(
+    target: Path, tiny_drafter: Path, tiny_small_vocab: Path, tmp_path: Path, monkeypatch
+) -> None:
+    for source, found in ((tiny_drafter, True), (tiny_small_vocab, False)):
+        shipped = Path(shutil.copy2(source, tmp_path / f"shipped-{found}.gguf"))
+        monkeypatch.setattr(found_drafters_module, "shipped_heads", lambda path=shipped: [path])
+        wanted = [FoundDrafter(shipped, "draft", "comes with specrun")] if found else []
+        assert found_drafters(target) == wanted
 
 
 def test_the_built_in_prompts_to_edit_are_taken_for_such() -> None:

@@ -82,7 +82,7 @@ def test_prompts_are_the_users_then_by_turns_the_targets_own_and_built_in_ones(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "_own", lambda *_: ["own 1", "own 2"])
-    monkeypatch.setattr(training, "_built_in", lambda: ["built 1", "built 2", "built 3"])
+    monkeypatch.setattr(training, "_built_in", lambda _count: ["built 1", "built 2", "built 3"])
     wanted = order(target, prompts=("mine",))
     wanted.folder.mkdir(parents=True)
     hours = _Hours(3600.0, PLAN, lambda _what, _share: None, Clock())

@@ -64,6 +64,22 @@ def test_the_likeliest_tokens_are_those_that_transformers_generates(target, unif
         assert prompt + answer == reference[0].tolist()
 
 
+def test_the_cache_grows_and_shrinks_as_transformers_own(target, uniforms, monkeypatch):
+    """Room for two tokens at a time, and rows that end dropped at once: the same answers."""
+    from transformers import DynamicCache
+
+    from specrun.train.target import growing_cache
+
+    wanted = sample_answers(target, PROMPTS, uniforms, temperature=1.0, end_ids=range(40))
+    assert len({len(answer) for answer in wanted}) > 1
+    monkeypatch.setattr(growing_cache, "_PIECE", 2)
+    monkeypatch.setattr(sampling, "_WORTH_DROPPING", 0.0)
+    grown = sample_answers(target, PROMPTS, uniforms, temperature=1.0, end_ids=range(40))
+    assert grown == wanted
+    monkeypatch.setattr(growing_cache, "growing_cache", lambda config: DynamicCache(config=config))
+    assert sample_answers(target, PROMPTS, uniforms, temperature=1.0, end_ids=range(40)) == wanted
+
+
 def test_an_answer_does_not_depend_on_the_others(target, uniforms):
     together = sample_answers(target, PROMPTS, uniforms, temperature=1.0, end_ids={0})
     for row, prompt in enumerate(PROMPTS):
