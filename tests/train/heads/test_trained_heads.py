@@ -34,6 +34,7 @@ from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
 from specrun.train.target import feature_cache, head_target
+from specrun.train.target.head_target import open_head_target
 from specrun.train.target.target_shape import ModelShape, target_shape
 from specrun.train.trainer import memory, precision
 from specrun.train.trainer.listener import NobodyListens, TrainingStatus
@@ -504,7 +505,8 @@ def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     shape = target_shape(taught.folder)
     corpus = encode_corpus(read_documents(run.data), TargetTokenizer(taught.folder), max_length=64)
     settings = run.trainer_settings(MEDUSA.defaults(shape), corpus, torch.float32)
-    need = head_training._need(MEDUSA, run, shape, corpus, settings, False, recompute=True)
+    target = open_head_target(run.target, None, device=torch.device("cpu"))
+    need = head_training._need(MEDUSA, target, shape, corpus, settings, False, recompute=True)
     assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
     assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
@@ -523,7 +525,8 @@ def test_a_head_for_7b_fits_24_gib_with_a_teacher(
     corpus = TokenCorpus((text,) * 64, tuple(range(64)), (0,), measured_on_training=True)
     run = run_of(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
     settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
-    need = head_training._need(recipe, run, shape, corpus, settings, True, recompute=True)
+    target = open_head_target(run.target, run.teacher, device=torch.device("cpu"))
+    need = head_training._need(recipe, target, shape, corpus, settings, True, recompute=True)
     assert 4 << 30 < need.total < 24 << 30
 
 
