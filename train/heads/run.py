@@ -210,8 +210,12 @@ def head_card(
     report: TrainingReport,
     settings: TrainerSettings,
     recipe: dict[str, Any],
+    computed_by: str = "torch",
 ) -> str:
-    """Return the model card of heads of a kind that were trained by `recipe`."""
+    """Return the model card of heads of a kind that were trained by `recipe`.
+
+    `computed_by` names the library that computed the target's states.
+    """
     target, curves = run.target.resolve().name, report.result.curves
     learnt = sum(int(corpus.sequences[number].learnt.sum()) for number in corpus.training)
     shown = {
@@ -225,7 +229,8 @@ def head_card(
     training = training_lines(report, losses, shown)
     if run.source.is_file():
         name = run.source.name
-        training.insert(1, f"Hidden states and laws are those of {name}, computed by llama.cpp.")
+        states = f"Hidden states and laws are those of {name}, computed by {computed_by}."
+        training.insert(1, states)
     texts = "held-out texts"
     if corpus.measured_on_training:
         texts = "the training texts, too few to hold any out"

@@ -83,7 +83,9 @@ def train_head(
             learner.start(corpus)
         report = started.train(learner, corpus, settings, identity)
     shape = dataclasses.replace(shape, vocab_size=matrices.output.shape[0])
-    card = head_card(recipe.kind, run, corpus, report, settings, dataclasses.asdict(recipe))
+    settled = dataclasses.asdict(recipe)
+    by = started.target.computed_by
+    card = head_card(recipe.kind, run, corpus, report, settings, settled, by)
     write_head(run, recipe.files(learner, shape), recipe.files_name, card)
     remove_private_states(run, source)
     return report

@@ -47,14 +47,15 @@ from specrun.train.trainer.precision import dtype_name
 class HeadTarget(ABC):
     """What training asks of a target.
 
-    `path` is where its weights lie, and `caution` what users should know before they train heads
-    for it, or "".
+    `path` is where its weights lie, `caution` what users should know before they train heads for
+    it, or "", and `computed_by` the library that computes its states.
     """
 
     path: Path
     shape: ModelShape
     tokens: TargetTokens
     caution: str = ""
+    computed_by: str = "torch"
 
     @abstractmethod
     def check_taps(self, taps: tuple[int, ...]) -> None:
@@ -164,6 +165,8 @@ class FileTarget(HeadTarget):
     `shape` and `tokens` are the file's, or those of the folder that it was converted from.
     """
 
+    computed_by = "llama.cpp"
+
     def __init__(
         self, path: Path, shape: ModelShape, tokens: TargetTokens, *, n_threads: int = 0
     ) -> None:
@@ -184,7 +187,7 @@ class FileTarget(HeadTarget):
 
     def computed_in(self, precision: torch.dtype) -> str:
         """Return llama.cpp's name: its arithmetic does not depend on torch's."""
-        return "llama.cpp"
+        return self.computed_by
 
     def weight_bytes(self, number_size: int) -> int:
         """Return the file's size and that of its matrices in torch."""

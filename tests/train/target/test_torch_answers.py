@@ -185,6 +185,9 @@ def test_losses_in_torch_are_those_in_llama_cpp(
     loaded = lambda path, _device, dtype: load_llama_file(path, CPU, dtype)  # noqa: E731
     monkeypatch.setattr(head_target, "load_llama_file", loaded)
     by_torch = train_head(recipe, HeadRun(taught.gguf, output=tmp_path / "torch", **run))
+    for name in ("torch", "llama"):
+        card = (tmp_path / name / "README.md").read_text()
+        assert f"computed by {name.replace('llama', 'llama.cpp')}." in card
     ours, theirs = by_torch.result.curves, by_llama.result.curves
     np.testing.assert_allclose(ours.losses, theirs.losses, atol=1e-3)
     assert ours.measures[-1][1].keys() == theirs.measures[-1][1].keys()
