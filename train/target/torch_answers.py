@@ -83,7 +83,9 @@ class TorchAnswerer:
         params = settings.params
         longest = max(question.room for _, question in batch)
         if params.temperature:
-            uniforms = uniform_numbers([(params.seed or 0, number) for number, _ in batch], longest)
+            # By the prompt's length too: what a target asks and answers is drawn with other noise.
+            keys = [(params.seed or 0, number, len(each.prompt)) for number, each in batch]
+            uniforms = uniform_numbers(keys, longest)
         else:
             uniforms = torch.zeros(1, 1).expand(len(batch), longest)
         said = sample_answers(
