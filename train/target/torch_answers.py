@@ -2,7 +2,7 @@
 
 llama.cpp answers a few conversations at once, which is the better way on a CPU. A GPU takes much
 the same time for a token of one answer and of a thousand, so that what heads learn from, millions
-of tokens, comes hundreds of times as fast.
+of tokens, comes a hundred times as fast (docs/train.md has figures).
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ class TorchAnswerer:
         return len(waiting)
 
     def _batch(self, batch: Numbered, settings: AskingSettings) -> list[tuple[int, Said]]:
-        params = settings.params
-        longest = max(question.room for _, question in batch)
+        params, longest = settings.params, max(question.room for _, question in batch)
         if params.temperature:
             # By the prompt's length too: what a target asks and answers is drawn with other noise.
             keys = [(params.seed or 0, number, len(each.prompt)) for number, each in batch]
