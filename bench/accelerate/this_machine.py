@@ -238,7 +238,9 @@ class ThisMachine:
         """Train a head from the file alone, on prompts of which none is held out."""
         own = self._prompts.fitting if self._has_own_prompts else ()
         threads = self._context.n_threads
-        order = TrainingOrder(self._target, hours, own, threads)
+        found = self.look()
+        heads = tuple(each.path for each in found if each.path and each.method in _EAGLE)
+        order = TrainingOrder(self._target, hours, own, threads, heads)
         head = train_head(order, self._tuning)
         return self.plans(FoundDrafter(head, method_of_file(head), "trained"))
 

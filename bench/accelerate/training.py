@@ -1,26 +1,34 @@
 """A head for a GGUF file, trained from the file alone on answers that the model itself gives.
 
-The hours are shared: answers take a third at most, the states of the target what they take, and the
-training the rest, with as many steps as fit, which is known once the first of them were timed. What
-an interrupted training has done (answers, states, a checkpoint) lies in the user's cache, and
-another call goes on with it.
+A head that is there already for the file, one of those that come with specrun or lie beside it, is
+learnt on from. What an interrupted training has done (answers, states, a checkpoint) lies in the
+user's cache, and another call goes on with it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specrun.bench.accelerate.hours import (
+    ASKS,
+    FEWEST_PROMPTS,
+    EnoughAnswers,
+    EnoughTries,
+    Hours,
+    Stage,
+    StepsKnown,
+    TrainingPlan,
+)
 from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.errors import (
     MissingPackageError,
     ModelError,
     OptionError,
+    PairError,
     TemplateError,
     UnsupportedModelError,
 )
@@ -31,11 +39,7 @@ from specrun.runtime.tuning.profile import profile_file
 if TYPE_CHECKING:
     from specrun.train.heads.recipe import HeadRecipe
     from specrun.train.heads.run import HeadRun
-    from specrun.train.trainer.listener import TrainingStatus
 
-_ANSWERS = "the target answers"  # as the training names it
-_ASKS = "the target asks"
-_ASKING, _ANSWERING = 0.05, 0.33  # of the time, at most, what was before included
 _FEWEST_BUILT_IN, _BUILT_IN_A_TRY = 2000, 2  # more than there is time to answer on a CPU
 # At prompts of its own: more than a twentieth of the time lets a small one do.
 _TRIES_AN_HOUR = 1500
@@ -43,47 +47,28 @@ _LONGEST_ANSWER = 256
 _AT_ONCE = 16  # conversations: three times the tokens a second of four, of a small model on a CPU
 _TOKENS_PER_BATCH = 1024  # small batches learn more in the same time
 _FIRST_STEPS = 1_000_000  # until it is known how many fit
-_TIMED_STEPS = 12
-_FEWEST_STEPS = 20
-_TRAINING = 0.9  # of the time that is left: measures and writing take the rest
-_FEWEST_PROMPTS = 16
 _NARROW = 2048
 """The width below which laws of all tokens are most of a step's work, and of a draft's."""
 _DRAFT_TOKENS = 12288
 _NARROW_RATE = 0.576  # over the width: 1e-3 at 576, which was found good for a fitted start
 _WORTH_EAGLE3 = 12.0  # hours on a CPU, as its steps take seven times as long
-
-Stage = Callable[[str, float], None]
-"""Told what is done and which share of the hours is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """What a training was begun with: another call with the same hours goes on with it.
-
-    `n_tries` are those at prompts of the target's own, `n_prompts` and `steps` 0: not known yet.
-    `spent` are the seconds of earlier calls.
-    """
-
-    kind: str
-    hours: float
-    n_tries: int
-    n_prompts: int = 0
-    steps: int = 0
-    spent: float = 0.0
+_UNROLLED_ON = 3  # steps of EAGLE-3's chains where it learns on: those after add little
+_RATE_ON = 0.3  # of a narrow target's rate: what was learnt is not to be shaken out again
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOrder:
     """What to train a head for: a `target`, in so many `hours`, on prompts of the user's and ours.
 
-    `prompts` are those that may be learnt from, none of which is held out.
+    `prompts` are those that may be learnt from, none of which is held out. Of the heads in
+    `earlier`, if any fits, the first is learnt on from.
     """
 
     target: Path
     hours: float
     prompts: tuple[str, ...] = ()
     n_threads: int = 0
+    earlier: tuple[Path, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -105,11 +90,12 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
     """
     plan = _begun(order)
     if plan is None:
-        plan = TrainingPlan(_kind(order), order.hours, _n_tries(order))
+        kind, earlier = _beginning(order)
+        plan = TrainingPlan(kind, order.hours, _n_tries(order), earlier=earlier)
     elif order.head.is_file():
         return order.head
     order.folder.mkdir(parents=True, exist_ok=True)
-    listener = _Hours(order.hours * 3600.0, plan, tell)
+    listener = Hours(order.hours * 3600.0, plan, tell)
     try:
         while True:
             _keep(order, plan, listener)
@@ -118,11 +104,11 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
                 _keep(order, plan, listener)
                 _train(order, plan, listener)
                 break
-            except _EnoughTries as enough:
+            except EnoughTries as enough:
                 plan = replace(plan, n_tries=enough.count)
-            except _EnoughAnswers as enough:
+            except EnoughAnswers as enough:
                 plan = replace(plan, n_prompts=enough.count)
-            except _StepsKnown as known:
+            except StepsKnown as known:
                 plan = replace(plan, steps=known.count)
             listener.plan = plan
     finally:
@@ -130,12 +116,12 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
     return _converted(order, plan)
 
 
-def _train(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> None:
+def _train(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:
     """Answer, compute states and train, or go on where that was interrupted."""
     from specrun.train.heads.training import train_head as train
 
     run = _run(order, plan)
-    train(_recipe(order, plan.kind), run, listener)
+    train(_recipe(order, plan), run, listener)
 
 
 def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
@@ -151,30 +137,33 @@ def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
         output=output,
         steps=plan.steps or _FIRST_STEPS,
         tokens_per_batch=_TOKENS_PER_BATCH,
-        learning_rate=_rate(order, plan.kind),
+        learning_rate=_rate(order, plan),
         max_length=2 * _LONGEST_ANSWER,
         n_threads=order.n_threads,
         resume=resume,
         force=not resume,
         own_answers=AnswerSettings(longest=_LONGEST_ANSWER, parallel=_AT_ONCE),
         prompts=prompts,
+        earlier=Path(plan.earlier) if plan.earlier else None,
     )
 
 
-def _recipe(order: TrainingOrder, kind: str) -> HeadRecipe:
+def _recipe(order: TrainingOrder, plan: TrainingPlan) -> HeadRecipe:
     from specrun.train.heads.eagle import EagleRecipe
     from specrun.train.heads.eagle3 import Eagle3Recipe
 
-    if kind == "eagle3":
-        return Eagle3Recipe()
+    if plan.kind == "eagle3":
+        return Eagle3Recipe(steps=_UNROLLED_ON) if plan.earlier else Eagle3Recipe()
     # Trained on its own predictions too: later tokens of a chain are nearly as often right then.
     return EagleRecipe(draft_tokens=_DRAFT_TOKENS if _width(order) < _NARROW else 0, steps=2)
 
 
-def _rate(order: TrainingOrder, kind: str) -> float | None:
+def _rate(order: TrainingOrder, plan: TrainingPlan) -> float | None:
     """Return the learning rate, None for the usual one of the recipe."""
     width = _width(order)
-    return _NARROW_RATE / width if kind == "eagle" and width < _NARROW else None
+    if width >= _NARROW or (plan.kind == "eagle3" and not plan.earlier):
+        return None
+    return _NARROW_RATE / width * (_RATE_ON if plan.earlier else 1.0)
 
 
 def _width(order: TrainingOrder) -> int:
@@ -184,21 +173,35 @@ def _width(order: TrainingOrder) -> int:
     return width if isinstance(width, int) and width > 0 else _NARROW
 
 
-def _kind(order: TrainingOrder) -> str:
-    """Return what is trained: EAGLE-3 where the target's layers can be tapped and there is time."""
+def _beginning(order: TrainingOrder) -> tuple[str, str]:
+    """Return what is trained, and the head that is learnt on from, or "".
+
+    A new head is EAGLE-3's where the target's layers can be tapped and there is time.
+    """
     _require_training()
+    from specrun.convert.heads.target_facts import target_facts
+    from specrun.train.heads.eagle3 import Eagle3Recipe
+    from specrun.train.heads.earlier_head import read_earlier_head
     from specrun.train.target.head_target import open_head_target
     from specrun.train.trainer.precision import usable_device
 
     device = usable_device("auto")
     target = open_head_target(order.target, None, device=device, n_threads=order.n_threads)
+    for path in order.earlier:
+        kind = read_header(path).architecture
+        try:
+            head = read_earlier_head(path, kind, target.shape, target_facts(order.target))
+            target.check_taps(head.taps)
+        except (ModelError, PairError):
+            continue  # another kind, or of another target: it may draft, but is no start
+        return kind, str(path)
     if device.type == "cpu" and order.hours < _WORTH_EAGLE3:
-        return "eagle"
+        return "eagle", ""
     try:
-        target.check_taps(_recipe(order, "eagle3").taps(target.shape))
+        target.check_taps(Eagle3Recipe().taps(target.shape))
     except (UnsupportedModelError, OptionError):
-        return "eagle"
-    return "eagle3"
+        return "eagle", ""
+    return "eagle3", ""
 
 
 def _require_training() -> None:
@@ -214,21 +217,21 @@ def _require_training() -> None:
 def _n_tries(order: TrainingOrder) -> int:
     """Return how often the target is to write a prompt; the time may end it sooner."""
     if read_header(order.target).metadata.get("tokenizer.chat_template") is not None:
-        return max(_FEWEST_PROMPTS, round(_TRIES_AN_HOUR * order.hours))
-    if len(order.prompts) < _FEWEST_PROMPTS:
+        return max(FEWEST_PROMPTS, round(_TRIES_AN_HOUR * order.hours))
+    if len(order.prompts) < FEWEST_PROMPTS:
         raise TemplateError(
             f"{order.target.name} has no chat template, so it would not answer the built-in "
-            f"prompts: give {2 * _FEWEST_PROMPTS} beginnings or more that it is to go on with "
+            f"prompts: give {2 * FEWEST_PROMPTS} beginnings or more that it is to go on with "
             "(--prompts FILE)"
         )
     return 0
 
 
-def _asked(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> TrainingPlan:
+def _asked(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> TrainingPlan:
     """Write the prompts' file; return the plan with their number, of all if there was none.
 
     The user's come first, then by turns prompts of the target's own and built-in ones: however many
-    there is time for, there are some of each. Raises _EnoughTries.
+    there is time for, there are some of each. Raises EnoughTries.
     """
     prompts = list(order.prompts)
     if plan.n_tries:
@@ -242,7 +245,7 @@ def _asked(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> Traini
     return replace(plan, n_prompts=count)
 
 
-def _own(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> list[str]:
+def _own(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> list[str]:
     """Return the prompts that the target writes itself; none where it writes nothing of use."""
     from specrun.train.data.data_file import Answered
     from specrun.train.data.own_prompts import own_prompts
@@ -261,7 +264,7 @@ def _own(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> list[str
             identity=source_identity(order.target),
             parallel=_AT_ONCE,
             n_threads=order.n_threads,
-            progress=lambda done, total: listener.stage(_ASKS, done, total),
+            progress=lambda done, total: listener.stage(ASKS, done, total),
         )
     except (ModelError, TemplateError):
         return []
@@ -275,89 +278,6 @@ def _built_in(count: int) -> list[str]:
 
     some = built_in_prompts(min(count, most_prompts()))
     return [document.prompt for document in some if isinstance(document, Answered)]
-
-
-# -- time ------------------------------------------------------------------------------------------
-
-
-class _EnoughTries(Exception):
-    """So many prompts of the target's own were tried, and the time for them is over."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} prompts were tried")
-        self.count = count
-
-
-class _EnoughAnswers(Exception):
-    """So many prompts are answered, and the time for answers is over."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} prompts are answered")
-        self.count = count
-
-
-class _StepsKnown(Exception):
-    """So many steps fit into the time that is left."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} steps fit")
-        self.count = count
-
-
-class _Hours:
-    """Hears how a training goes, and says when answers are enough and how many steps fit.
-
-    A `RunListener`. `clock` returns seconds.
-    """
-
-    def __init__(
-        self,
-        seconds: float,
-        plan: TrainingPlan,
-        tell: Stage,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.plan = plan
-        self._seconds, self._tell, self._clock = seconds, tell, clock
-        self._started = clock() - plan.spent
-        self._timed: list[float] = []
-
-    @property
-    def spent(self) -> float:
-        """Seconds of all calls."""
-        return self._clock() - self._started
-
-    def note(self, text: str) -> None:
-        """Hear a fact, of which nothing is shown."""
-
-    def stage(self, what: str, done: int, total: int) -> None:
-        """Hear of work before the training; raises when its time is over.
-
-        That is _EnoughTries or _EnoughAnswers.
-        """
-        self._say(f"{what}, {done:,} done")
-        if what == _ASKS and self.spent > _ASKING * self._seconds and done < total:
-            raise _EnoughTries(done)
-        late = self.spent > _ANSWERING * self._seconds
-        if what == _ANSWERS and late and _FEWEST_PROMPTS <= done < total:
-            raise _EnoughAnswers(done)
-
-    def status(self, status: TrainingStatus) -> None:
-        """Hear of the training; raises _StepsKnown once the first steps were timed."""
-        self._say(f"step {status.step:,}, loss {status.loss:.3f}")
-        if self.plan.steps:
-            return
-        self._timed.append(self._clock())
-        if len(self._timed) == _TIMED_STEPS:
-            # The first ones are slower: memory is allocated.
-            half = _TIMED_STEPS // 2
-            each = (self._timed[-1] - self._timed[-1 - half]) / half
-            left = _TRAINING * (self._seconds - self.spent)
-            self._timed.clear()
-            raise _StepsKnown(max(_FEWEST_STEPS, int(left / max(each, 1e-6))))
-
-    def _say(self, what: str) -> None:
-        self._tell(what, min(1.0, self.spent / self._seconds))
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -374,7 +294,7 @@ def _begun(order: TrainingOrder) -> TrainingPlan | None:
     return plan if same else None
 
 
-def _keep(order: TrainingOrder, plan: TrainingPlan, listener: _Hours) -> None:
+def _keep(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:
     content = {"plan": asdict(replace(plan, spent=listener.spent)), "prompts": list(order.prompts)}
     write_json(order.folder / "plan.json", content)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrun.cli.options.group import Section
-from specrun.cli.options.types import SHARE_BELOW_ONE
+from specrun.cli.options.types import FILE, SHARE_BELOW_ONE
 from specrun.cli.train.options import TrainFeatures, TrainJob, states_options, train_command
 from specrun.cli.train.progress import ShownRun, measures_text, shown_run
 from specrun.cli.train.training import check_result, draw_and_convert, print_report
@@ -172,6 +172,7 @@ Examples:
   specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --unroll 3
   specrun train eagle --target model-Q4_K_M.gguf -o head --gguf head.gguf
   specrun train eagle --target model.gguf --prompts mine.txt -o head --gguf head.gguf
+  specrun train eagle --target model.gguf --from head.gguf --prompts more.txt -o better --gguf better.gguf
 
 \b
 The head learns the target's next hidden state (smooth L1), and with --token-weight the law that follows from
@@ -180,8 +181,17 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
 """  # noqa: E501 - as it is shown
 
 
+_from_option = _HEAD.option(
+    "--from HEAD.gguf",
+    "Learn on from this head, which was made for the same target: its draft tokens stay.",
+    FILE,
+    dest="earlier",
+)
+
+
 @train_command(
     _EAGLE_EPILOG,
+    _from_option,
     _HEAD.option(
         "--token-weight X",
         "Of the cross-entropy with the target's law, beside the distance of states.",
@@ -244,6 +254,7 @@ def eagle(
     draft_tokens: int,
     inputs: EagleInputs,
     start: EagleStart,
+    earlier: Path | None,
     states: TrainFeatures,
 ) -> None:
     """Train an EAGLE head for a target."""
@@ -262,7 +273,7 @@ def eagle(
         draft_tokens=draft_tokens,
         start=start,
     )
-    _train_recipe(recipe, job, states)
+    _train_recipe(recipe, job, states, earlier)
 
 
 _EAGLE3_EPILOG = """\b
@@ -279,6 +290,7 @@ data; other tokens are never drafted, which costs speed and never changes what t
 
 @train_command(
     _EAGLE3_EPILOG,
+    _from_option,
     _HEAD.option("--unroll N", "Steps of a chain that are trained.", _STEPS, default=7),
     _HEAD.option(
         "--draft-tokens N",
@@ -303,20 +315,24 @@ def eagle3(
     unroll: int,
     draft_tokens: int,
     read_layers: tuple[int, int, int] | None,
+    earlier: Path | None,
     states: TrainFeatures,
 ) -> None:
     """Train an EAGLE-3 head for a target."""
     from specrun.train.heads.eagle3 import Eagle3Recipe
 
     recipe = Eagle3Recipe(steps=unroll, draft_tokens=draft_tokens, layers=read_layers)
-    _train_recipe(recipe, job, states)
+    _train_recipe(recipe, job, states, earlier)
 
 
-def _train_recipe(recipe: HeadRecipe, job: TrainJob, states: TrainFeatures) -> None:
+def _train_recipe(
+    recipe: HeadRecipe, job: TrainJob, states: TrainFeatures, earlier: Path | None = None
+) -> None:
     from specrun.train.heads.training import train_head
 
     drafts_for = states.teacher or job.settings["target"]
-    train_and_report(recipe.kind, functools.partial(train_head, recipe), drafts_for, job, states)
+    train = functools.partial(train_head, recipe)
+    train_and_report(recipe.kind, train, drafts_for, job, states, earlier)
 
 
 def train_and_report(
@@ -325,6 +341,7 @@ def train_and_report(
     drafts_for: Path,
     job: TrainJob,
     states: TrainFeatures,
+    earlier: Path | None = None,
 ) -> None:
     """Run `train`, draw its curves, convert the head for `drafts_for`, and report on it."""
     from specrun.train.heads.run import HeadRun
@@ -339,6 +356,7 @@ def train_and_report(
         n_own_prompts=states.own_prompts,
         cache=states.cache,
         features=states.features,
+        earlier=earlier,
     )
     if job.result.gguf is not None:
         from specrun.convert.heads.target_facts import target_facts

@@ -37,6 +37,7 @@ from specrun.runtime.drafters.eagle.draft_vocabulary import DRAFT_TOKENS, FEWEST
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.heads.eagle3 import frequent_tokens
+from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.learner import best_tokens, rows_at
 from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
@@ -170,6 +171,17 @@ class EagleRecipe(ChainRecipe):
             known = ", ".join(get_args(EagleStart))
             raise OptionError(f"the start is {self.start!r}: use one of {known}")
 
+    def going_on(self, head: EarlierHead) -> EagleRecipe:
+        """Return the recipe with the head's draft tokens; its `fc` is not fitted again."""
+        if self.inputs != "both":
+            both = f"the inputs are {self.inputs!r}, and {head.path} reads both"
+            raise OptionError(f"{both}: leave --inputs or --from out")
+        drafted = head.draft_tokens
+        # Where all tokens are drafted laws may still be those of some.
+        law = self.law_tokens if drafted is None else 0
+        count = 0 if drafted is None else len(drafted)
+        return replace(self, start="random", draft_tokens=count, law_tokens=law)
+
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
@@ -238,6 +250,12 @@ class EagleLearner(ChainLearner):
             # Sorted, not selected: where memory is estimated, tensors have shapes only.
             others = torch.argsort(is_often, stable=True)[: len(is_often) - len(often)]
             self._others = others.to(self.device)
+
+    def go_on_from(self, head: EarlierHead) -> None:
+        """Take the head's weights and its draft tokens."""
+        head.put_into(self.module, {})
+        if head.draft_tokens is not None:
+            self._often = self.drafted = head.draft_tokens.to(self.device)
 
     def groups(self) -> list[ParameterGroup]:
         """Return all parameters; a fitted `fc` learns more slowly."""

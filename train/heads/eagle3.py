@@ -19,6 +19,7 @@ weights.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
+from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.learner import best_tokens
 from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
@@ -38,6 +40,8 @@ from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart
 
 N_TAPS = 3
+# Linear without a bias, and what the layer adds: a factor of it is one of these weights.
+_SCALED = ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight")
 _SCALE_TEXTS = 16
 
 
@@ -121,8 +125,7 @@ class Eagle3Head(nn.Module):
         """Return upstream's tensors, from which it computes the same states without a scale."""
         tensors = self.state_dict()
         scale = tensors.pop("midlayer.scale")
-        # Both are linear without a bias: a factor of what they give is one of their weights.
-        for name in ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
+        for name in _SCALED:
             tensors[name] = scale * tensors[name]
         return dict(tensors)
 
@@ -157,6 +160,14 @@ class Eagle3Recipe(ChainRecipe):
                 there = f"the target has layers 0 to {shape.n_layers - 1}"
                 raise OptionError(f"layer {layer} is to be read, and {there}")
         return chosen
+
+    def going_on(self, head: EarlierHead) -> Eagle3Recipe:
+        """Return the recipe with the layers that the head reads, and as many draft tokens."""
+        if self.layers not in (None, head.taps):
+            raise OptionError(
+                f"layers {self.layers} are to be read, and {head.path} reads {head.taps}"
+            )
+        return replace(self, layers=head.taps, draft_tokens=len(head.weights["lm_head.weight"]))
 
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
@@ -252,9 +263,28 @@ class Eagle3Learner(ChainLearner):
         self.recipe = recipe
         self.head = Eagle3Head(shape, draft_tokens, target.output, scale)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
-        rows = target.output[draft_tokens.to(target.output.device)]
-        self._drafts = replace(target, output=rows)
         self._choices: dict[int, Tensor] = {}
+
+    def go_on_from(self, head: EarlierHead) -> None:
+        """Take the head's weights and its draft tokens; how large inputs are is the target's."""
+        own = self.head.state_dict()
+        tokens = head.draft_tokens
+        if tokens is None:
+            tokens = torch.arange(len(own["t2d"]))
+        marks = torch.zeros_like(own["t2d"])
+        marks[tokens.to(marks.device)] = True
+        scale = own["midlayer.scale"]
+        weights = {**head.weights}
+        for name in _SCALED:  # the file has the factor in its weights
+            weights[name] = weights[name] / scale.cpu()
+        offsets = tokens - torch.arange(len(tokens))
+        known = {"d2t": offsets, "t2d": marks, "midlayer.scale": scale}
+        replace(head, weights=weights).put_into(self.head, known)
+
+    @functools.cached_property
+    def _drafts(self) -> TargetMatrices:
+        """The target with the rows of its output matrix whose tokens can be drafted."""
+        return replace(self._target, output=self._target.output[self.head.draft_tokens])
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the sum over all steps: later ones depend on the states of earlier ones."""

@@ -41,7 +41,8 @@ class HeadRun(TrainingRun):
     the target's states are kept on disk, in `features` or, where that is None, in the run's own
     folder until it ends. `own_answers` lets the target answer prompts itself: those of the data,
     of a file of `prompts`, or where there is neither, `n_prompts` of the built-in ones; and those
-    that it writes itself in `n_own_prompts` tries.
+    that it writes itself in `n_own_prompts` tries. `earlier` is the GGUF file of a head that is
+    learnt on from.
     """
 
     teacher: Path | None = None
@@ -51,6 +52,7 @@ class HeadRun(TrainingRun):
     n_own_prompts: int = 0
     cache: CachePolicy = "auto"
     features: Path | None = None
+    earlier: Path | None = None
 
     def __post_init__(self) -> None:
         TrainingRun.__post_init__(self)  # super() does not know a class with slots
@@ -108,8 +110,9 @@ def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> 
     fields = json.loads(json.dumps(dataclasses.asdict(recipe)))  # lists for tuples, as stored
     named = {f"{kind} {name}": value for name, value in fields.items()}
     named = {name: value for name, value in named.items() if _UNSAID.get(name) != value}
-    data = corpus.digest[:16]
-    return {"kind": kind, **named, "data": data, "target": source_digest(run.source)}
+    data, target = corpus.digest[:16], source_digest(run.source)
+    begun = {} if run.earlier is None else {"from": source_digest(run.earlier)}
+    return {"kind": kind, **named, "data": data, "target": target, **begun}
 
 
 def read_corpus(started: StartedHeadRun, need: Callable[[TokenCorpus], MemoryNeed]) -> TokenCorpus:
@@ -225,6 +228,8 @@ def head_card(
         "precision": report.precision,
         "seed": settings.seed,
     }
+    if run.earlier is not None:
+        shown["learnt on from"] = run.earlier.name
     losses = f"the loss fell from {curves.losses[0]:.4f} to {curves.losses[-1]:.4f}."
     training = training_lines(report, losses, shown)
     if run.source.is_file():

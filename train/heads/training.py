@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from specrun.bindings.errors import OptionError
+from specrun.convert.heads.target_facts import target_facts
 from specrun.train.data.token_corpus import TokenCorpus
+from specrun.train.heads.earlier_head import read_earlier_head
 from specrun.train.heads.recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.run import HeadRun, StartedHeadRun, head_card, head_identity, read_corpus
 from specrun.train.heads.states import (
@@ -23,6 +26,7 @@ from specrun.train.heads.states import (
     states_place,
     wants_cache,
 )
+from specrun.train.heads.unrolled import ChainLearner, ChainRecipe
 from specrun.train.target.head_target import HeadTarget
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
@@ -44,6 +48,13 @@ def train_head(
     """
     started = StartedHeadRun(run, recipe.files_name, listener)
     shape, device = started.shape, started.device
+    earlier = None
+    if run.earlier is not None:
+        if not isinstance(recipe, ChainRecipe):
+            kind = f"{recipe.kind} heads begin anew"
+            raise OptionError(f"{kind}: only those of EAGLE learn on from another")
+        earlier = read_earlier_head(run.earlier, recipe.kind, shape, target_facts(run.source))
+        recipe = recipe.going_on(earlier)
     started.target.check_taps(recipe.taps(shape))
 
     def settings_for(texts: TokenCorpus) -> TrainerSettings:
@@ -79,7 +90,10 @@ def train_head(
         torch.manual_seed(run.seed)  # heads start alike, whatever computing states has drawn
         learner = recipe.learner(shape, matrices, source, corpus)
         learner.recompute = recompute
-        if not run.resume:
+        if earlier is not None:  # a resumed run has its draft tokens from there, too
+            assert isinstance(learner, ChainLearner)
+            learner.go_on_from(earlier)
+        elif not run.resume:
             learner.start(corpus)
         report = started.train(learner, corpus, settings, identity)
     shape = dataclasses.replace(shape, vocab_size=matrices.output.shape[0])

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, choosing, draft_marks
 from specrun.train.heads.attention import KeysValues
+from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.learner import HeadLearner, rows_at
 from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.target.features import Features
@@ -51,6 +52,13 @@ class ChainRecipe(HeadRecipe):
     def defaults(self, shape: ModelShape) -> TrainingDefaults:
         """Return the paper's settings, with its rate scaled to the states' width."""
         return TrainingDefaults(self.paper_rate * max(1.0, _PAPER_WIDTH / shape.hidden))
+
+    @abstractmethod
+    def going_on(self, head: EarlierHead) -> ChainRecipe:
+        """Return the recipe for learning on from `head`, with what that settles.
+
+        Raises OptionError for settings that the head contradicts.
+        """
 
     def chain_numbers(
         self, shape: ModelShape, n_laws: int, longest: int, *, recompute: bool
@@ -92,6 +100,13 @@ class ChainLearner(HeadLearner):
     recipe: ChainRecipe
     shift = 1
     """How many places after a state its token stands."""
+
+    @abstractmethod
+    def go_on_from(self, head: EarlierHead) -> None:
+        """Begin as this head; its draft tokens become the learner's.
+
+        Raises PairError where its sizes are not the target's.
+        """
 
     @abstractmethod
     def first_states(self, found: Features) -> Tensor:

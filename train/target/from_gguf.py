@@ -240,11 +240,11 @@ def _weights(
         part = name.split(".")[2] if name.startswith("blk.") else ""
         if part in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-            numbers = _in_halves(numbers, heads)
+            numbers = in_halves(numbers, heads)
         yield _name(name, file), numbers
 
 
-def _in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
+def in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
     """Return the rows of each head in Hugging Face's order.
 
     llama.cpp turns neighbours, rows 2 i and 2 i + 1, Hugging Face rows i and i + half: so row 2 i +
@@ -256,7 +256,7 @@ def _in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.
 
 
 def _in_pairs(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
-    """Return the rows of each head in llama.cpp's order: what `_in_halves` turned, turned back."""
+    """Return the rows of each head in llama.cpp's order: what `in_halves` turned, turned back."""
     rows, width = matrix.shape
     halves = matrix.reshape(n_heads, 2, rows // n_heads // 2, width)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, width))

@@ -10,20 +10,20 @@ import pytest
 
 pytest.importorskip("torch")
 
+from specrun.bench.accelerate import hours as training_hours
 from specrun.bench.accelerate import training
-from specrun.bench.accelerate.this_machine import method_of_file
-from specrun.bench.accelerate.training import (
-    TrainingOrder,
+from specrun.bench.accelerate.hours import (
+    EnoughAnswers,
+    EnoughTries,
+    Hours,
+    StepsKnown,
     TrainingPlan,
-    _asked,
-    _EnoughAnswers,
-    _EnoughTries,
-    _Hours,
-    _StepsKnown,
-    train_head,
 )
+from specrun.bench.accelerate.this_machine import method_of_file
+from specrun.bench.accelerate.training import TrainingOrder, _asked, train_head
 from specrun.bindings.errors import OptionError, SpecrunError, TemplateError
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.models.packaged import shipped_heads
 from specrun.train.trainer.listener import TrainingStatus
 
 PLAN = TrainingPlan("eagle", 1.0, 2000)
@@ -54,13 +54,13 @@ def status(step: int) -> TrainingStatus:
 
 def test_answers_end_after_a_third_of_the_time() -> None:
     clock = Clock()
-    hours = _Hours(3600.0, PLAN, lambda _what, _share: None, clock)
+    hours = Hours(3600.0, PLAN, lambda _what, _share: None, clock)
     hours.stage("the target answers", 100, 2000)
     hours.stage("states", 1, 2)
     clock.now = 1190.0
     hours.stage("states", 2, 2)
     hours.stage("the target answers", 8, 2000)  # too few to learn from
-    with pytest.raises(_EnoughAnswers) as enough:
+    with pytest.raises(EnoughAnswers) as enough:
         hours.stage("the target answers", 700, 2000)
     assert enough.value.count == 700
     hours.stage("the target answers", 2000, 2000)  # all of them
@@ -68,12 +68,12 @@ def test_answers_end_after_a_third_of_the_time() -> None:
 
 def test_tries_at_prompts_end_after_a_twentieth_of_the_time() -> None:
     clock = Clock()
-    hours = _Hours(3600.0, PLAN, lambda _what, _share: None, clock)
+    hours = Hours(3600.0, PLAN, lambda _what, _share: None, clock)
     clock.now = 179.0
     hours.stage("the target asks", 300, 2000)
     clock.now = 181.0
     hours.stage("the target asks", 2000, 2000)  # all of them
-    with pytest.raises(_EnoughTries) as enough:
+    with pytest.raises(EnoughTries) as enough:
         hours.stage("the target asks", 301, 2000)
     assert enough.value.count == 301
 
@@ -85,7 +85,7 @@ def test_prompts_are_the_users_then_by_turns_the_targets_own_and_built_in_ones(
     monkeypatch.setattr(training, "_built_in", lambda _count: ["built 1", "built 2", "built 3"])
     wanted = order(target, prompts=("mine",))
     wanted.folder.mkdir(parents=True)
-    hours = _Hours(3600.0, PLAN, lambda _what, _share: None, Clock())
+    hours = Hours(3600.0, PLAN, lambda _what, _share: None, Clock())
     every = ["mine", "own 1", "built 1", "own 2", "built 2", "built 3"]
     for given, count in ((PLAN, 6), (TrainingPlan("eagle", 1.0, 2, n_prompts=4), 4)):
         plan = _asked(wanted, given, hours)
@@ -97,9 +97,9 @@ def test_prompts_are_the_users_then_by_turns_the_targets_own_and_built_in_ones(
 
 def test_the_steps_are_those_that_fit_into_what_is_left() -> None:
     clock, shares = Clock(), []
-    hours = _Hours(3600.0, PLAN, lambda _what, share: shares.append(share), clock)
+    hours = Hours(3600.0, PLAN, lambda _what, share: shares.append(share), clock)
     clock.now = 1590.0
-    with pytest.raises(_StepsKnown) as known:
+    with pytest.raises(StepsKnown) as known:
         for step in range(1, 20):
             clock.now += 5.0 if step < 3 else 0.5  # the first ones take longer
             hours.status(status(step))
@@ -111,7 +111,7 @@ def test_the_steps_are_those_that_fit_into_what_is_left() -> None:
 def test_an_earlier_calls_time_counts() -> None:
     clock = Clock()
     plan = TrainingPlan("eagle", 1.0, 0, 2000, steps=500, spent=1800.0)
-    hours = _Hours(3600.0, plan, lambda _what, _share: None, clock)
+    hours = Hours(3600.0, plan, lambda _what, _share: None, clock)
     clock.now = 100.0
     assert hours.spent == 1900.0
     for step in range(30):
@@ -125,8 +125,9 @@ def order(target: Path, hours: float = 0.0005, **changes: object) -> TrainingOrd
 def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("LONGEST_ANSWER", 24), ("TOKENS_PER_BATCH", 64), ("FEWEST_STEPS", 4)):
+    for name, value in (("LONGEST_ANSWER", 24), ("TOKENS_PER_BATCH", 64)):
         monkeypatch.setattr(training, f"_{name}", value)
+    monkeypatch.setattr(training_hours, "_FEWEST_STEPS", 4)
 
     def interrupt(what: str, _share: float) -> None:
         if what == "the target answers, 16 done":
@@ -156,6 +157,22 @@ def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts(
     said.clear()
     assert train_head(wanted, lambda what, _share: said.append(what)) == head
     assert said == []
+
+
+def test_a_head_that_fits_is_learnt_on_from(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that was made for this target's sizes: not one that drafts for others."""
+    for name, value in (("LONGEST_ANSWER", 24), ("TOKENS_PER_BATCH", 64)):
+        monkeypatch.setattr(training, f"_{name}", value)
+    monkeypatch.setattr(training_hours, "_FEWEST_STEPS", 4)
+    first = train_head(order(target, prompts=("abc", "hello")))
+    earlier = Path(shutil.copy2(first, target.with_name("earlier.gguf")))
+    (shipped,) = shipped_heads()
+    second = order(target, 0.0006, prompts=("abc", "hello"), earlier=(shipped, earlier))
+    assert method_of_file(train_head(second)) == "eagle"
+    plan = json.loads((second.folder / "plan.json").read_text())["plan"]
+    assert plan["earlier"] == str(earlier)
+    card = (second.folder / "training" / "README.md").read_text()
+    assert "earlier.gguf" in card
 
 
 def test_without_a_template_beginnings_are_needed(tiny_small_vocab: Path, tmp_path: Path) -> None:

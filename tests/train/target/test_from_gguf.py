@@ -74,7 +74,7 @@ def test_weights_come_back_bit_by_bit(original, tmp_path):
 
 def test_rows_of_heads_left_as_they_are_would_be_seen(original, tmp_path, monkeypatch):
     convert_checkpoint(original, tmp_path / "model.gguf", outtype="f32")
-    monkeypatch.setattr("specrun.train.target.from_gguf._in_halves", lambda matrix, n_heads: matrix)
+    monkeypatch.setattr("specrun.train.target.from_gguf.in_halves", lambda matrix, n_heads: matrix)
     folder = folder_from_gguf(tmp_path / "model.gguf", tmp_path / "wrong")
     native = native_logits(tmp_path / "model.gguf")
     assert np.abs(torch_logits(folder) - native).max() > 0.05 * np.abs(native).max()
