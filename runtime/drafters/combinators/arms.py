@@ -11,8 +11,9 @@ from specrun.runtime.costs import STALL, TYPICAL_CPU, CostCurve, lower_median
 
 # The weight of a round of an arm after its next one: estimates look back about 50 rounds.
 _MEMORY = 0.98
-# An arm in use whose last rounds, so many, lost more plain rounds than this has changed.
-_LAST, _CHANGED = 10, 4.0
+# An arm in use has changed that lost more plain rounds than this and did not win them back: of one
+# that gains .6 a round as luck will have it, once in several thousand rounds. Rounds kept for it.
+_CHANGED, _LAST = 10.0, 32
 # What is believed of an arm's rounds before they were seen: their spread, and its weight.
 _PRIOR_ROUNDS, _PRIOR_SPREAD, _PLAIN_SPREAD, _PRIOR_TOKENS = 2.0, 0.5, 0.1, 2.0
 
@@ -84,6 +85,7 @@ class Arm:
     depth: int = 0  # the longest draft it may make, 0: as long as it likes
     scale: float | None = None  # the least that drafting took, in forecasts
     last: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
+    slump: float = 0.0  # what they lost, in plain rounds
     recent: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=9) for _ in range(2)])
 
     @property
@@ -130,12 +132,20 @@ class Arm:
         self.squares *= share
 
     def notices_change(self, plain: float) -> bool:
-        """Believe the last rounds alone if they lost much against plain rounds of such seconds."""
-        changed = sum(seconds / plain - tokens for tokens, seconds in self.last) > _CHANGED
-        if changed:
+        """Believe the last rounds alone if they lost much against plain rounds of such seconds.
+
+        The cumulative sum (Page 1954) of what rounds lose begins again where all was won back.
+        """
+        tokens, seconds = self.last[-1]
+        self.slump = max(0.0, self.slump + seconds / plain - tokens)
+        if self.slump > _CHANGED:
             self.fade(0.0)
             for tokens, seconds in self.last:
                 self._sum(tokens, seconds)
+        elif self.slump > 0.0:
+            return False
+        changed, self.slump = self.slump > 0.0, 0.0
+        self.last.clear()
         return changed
 
     def for_another_text(self) -> Arm:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from specrun.runtime.costs import START, TYPICAL_CPU, TYPICAL_GPU, CostCurve
-from specrun.runtime.drafters.combinators import ArmChooser, ArmForecast
+from specrun.runtime.drafters.combinators import ArmChooser, ArmForecast, arms
 from specrun.runtime.drafters.combinators.arm_ledger import SHARE
+from specrun.runtime.drafters.combinators.arms import Arm
 
 SEEDS = range(8)
 At = Callable[[int], float]
@@ -224,6 +225,52 @@ def test_a_drafter_that_fails_later_is_left_within_some_rounds() -> None:
         history = setting.run(2000, seed)
         at = next(entry for entry in history if entry[0] >= 1000)
         assert history[-1][1] - at[1] < 1.05 * (history[-1][0] - at[0]) + 20.0
+
+
+def _alarms(monkeypatch: pytest.MonkeyPatch, lost: float) -> int:
+    """Return how often an arm that stays as it is was believed to have changed, in 24 runs.
+
+    `lost` is how many plain rounds it may lose before.
+    """
+    counted = []
+    inner = Arm.notices_change
+
+    def counting(arm: Arm, plain: float) -> bool:
+        changed = inner(arm, plain)
+        counted.append(changed)
+        return changed
+
+    monkeypatch.setattr(arms, "_CHANGED", lost)
+    monkeypatch.setattr(Arm, "notices_change", counting)
+    setting = Setting([SimulatedArm(0.02, 0.62, 3), SimulatedArm(0.0, 0.3, 3, 0.3), PLAIN])
+    for seed in range(24):
+        setting.run(1000, seed)
+    return sum(counted)
+
+
+def test_a_run_of_bad_luck_is_not_taken_for_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By chance, 24,000 tokens of a drafter that pays have stretches that lose several plain
+    rounds; those that lose ten are rare. Control: a bound of four is passed by chance."""
+    assert _alarms(monkeypatch, arms._CHANGED) <= 2
+    monkeypatch.undo()
+    assert _alarms(monkeypatch, 4.0) > 12
+
+
+def test_what_an_arm_lost_adds_up_until_it_is_won_back() -> None:
+    arm = Arm()
+
+    def changed(tokens: int, seconds: float) -> bool:
+        arm.add(tokens, seconds, drafted=True)
+        return arm.notices_change(1.0)
+
+    losing = [changed(1, 3.0) for _ in range(4)]
+    assert not any(losing)
+    assert arm.slump == pytest.approx(8.0)
+    assert not changed(9, 1.0)  # all of it is won back: what was before is forgotten
+    assert arm.slump == 0.0
+    assert [changed(1, 3.0) for _ in range(6)] == [*[False] * 5, True]
+    assert arm.rounds < 6.1  # the last six alone are believed, which say a third of plain
+    assert arm.rate == pytest.approx(1 / 3)
 
 
 def test_a_text_that_begins_to_quote_is_noticed() -> None:
