@@ -12,7 +12,7 @@ from specrun.runtime.costs import STALL, TYPICAL_CPU, CostCurve, lower_median
 # The weight of a round of an arm after its next one: estimates look back about 50 rounds.
 _MEMORY = 0.98
 # An arm in use has changed that lost more plain rounds than this and did not win them back: of one
-# that gains .6 a round as luck will have it, once in several thousand rounds. Rounds kept for it.
+# that gains .6 a round as luck will have it, once in 40,000 rounds. Rounds kept for it.
 _CHANGED, _LAST = 10.0, 32
 # What is believed of an arm's rounds before they were seen: their spread, and its weight.
 _PRIOR_ROUNDS, _PRIOR_SPREAD, _PLAIN_SPREAD, _PRIOR_TOKENS = 2.0, 0.5, 0.1, 2.0
