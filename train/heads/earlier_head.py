@@ -57,6 +57,7 @@ _OURS = {
 _IDS = (DRAFT_TOKENS, VOCABULARY_MAP)
 _VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _ROPE_TOLERANCE = 1e-6
+_TAPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ def read_earlier_head(
         weights[ours] = torch.from_numpy(numbers)
     if kind == "eagle":
         weights.setdefault("fc.bias", torch.zeros(shape.hidden))
+    elif "lm_head.weight" not in weights:
+        raise file.unsupported("has no output matrix of its own: here an EAGLE-3 head has one")
     return EarlierHead(path, weights, _ids(file), _taps(file, kind))
 
 
@@ -135,12 +138,17 @@ def _require_same(
         raise PairError(
             f"{file.path} does not fit the target {facts.path}: it was made for another vocabulary"
         )
-    n_heads, n_kv = f"{kind}.attention.head_count", f"{kind}.attention.head_count_kv"
-    counts = {n_heads: shape.n_heads, n_kv: shape.n_kv_heads}
-    for key, wanted in counts.items():
-        if file.count(key) != wanted:
+    sizes = {
+        "embedding_length": shape.hidden,
+        "feed_forward_length": shape.feed_forward,
+        "attention.head_count": shape.n_heads,
+        "attention.head_count_kv": shape.n_kv_heads,
+    }
+    for name, wanted in sizes.items():
+        found = file.count(f"{kind}.{name}")
+        if found != wanted:
             raise PairError(
-                f"{file.path} does not fit the target: it has {file.count(key)} as {key}, and its "
+                f"{file.path} does not fit the target: it has {found} as {kind}.{name}, and its "
                 f"head would have {wanted}"
             )
     base = metadata.get(f"{kind}.rope.freq_base", 10000.0)
@@ -174,4 +182,7 @@ def _ids(file: GGUFSource) -> Tensor | None:
 
 def _taps(file: GGUFSource, kind: str) -> tuple[int, ...]:
     layers = file.header.metadata.get(f"{kind}.target_layers")
-    return tuple(int(layer) for layer in layers) if isinstance(layers, ArrayValue) else ()
+    taps = tuple(int(layer) for layer in layers) if isinstance(layers, ArrayValue) else ()
+    if kind == "eagle3" and len(taps) != _TAPS:
+        raise file.unsupported(f"reads {len(taps)} layers: here an EAGLE-3 head reads {_TAPS}")
+    return taps

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from specrun.bindings.errors import OptionError, PairError, UnsupportedModelError
 from specrun.convert.heads.head_conversion import convert_head
@@ -159,7 +160,7 @@ def test_heads_that_cannot_be_learnt_on_from(
 
 
 def test_a_head_of_another_target_is_refused(taught, heads: dict[str, Path]) -> None:
-    """Told by vocabulary, heads and positions, one at a time."""
+    """Told by vocabulary, sizes and positions, one at a time."""
     own, facts = target_shape(taught.folder), target_facts(taught.folder)
 
     def read(shape, facts=facts):
@@ -170,5 +171,25 @@ def test_a_head_of_another_target_is_refused(taught, heads: dict[str, Path]) -> 
         read(own, replace(facts, fingerprint=b"another"))
     with pytest.raises(PairError, match="head_count"):
         read(replace(own, n_heads=2 * own.n_heads))
+    with pytest.raises(PairError, match="embedding_length"):
+        read(replace(own, hidden=2 * own.hidden))
+    with pytest.raises(PairError, match="feed_forward_length"):
+        read(replace(own, feed_forward=2 * own.feed_forward))
     with pytest.raises(UnsupportedModelError, match="turns positions"):
         read(replace(own, rope_theta=7.0))
+
+
+def test_a_head_that_says_by_the_targets_output_matrix_is_refused(
+    taught, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    """Upstream's EAGLE-3 may leave its output matrix out; ours learns one."""
+    folder = tmp_path / "without"
+    shutil.copytree(heads["eagle3"].with_suffix(""), folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("lm_head.weight", "d2t", "t2d"):
+        del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+    file = tmp_path / "without.gguf"
+    convert_head(folder, file, target=taught.gguf, outtype="f32", kind="eagle3")
+    with pytest.raises(UnsupportedModelError, match="no output matrix of its own"):
+        train_head(Eagle3Recipe(), run_of(taught, tmp_path / "on", earlier=file))

@@ -107,14 +107,18 @@ def test_a_files_sizes_are_its_folders(taught) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.kind)
 def test_losses_are_those_of_the_folder(taught, tmp_path: Path, recipe: HeadRecipe) -> None:
-    """To 1e-3 with a file in F32, at every step; another seed's are far off."""
-    data = (taught.data,)
-    folder = train_head(recipe, run_of(taught.folder, tmp_path / "folder", data=data))
-    file = train_head(recipe, run_of(taught.gguf, tmp_path / "file", data=data))
-    other = train_head(recipe, run_of(taught.gguf, tmp_path / "other", data=data, seed=1))
+    """To 1e-3 with a file in F32, at every step; another seed's are far off.
+
+    Adam's first step moves every number by the rate, whatever its gradient: at the usual rate of so
+    narrow a target those that round to another sign would be seen.
+    """
+    settings = {"data": (taught.data,), "learning_rate": 3e-4}
+    folder = train_head(recipe, run_of(taught.folder, tmp_path / "folder", **settings))
+    file = train_head(recipe, run_of(taught.gguf, tmp_path / "file", **settings))
+    other = train_head(recipe, run_of(taught.gguf, tmp_path / "other", **settings, seed=1))
     ours, theirs = file.result.curves.losses, folder.result.curves.losses
     assert len(ours) == 6
-    np.testing.assert_allclose(ours, theirs, atol=1e-3)
+    np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=1e-3)
     assert np.abs(np.subtract(other.result.curves.losses, theirs)).max() > 1e-2
     for name, value in folder.result.curves.measures[-1][1].items():
         assert file.result.curves.measures[-1][1][name] == pytest.approx(value, abs=0.05)
