@@ -78,9 +78,7 @@ class EarlierHead:
         found = {**self.weights, **others}
         wanted = module.state_dict()
         for name in sorted({*wanted, *found}):
-            have, want = (
-                list(each[name].shape) if name in each else None for each in (found, wanted)
-            )
+            have, want = _shape(found, name), _shape(wanted, name)
             if have != want:
                 raise PairError(
                     f"{self.path} does not fit the target: it has {name} of shape {have}, and its "

@@ -15,7 +15,7 @@ import torch
 from specrun.bindings.errors import OptionError
 from specrun.convert.heads.target_facts import target_facts
 from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.heads.earlier_head import read_earlier_head
+from specrun.train.heads.earlier_head import EarlierHead, read_earlier_head
 from specrun.train.heads.recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.run import HeadRun, StartedHeadRun, head_card, head_identity, read_corpus
 from specrun.train.heads.states import (
@@ -48,13 +48,7 @@ def train_head(
     """
     started = StartedHeadRun(run, recipe.files_name, listener)
     shape, device = started.shape, started.device
-    earlier = None
-    if run.earlier is not None:
-        if not isinstance(recipe, ChainRecipe):
-            kind = f"{recipe.kind} heads begin anew"
-            raise OptionError(f"{kind}: only those of EAGLE learn on from another")
-        earlier = read_earlier_head(run.earlier, recipe.kind, shape, target_facts(run.source))
-        recipe = recipe.going_on(earlier)
+    recipe, earlier = _begun(recipe, run, shape)
     started.target.check_taps(recipe.taps(shape))
 
     def settings_for(texts: TokenCorpus) -> TrainerSettings:
@@ -103,6 +97,19 @@ def train_head(
     write_head(run, recipe.files(learner, shape), recipe.files_name, card)
     remove_private_states(run, source)
     return report
+
+
+def _begun(
+    recipe: HeadRecipe, run: HeadRun, shape: ModelShape
+) -> tuple[HeadRecipe, EarlierHead | None]:
+    """Return the recipe and the head that is learnt on from, which settles some of it."""
+    if run.earlier is None:
+        return recipe, None
+    if not isinstance(recipe, ChainRecipe):
+        kind = f"{recipe.kind} heads begin anew"
+        raise OptionError(f"{kind}: only those of EAGLE learn on from another")
+    earlier = read_earlier_head(run.earlier, recipe.kind, shape, target_facts(run.source))
+    return recipe.going_on(earlier), earlier
 
 
 def write_head(run: HeadRun, files: HeadFiles, weights_name: str, card: str) -> None:

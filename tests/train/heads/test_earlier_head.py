@@ -21,6 +21,7 @@ from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
 from specrun.train.target.target_shape import target_shape
+from specrun.train.trainer.listener import NobodyListens, TrainingStatus
 
 EAGLES = {
     "eagle": EagleRecipe(),
@@ -42,6 +43,17 @@ def run_of(taught, output: Path, **changes) -> HeadRun:
         "n_threads": 1,
     }
     return HeadRun(taught.folder, (taught.data,), output, **{**usual, **changes})
+
+
+class StopsAt(NobodyListens):
+    """Ctrl-C after so many steps."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def status(self, status: TrainingStatus) -> None:
+        if status.step == self._step:
+            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")
@@ -106,30 +118,14 @@ def test_what_was_learnt_serves_at_once(
 
 @pytest.mark.parametrize("name", ["eagle that drafts some", "eagle3"])
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
-    taught, heads: dict[str, Path], tmp_path: Path, name: str, monkeypatch
+    taught, heads: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
     """Whole and in parts the head is the same; another head to begin with is another run."""
     recipe, earlier = EAGLES[name], heads[name]
     settings = {"steps": 6, "tokens_per_batch": 100, "earlier": earlier}
     whole = train_head(recipe, run_of(taught, tmp_path / "whole", **settings))
-    inner = type(recipe).learner
-
-    def stopping(*given):
-        learner = inner(*given)
-        losses = learner.losses
-
-        def until_three(batch, noise, step):
-            if step == 3:
-                raise KeyboardInterrupt
-            yield from losses(batch, noise, step)
-
-        learner.losses = until_three
-        return learner
-
-    monkeypatch.setattr(type(recipe), "learner", stopping)
     with pytest.raises(KeyboardInterrupt):
-        train_head(recipe, run_of(taught, tmp_path / "parts", **settings))
-    monkeypatch.setattr(type(recipe), "learner", inner)
+        train_head(recipe, run_of(taught, tmp_path / "parts", **settings), StopsAt(3))
     with pytest.raises(OptionError, match="was made with"):
         train_head(
             recipe,
