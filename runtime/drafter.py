@@ -213,9 +213,10 @@ class Owned(Protocol):
         """Free it; calling it again does nothing."""
 
 
-Pace = Literal["counted", "timed", "paying"]
+Pace = Literal["counted", "timed", "compared", "paying"]
 """What measured time may decide of drafts. counted: nothing; timed: what evaluations are believed
-to cost; paying: also when to stop, which only drafters of point masses leave to others."""
+to cost; compared: the same, the first rounds being plain; paying: also when to stop, which only
+drafters of point masses leave to others."""
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specrun.runtime.costs.account import LOST_ANEW, Account, account_of_model
+from specrun.runtime.costs.live_curve import DraftCost
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.text import common_prefix
 
@@ -94,7 +95,8 @@ class _Learnt:
     odds: AcceptanceOdds
     usual: float
     tokens: float
-    seconds: float
+    rounds: float
+    """What they took, in rounds of plain decoding."""
     account: Account
     chances: float = _PRIOR_CHANCES  # how many the usual one is the mean of
     recovery: float = _RECOVERY
@@ -133,9 +135,9 @@ class _Thresholds:
         self._costs, self._step = costs, step
         self._known: dict[tuple[int, int | None, bool], float] = {}
 
-    def hold(self, token: float, usual: float, plain: float) -> bool:
+    def hold(self, token: float, usual: float, plain: float, step: float) -> bool:
         """Return whether they are near enough to those of these values."""
-        pairs = ((token, self.token), (usual, self.usual), (plain, self.plain))
+        pairs = (token, self.token), (usual, self.usual), (plain, self.plain), (step, self._step)
         return all(abs(now - was) <= _STALE * was for now, was in pairs)
 
     def to_ask(self, n: int, level: int | None) -> float:
@@ -170,7 +172,7 @@ class _Thresholds:
 
 
 class DraftLength:
-    """Says when a chain stops. `seconds` is T, `step` d, `most` the longest chain.
+    """Says when a chain stops. `seconds` is T, `draft` n d, `most` the longest chain.
 
     A round calls `start`, then in turn `goes_on` before the drafter's next law and `takes` with its
     certainty, or `ahead` and `cut` where chosen tokens come several at a time; and in the end
@@ -178,9 +180,9 @@ class DraftLength:
     """
 
     def __init__(
-        self, seconds: Callable[[int], float], step: float, most: int = MOST_DRAFTED
+        self, seconds: Callable[[int], float], draft: DraftCost, most: int = MOST_DRAFTED
     ) -> None:
-        self.most, self._seconds, self._step = most, seconds, step
+        self.most, self._seconds, self._draft = most, seconds, draft
         self._learnt: dict[bool, _Learnt] = {}
         self._thresholds: _Thresholds | None = None
         self._now: _Learnt | None = None
@@ -243,11 +245,13 @@ class DraftLength:
         n, reached = 0, 1.0
         while n < self.most and reached > self._thresholds.to_ask(n, None):
             n, reached = n + 1, reached * self._now.usual
+        self._draft.start()
         # Even numbers: each needs a graph of its own.
         return min(n + n % 2, self.most)
 
     def cut(self, certainties: Sequence[float]) -> int:
-        """Return how many of these chosen tokens are drafted."""
+        """Return how many of these chosen tokens are drafted, all of which were asked for."""
+        self._draft.end(len(certainties))
         count = 0
         while count < len(certainties) and self.takes(certainties[count]):
             count += 1
@@ -269,31 +273,34 @@ class DraftLength:
         # Behind the first token that was refused nothing was tested.
         for index, x in enumerate(drafted[: accepted + 1]):
             learnt.odds.learn(x, index < accepted)
-        seconds = self._seconds(len(drafted) + 1) + self._asked * self._step
+        seconds = self._seconds(len(drafted) + 1)
+        if self._asked:
+            seconds += self._draft.seconds(self._asked)
+        rounds = seconds / self._seconds(1)
         learnt.account.allow(accepted + 1)
         if not self._rests:  # while it rests nothing is learnt, nor forgotten
             learnt.listen(len(drafted), accepted)
-            learnt.account.lose(seconds / self._seconds(1) - (accepted + 1))
+            learnt.account.lose(rounds - (accepted + 1))
         learnt.tokens = _ROUNDS * learnt.tokens + accepted + 1
-        learnt.seconds = _ROUNDS * learnt.seconds + seconds
+        learnt.rounds = _ROUNDS * learnt.rounds + rounds
 
     def _prior(self, points: bool) -> _Learnt:
         """Return what is believed before the first round: the best length for a usual drafter."""
-        tokens, best = 1.0, self._seconds(1)
+        tokens, best, plain = 1.0, 1.0, self._seconds(1)
         for n in range(1, self.most + 1):
             tokens += _USUAL**n
-            best = min(best, (self._seconds(n + 1) + n * self._step) / tokens)
+            best = min(best, (self._seconds(n + 1) + self._draft.seconds(n)) / tokens / plain)
         odds = AcceptanceOdds(_SLOPE_POINTS if points else _SLOPE_DRAWN)
         return _Learnt(odds, _USUAL, _PRIOR_TOKENS, _PRIOR_TOKENS * best, account_of_model())
 
     def _plan(self, learnt: _Learnt) -> None:
         """Have thresholds for what a token is worth now; T may change with the load."""
         # Plain decoding is always there to be had.
-        plain = self._seconds(1)
-        token, usual = min(learnt.seconds / learnt.tokens, plain), learnt.usual
-        if self._thresholds is None or not self._thresholds.hold(token, usual, plain):
+        plain, step = self._seconds(1), self._draft.seconds(1)
+        token, usual = min(learnt.rounds / learnt.tokens, 1.0) * plain, learnt.usual
+        if self._thresholds is None or not self._thresholds.hold(token, usual, plain, step):
             costs = [self._seconds(n + 1) for n in range(self.most + 1)]
-            self._thresholds = _Thresholds(token, usual, costs, self._step)
+            self._thresholds = _Thresholds(token, usual, costs, step)
 
 
 def log_odds(probability: float) -> float:

@@ -1,4 +1,4 @@
-"""A cost curve that is learnt while decoding: every round tells what evaluating its width took.
+"""Costs that are learnt while decoding: every round tells what it took to evaluate and to draft.
 
 It begins as the curve that was measured or is typical, and is believed as far as nothing else was
 seen. For each width the lower median of its last rounds counts, over that of rounds of one token:
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specrun.runtime.costs.curves import CostCurve
 from specrun.runtime.costs.medusa_tree import levelled
@@ -28,6 +28,7 @@ _FADING = 256  # rounds after which half of what an unseen width showed is forgo
 _STALE = 8  # rounds after which the curve is fitted again
 _OFTEN = 4  # of rounds of one token, which come by the hundred, every fourth is counted
 _TICK = 1e-9  # the shortest round: clocks may stand still
+_BELIEVED = 3  # drafts that what was reckoned counts for: as many are cold at first
 
 
 class LiveCurve(CostCurve):
@@ -134,6 +135,45 @@ class _Learnt:
     def _expected(self, width: int) -> float:
         """Return what a width took over one token, as it began."""
         return self._start.seconds(width) / self._single
+
+
+class DraftCost:
+    """What a draft takes: `rounds` plain ones for so many depths, and what they are in seconds.
+
+    At first a plain round is one of the target's (`plain`), for a drafter takes what it reads of
+    that. Where a `clock` is told when a draft starts and ends it is what its drafts say, the lower
+    median of the last ones: graphs are built and weights read for the first time in a few of them.
+    Nothing is believed before `told` says that the target's rounds are timed, too.
+    """
+
+    def __init__(
+        self,
+        rounds: Callable[[int], float],
+        plain: Callable[[], float],
+        clock: Callable[[], float] | None = None,
+        told: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._rounds, self._plain, self._clock, self._told = rounds, plain, clock, told
+        self._seen: deque[float] = deque(maxlen=_KEPT)  # seconds of a plain round
+        self._started: float | None = None
+
+    def seconds(self, depth: int) -> float:
+        """Return what a draft of so many depths takes, as it is believed now."""
+        plain = self._plain()
+        if self._seen:
+            plain = lower_median([plain] * _BELIEVED + [*self._seen])
+        return plain * self._rounds(depth)
+
+    def start(self) -> None:
+        """Note that a draft begins."""
+        if self._clock is not None:
+            self._started = self._clock()
+
+    def end(self, depth: int) -> None:
+        """Note that a draft of so many depths is done."""
+        started, self._started = self._started, None
+        if self._clock is not None and started is not None and self._told():
+            self._seen.append(max(_TICK, self._clock() - started) / self._rounds(depth))
 
 
 def lower_median(times: Sequence[float] | deque[float]) -> float:

@@ -11,7 +11,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import LiveCurve
 from specrun.runtime.drafter import Drafter, DrafterWeights, NoDrafter, Pace
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.paying import PayingDrafter, TimedDrafter
+from specrun.runtime.drafters.paying import ComparedDrafter, PayingDrafter, TimedDrafter
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.methods import Method, find_method
 from specrun.runtime.pairing import check_rollback, check_verifiable
@@ -53,6 +53,8 @@ def _timed(drafter: Drafter, pace: Pace, env: DraftEnvironment) -> Drafter:
     """Return a drafter whose rounds are timed, as far as its weights allow."""
     if not env.by_clock or pace == "counted":
         return drafter
+    if pace == "compared":  # where costs were given it plans with these
+        return drafter if env.learnt is None else ComparedDrafter(drafter, env.learnt, env.clock)
     # Costs that were given are not corrected: what rounds take is then this conversation's own.
     costs = env.learnt or LiveCurve(env.known)
     return (PayingDrafter if pace == "paying" else TimedDrafter)(drafter, costs, env.clock)

@@ -13,8 +13,9 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.costs import CostCurve, LiveCurve, known_curve
 from specrun.runtime.costs.draft_length import MOST_DRAFTED, DraftLength
+from specrun.runtime.costs.live_curve import DraftCost
 from specrun.runtime.costs.tree_size import TreeSize
-from specrun.runtime.drafter import DrafterWeights, make_all
+from specrun.runtime.drafter import DrafterWeights, Pace, make_all
 from specrun.runtime.drafters.meeting import DraftMeeting
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.language import Expression
@@ -92,14 +93,39 @@ class DraftEnvironment:
         `text_share` is what evaluations of the target read beside its weights, the keys and values
         of the text, as a share of these; asked for in every round, where drafters read less of it.
         """
-        step = max(share, _LEAST_STEP) * self.curve.seconds(1)
-        return DraftLength(self._seconds(text_share), step, self.most_drafted)
+        step = max(share, _LEAST_STEP)
+        cost = self._draft_cost(lambda n: n * step)
+        return DraftLength(self._seconds(text_share), cost, self.most_drafted)
 
-    def tree_size(self, share: float, text_share: Callable[[], float] | None = None) -> TreeSize:
-        """Return how large trees are for a drafter that reads `share` of the target for one."""
-        draft = max(share, _LEAST_STEP) * self.curve.seconds(1)
-        seconds = self._seconds(text_share)
-        return TreeSize(seconds, draft, self.most_drafted, forgets=self.keeps_rows)
+    def tree_size(
+        self,
+        share: float,
+        text_share: Callable[[], float] | None = None,
+        *,
+        depth: int = 1,
+    ) -> TreeSize:
+        """Return how large trees are, at most `depth` deep.
+
+        The drafter reads `share` of the target for each depth, or, where that is 1, for all of
+        them. The rest is as for `draft_length`.
+        """
+        cost = self._draft_cost(lambda n: max(n * share, _LEAST_STEP))
+        seconds, most = self._seconds(text_share), self.most_drafted
+        return TreeSize(seconds, cost, most, depth=depth, forgets=self.keeps_rows)
+
+    def _draft_cost(self, rounds: Callable[[int], float]) -> DraftCost:
+        """Return what drafts take, learnt where the target's rounds are timed."""
+        curve, learnt = self.curve, self.learnt
+        if learnt is None:
+            return DraftCost(rounds, lambda: curve.seconds(1))
+        return DraftCost(rounds, lambda: learnt.seconds(1), self.clock, lambda: learnt.widest > 0)
+
+    def pace_of_points(self, *, chooses: bool) -> Pace:
+        """Return the pace of a drafter of point masses, which `chooses` how much it drafts or not.
+
+        Where several conversations are evaluated together a round tells nothing of its own tree.
+        """
+        return "compared" if chooses and self.meeting is None else "counted"
 
     def _seconds(self, text_share: Callable[[], float] | None) -> Callable[[int], float]:
         """Return the seconds of an evaluation of n tokens, below a text of any length.

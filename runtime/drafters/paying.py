@@ -119,6 +119,14 @@ class TimedDrafter(Drafter):
         self.inner.close()
 
 
+class ComparedDrafter(TimedDrafter):
+    """Lets the first rounds be plain: what all others take is compared with them."""
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Pass on; before two plain rounds were timed nothing may be drafted."""
+        return super().propose(request if self._costs.widest else request.within(0, 0))
+
+
 class PayingDrafter(TimedDrafter):
     """Lets a drafter without a model draft what it may lose, and sleep while it may lose nothing.
 

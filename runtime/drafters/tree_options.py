@@ -117,7 +117,7 @@ class TreeOptions:
         """
         if self.nodes != "auto" or not isinstance(shape, DynamicShape):
             return None
-        return env.tree_size(share * shape.depth, text_share)
+        return env.tree_size(share, text_share, depth=shape.depth)
 
     def _planned(self, plan: Callable[[int, int], Topology]) -> Topology:
         if self.nodes == "auto":

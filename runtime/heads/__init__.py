@@ -37,4 +37,4 @@ from specrun.runtime.heads.node_accuracy import (
     stored_accuracy,
 )
 from specrun.runtime.heads.text_rows import FloatRows, PendingRows, RowPiece, TextRows, copied_rows
-from specrun.runtime.heads.tree_graphs import NamedChildren, TreeGraphs, TreePlan
+from specrun.runtime.heads.tree_graphs import NamedChildren, PlannedTrees, TreeGraphs, TreePlan

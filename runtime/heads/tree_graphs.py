@@ -17,12 +17,14 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
-from specrun.runtime.heads.graphs import LengthGraphs
+from specrun.runtime.drafter import Owned, close_all
+from specrun.runtime.heads.graphs import LengthGraphs, PossibleGraphs
 
 IntArray = npt.NDArray[np.int32]
 
@@ -187,6 +189,38 @@ class TreeGraphs(LengthGraphs[int]):
         """Free graphs and table."""
         super().close()
         self._table.close()
+
+
+Trees = TypeVar("Trees", bound=Owned)
+
+
+class PlannedTrees(Generic[Trees]):
+    """The graphs of a conversation's trees by their depth: one plan of each, the last asked for.
+
+    `make` makes those of a plan when they are first asked for.
+    """
+
+    def __init__(self, make: Callable[[TreePlan], Trees]) -> None:
+        self._make = make
+        self._of_depth: dict[int, tuple[TreePlan, PossibleGraphs[Trees]]] = {}
+
+    def of(self, plan: TreePlan) -> PossibleGraphs[Trees]:
+        """Return the graphs of a plan."""
+        depth = len(plan.ranks)
+        known = self._of_depth.get(depth)
+        if known is not None and known[0] is plan:
+            return known[1]
+        if known is not None:
+            del self._of_depth[depth]
+            known[1].close()
+        graphs = PossibleGraphs(functools.partial(self._make, plan))
+        self._of_depth[depth] = plan, graphs
+        return graphs
+
+    def close(self) -> None:
+        """Free all graphs."""
+        trees, self._of_depth = self._of_depth, {}
+        close_all([graphs for _, graphs in trees.values()])
 
 
 @dataclass(frozen=True, slots=True)

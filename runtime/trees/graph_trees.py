@@ -21,18 +21,29 @@ class GraphTrees:
     """A shape, and the plan by which a head's graph grows it.
 
     Where a request allows less than the shape, what a smaller one has is a part of what the graph
-    names.
+    names. A dynamic shape that is less deep has a plan of its own (`plan_of`), whose children are
+    numbered alike.
     """
 
     def __init__(self, shape: Topology | DynamicShape) -> None:
         self._shape = shape
+        self._plans: dict[int, TreePlan] = {}
         if isinstance(shape, DynamicShape):
-            self.plan = _dynamic_plan(shape)
+            self.plan = _dynamic_plan(shape.depth, shape.topk)
             # Of each child, the row that named it: the first is the root.
             n_children = self.plan.first_children[-1]
             self._rows = [child // shape.topk for child in range(n_children)]
         else:
             self.plan, self._numbers = _fixed_plan(shape)
+
+    def plan_of(self, depth: int | None) -> TreePlan:
+        """Return the plan of a tree that is at most so deep, of a dynamic shape; None: of all."""
+        if depth is None or depth >= len(self.plan.ranks) or isinstance(self._shape, Topology):
+            return self.plan
+        plan = self._plans.get(depth)
+        if plan is None:
+            plan = self._plans[depth] = _dynamic_plan(depth, self._shape.topk)
+        return plan
 
     def drafted(
         self, named: NamedChildren, max_depth: int, max_nodes: int, size: NodeChoice | None = None
@@ -91,8 +102,7 @@ def _fixed_plan(topology: Topology) -> tuple[TreePlan, IndexArray]:
     return TreePlan(ranks, topology.inner_widths, tuple(chosen[:-1])), numbers
 
 
-def _dynamic_plan(shape: DynamicShape) -> TreePlan:
-    depth, topk = shape.depth, shape.topk
+def _dynamic_plan(depth: int, topk: int) -> TreePlan:
     widths = (1,) + (topk,) * (depth - 1)
     # All children of the root are rows of the next depth: there is nothing to choose.
     chosen = (tuple(range(topk)),) + (None,) * (depth - 2) if depth > 1 else ()

@@ -13,6 +13,7 @@ from specrun.bench.accelerate.search import CutFound, FoundDrafter
 from specrun.bench.diagnosis.work import Work
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.costs import CostCurve, expected_tokens
+from specrun.runtime.costs.live_curve import DraftCost
 
 FLAT = CostCurve.flat([0.010, 0.0104, 0.0106, 0.0108, 0.011, 0.0112, 0.0115, 0.012])
 STEEP = CostCurve.flat([0.010 * times for times in (1.0, 1.7, 1.8, 2.0, 2.2, 2.6, 3.0, 3.5, 4.0)])
@@ -118,3 +119,11 @@ class SimulatedMachine:
             self.clock += 0.0 if drafter.fault else drafter.work(self.costs, slow).seconds
         assert PLAIN in found
         return found
+
+
+def draft_cost(step: float, *, of_any_depth: bool = False) -> DraftCost:
+    """Return the cost of a drafter that takes so many seconds for a token or depth.
+
+    Or for a draft `of_any_depth`.
+    """
+    return DraftCost(lambda depth: step if of_any_depth else depth * step, lambda: 1.0)

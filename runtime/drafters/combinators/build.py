@@ -271,7 +271,7 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
     # It stops what does not pay itself. Costs are learnt only where no member draws: then the text
     # hangs on no draft, and a log of choices repeats one that was drawn.
     paces = {part.pace for arm, part in zip(arms, parts, strict=True) if arm.atom != _NONE.atom}
-    weights.pace = "timed" if paces == {"paying"} else "counted"
+    weights.pace = "timed" if paces <= {"compared", "paying"} else "counted"
     return weights
 
 

@@ -112,8 +112,11 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
         ranks = self._sampling == "argmax" or request.params.is_greedy
         kept = self._kept_rows(request, ranks=ranks)
         # At temperature 0 the order alone is asked for: every scheme takes the most likely tokens.
-        if self._size is not None and not self._size.pays():
-            return DraftTree() if kept is None else kept.of(DraftTree())
+        if self._size is not None:
+            depth = self._size.depth_to_ask()
+            if not depth:
+                return DraftTree() if kept is None else kept.of(DraftTree())
+            request = request.within(depth, request.max_nodes)
         params = self._ranking_params(request.params) if ranks else request.params
         laws = self._laws(request, params)
         # A rule that reads the row of a leaf needs a cell for it.

@@ -82,7 +82,8 @@ def _build(
             name=name,
         )
 
-    return DrafterWeights(name, start, [head])
+    chooses = sampling == "argmax" and "auto" in (tree.n, tree.nodes)
+    return DrafterWeights(name, start, [head], env.pace_of_points(chooses=chooses))
 
 
 def _planner(

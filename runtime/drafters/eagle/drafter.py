@@ -91,15 +91,19 @@ class EagleDrafter(StatesDrafter):
     def _drafted_tree(self, request: DraftRequest, kept: TreeRows | None) -> DraftTree:
         if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
-        if self._size is not None and not self._size.pays():
-            return DraftTree()
+        depth: int | None = None
+        if self._size is not None:
+            depth = self._size.depth_to_ask()
+            if not depth:
+                return DraftTree()
+            request = request.within(depth, request.max_nodes)
         # Ranked tokens come from the head's graph; laws to draw from need whole rows.
         ranks = self._sampling == "argmax" or request.params.is_greedy
         if self._length is not None:
             # How much is drafted must not change a text from answer to answer: see `DraftLength`.
             self._length.start(points=ranks and request.keep == "nothing")
         if ranks and self._is_whole and kept is None:
-            drafted = self._in_one_graph(request)
+            drafted = self._in_one_graph(request, depth)
             if drafted is not None:
                 return drafted
         # Rules that weigh the head's laws read whole rows of it.
@@ -150,8 +154,11 @@ class EagleDrafter(StatesDrafter):
         # One more than top-k keeps: where it is the last one's equal, ids decide between them.
         return params.top_k + 1 if params.top_k < self._cells.most_highest else 0
 
-    def _in_one_graph(self, request: DraftRequest) -> DraftTree | None:
-        """Return a tree of best tokens, None where the head has no graph for a whole one."""
+    def _in_one_graph(self, request: DraftRequest, depth: int | None) -> DraftTree | None:
+        """Return a tree of best tokens, None where the head has no graph for a whole one.
+
+        `depth` is how deep a dynamic tree is asked for, where that is chosen.
+        """
         max_depth, max_nodes = request.max_depth, request.max_nodes
         most = min(self.max_nodes, max_depth, max_nodes)
         if self._length is not None:
@@ -159,7 +166,7 @@ class EagleDrafter(StatesDrafter):
         if self._is_chain:
             chain = self._state.chain(request.tokens, most)
             return None if chain is None else DraftTree.chain(chain.tokens)
-        named = self._state.tree(request.tokens, self._trees.plan)
+        named = self._state.tree(request.tokens, self._trees.plan_of(depth))
         if named is None:
             return None
         return self._trees.drafted(named, max_depth, max_nodes, self._size)

@@ -22,6 +22,7 @@ from specrun.runtime.heads import (
     KeyValueCache,
     NamedChildren,
     NativeShare,
+    PlannedTrees,
     PossibleGraphs,
     TreePlan,
     add_ranking,
@@ -89,7 +90,7 @@ class PairCells:
         self._graphs: dict[tuple[bool, int, int, int], Graph] = {}
         self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
         self._chains = PossibleGraphs(lambda: PairChains(head, self._cache))
-        self._trees: tuple[TreePlan, PossibleGraphs[PairTrees]] | None = None
+        self._trees = PlannedTrees(lambda plan: PairTrees(self._head, self._cache, plan))
         self.n_cells = self._cache.n_cells
 
     @property
@@ -164,26 +165,18 @@ class PairCells:
         The pairs are those of `chain`; the tree's rows go into the cells after theirs. None where
         one graph cannot do it.
         """
-        if self._trees is None or self._trees[0] is not plan:
-            self._close_trees()
-            self._trees = plan, PossibleGraphs(lambda: PairTrees(self._head, self._cache, plan))
 
         def run(trees: PairTrees) -> NamedChildren:
             self._check(tokens, count + len(tokens) + plan.n_drafted)
             with self._native:
                 return trees.run(tokens, features, position, count)
 
-        return self._trees[1].draft(len(tokens), len(plan.ranks), run)
-
-    def _close_trees(self) -> None:
-        trees, self._trees = self._trees, None
-        if trees is not None:
-            trees[1].close()
+        return self._trees.of(plan).draft(len(tokens), len(plan.ranks), run)
 
     def close(self) -> None:
         """Free graphs and cache; calling it again does nothing."""
         self._chains.close()
-        self._close_trees()
+        self._trees.close()
         while self._graphs:
             self._graphs.popitem()[1].close()
         self._cache.close()

@@ -50,7 +50,8 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
             name=name,
         )
 
-    return DrafterWeights(name, start, [head])
+    pace = env.pace_of_points(chooses="auto" in (tree.n, tree.nodes))
+    return DrafterWeights(name, start, [head], pace)
 
 
 def _depth_cost(head: HydraHead, env: DraftEnvironment) -> float:

@@ -186,8 +186,11 @@ class HydraDrafter(StatesDrafter):
                 laws.after, request.noise, len(request.tokens), most=most, points=True, stop=length
             )
             return rows.of(self.stopped(chain))
-        if self._size is not None and not self._size.pays():
-            return rows.of(DraftTree())
+        if self._size is not None:
+            depth = self._size.depth_to_ask()
+            if not depth:
+                return rows.of(DraftTree())
+            shape = shape.limited(depth, request.max_nodes)
         return rows.of(grow_draft(shape, laws, request, size=self._size))
 
     def _drafted_tree(self, request: DraftRequest) -> DraftTree:
@@ -196,14 +199,18 @@ class HydraDrafter(StatesDrafter):
         shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
         if length is not None:
             return self._stopped_chain(request, length, shape.max_nodes)
-        if self._size is not None and not self._size.pays():
-            return DraftTree()
+        depth: int | None = None
+        if self._size is not None:
+            depth = self._size.depth_to_ask()
+            if not depth:
+                return DraftTree()
+            request = request.within(depth, request.max_nodes)
         if isinstance(shape, Topology) and shape.n_leaves == 1:
             chain = self._state.chain(request.tokens, len(shape))
             if chain is not None:
                 return DraftTree.chain(chain.tokens)
         else:
-            named = self._state.tree(request.tokens, self._trees.plan)
+            named = self._state.tree(request.tokens, self._trees.plan_of(depth))
             if named is not None:
                 return self._trees.drafted(named, request.max_depth, request.max_nodes, self._size)
         state = self._state.said(request.tokens)

@@ -47,6 +47,7 @@ from specrun.runtime.heads import (
     HeadFile,
     NamedChildren,
     NativeShare,
+    PlannedTrees,
     PossibleGraphs,
     RankedTokens,
     TreePlan,
@@ -299,7 +300,7 @@ class HydraCells:
         self._native = NativeShare(head.device)
         self.prefix = None if head.prefix is None else head.prefix.cells(n_cells)
         self._chains = PossibleGraphs(self._new_chains)
-        self._trees: tuple[TreePlan, PossibleGraphs[HydraTrees]] | None = None
+        self._trees = PlannedTrees(self._new_trees)
 
     @property
     def n_params(self) -> int:
@@ -378,15 +379,12 @@ class HydraCells:
         """
         depth = len(plan.ranks)
         self._check(states, count, token, depth)
-        if self._trees is None or self._trees[0] is not plan:
-            self._close_trees()
-            self._trees = plan, PossibleGraphs(lambda: self._new_trees(plan))
 
         def run(trees: HydraTrees) -> NamedChildren:
             with self._native:
                 return trees.run(states, position, count, token)
 
-        return self._trees[1].draft(len(states), depth, run)
+        return self._trees.of(plan).draft(len(states), depth, run)
 
     def _check(self, states: FloatRows, count: int, token: int, depth: int) -> None:
         self._head.check_chain(token, depth)
@@ -401,15 +399,10 @@ class HydraCells:
         self._head.check_embeddings()
         return HydraTrees(self._head, self.prefix, plan)
 
-    def _close_trees(self) -> None:
-        trees, self._trees = self._trees, None
-        if trees is not None:
-            trees[1].close()
-
     def close(self) -> None:
         """Free the graphs of whole drafts and the cells; calling it again does nothing."""
         self._chains.close()
-        self._close_trees()
+        self._trees.close()
         if self.prefix is not None:
             self.prefix.close()
 

@@ -105,7 +105,7 @@ class MedusaDrafter(Drafter):
         together, state = self._together, self._asked_about(request)
         if together is None or state is None or not together.waits or self.keeps_rows:
             return True
-        if self._size is not None and not self._size.pays():
+        if self._size is not None and not self._size.depth_to_ask():
             return True
         self._asked = together.ask(state)
         return False
@@ -163,7 +163,7 @@ class MedusaDrafter(Drafter):
         self, topology: Topology, state: npt.NDArray[np.float32], size: TreeSize
     ) -> DraftTree:
         """Return those nodes of the tree that pay, by the heads' probabilities."""
-        if not size.pays():
+        if not size.depth_to_ask():
             return DraftTree()
         said = self._ask(state)
         named, probabilities = said.tokens, said.probabilities
@@ -247,4 +247,5 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
         size = env.tree_size(share) if chosen else None
         return MedusaDrafter(head, topology, size=size, together=together, name=name)
 
-    return DrafterWeights(name, start, [head] if together is None else [together, head])
+    owned = [head] if together is None else [together, head]
+    return DrafterWeights(name, start, owned, env.pace_of_points(chooses=chosen))

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from support.simulated_machine import draft_cost
 
 from specrun.runtime.costs import CostCurve, draft_length
 from specrun.runtime.costs.account import Account
@@ -119,7 +120,7 @@ class Endless(Account):
 
 def speed_of_head(step: float) -> float:
     """Return the speed of a weak head over plain decoding; it computes several tokens at once."""
-    length, tokens, seconds = DraftLength(STEEP.seconds, step, MOST), 0, 0.0
+    length, tokens, seconds = DraftLength(STEEP.seconds, draft_cost(step), MOST), 0, 0.0
     for text in weak(HELD_OUT):
         length.begin()
         place = 0
@@ -139,7 +140,7 @@ def speed_of_head(step: float) -> float:
 def gain(pair: str, curve: CostCurve) -> float:
     """Return the speed of n=auto over that of the best n of 1 to 10."""
     texts = PAIRS[pair](HELD_OUT)
-    auto = DraftLength(curve.seconds, 0.03 * curve.seconds(1), MOST)
+    auto = DraftLength(curve.seconds, draft_cost(0.03 * curve.seconds(1)), MOST)
     return speed(texts, curve, auto) / max(speed(texts, curve, n) for n in range(1, 11))
 
 

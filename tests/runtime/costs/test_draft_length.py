@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from support.enumeration import TOLERANCE, drafter_bias, law_with_drafter
 from support.scripted import LawTable, law_of
+from support.simulated_machine import draft_cost
 
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.costs import CostCurve
@@ -31,7 +32,7 @@ class StoppedChain(Drafter):
 
     def __init__(self, drafts: LawTable, *, looks_at_the_draw: bool = False) -> None:
         self._drafts, self._wrong = drafts, looks_at_the_draw
-        self.length = DraftLength(STEEP.seconds, 0.02, 3)
+        self.length = DraftLength(STEEP.seconds, draft_cost(0.02), 3)
         self.lengths: list[int] = []
 
     def propose(self, request: DraftRequest) -> DraftTree:
@@ -124,10 +125,10 @@ def test_thresholds_are_those_of_the_formula(curve: CostCurve, token: float, usu
     """At every length: drafted exactly where some number of further tokens is worth its cost, if
     they are as good as the last one at first and as usual further on."""
     step, most = 0.03, 8
-    length = DraftLength(curve.seconds, step, most)
+    length = DraftLength(curve.seconds, draft_cost(step), most)
     length.start(points=True)
     learnt = length._learnt[True]
-    learnt.usual, learnt.tokens, learnt.seconds = usual, 1.0, token
+    learnt.usual, learnt.tokens, learnt.rounds = usual, 1.0, token
     length._thresholds = None
     length.start(points=True)
     known = length._thresholds
@@ -158,7 +159,7 @@ def test_tokens_that_are_certain_come_in_runs() -> None:
     """A sure token promises sure ones: behind it a chain passes a step before which others end."""
     beyond = CostCurve.flat([1.0, 1.2, 1.3, 1.4, *[3.0] * 6])
     lengths = [
-        lengths_for(DraftLength(beyond.seconds, 0.01, 9), [certainty] * 9)
+        lengths_for(DraftLength(beyond.seconds, draft_cost(0.01), 9), [certainty] * 9)
         for certainty in (0.6, 0.99)
     ]
     assert lengths == [3, 9]
@@ -167,7 +168,7 @@ def test_tokens_that_are_certain_come_in_runs() -> None:
 def test_a_step_of_the_curve_is_passed_or_not_begun() -> None:
     """Of 2 to 4 tokens all cost alike, of 5 much more: no token is left out before the step."""
     drafted = {
-        lengths_for(DraftLength(STEPS.seconds, 0.01, 8), [certainty] * 8)
+        lengths_for(DraftLength(STEPS.seconds, draft_cost(0.01), 8), [certainty] * 8)
         for certainty in (0.05, 0.3, 0.5, 0.7, 0.9, 0.99)
     }
     assert drafted <= {0, 3, 7}
@@ -176,13 +177,13 @@ def test_a_step_of_the_curve_is_passed_or_not_begun() -> None:
 
 def test_surer_drafts_are_longer_and_what_is_free_is_drafted() -> None:
     lengths = [
-        lengths_for(DraftLength(STEEP.seconds, 0.01, 4), [certainty] * 4)
+        lengths_for(DraftLength(STEEP.seconds, draft_cost(0.01), 4), [certainty] * 4)
         for certainty in (0.01, 0.3, 0.6, 0.9, 0.999)
     ]
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1]
     flat = CostCurve.flat([1.0, 1.0])
-    assert lengths_for(DraftLength(flat.seconds, 0.0, 15), [0.2] * 15) == 15
+    assert lengths_for(DraftLength(flat.seconds, draft_cost(0.0), 15), [0.2] * 15) == 15
 
 
 def test_the_odds_follow_what_was_accepted() -> None:
@@ -203,9 +204,9 @@ def test_certainties_of_nothing_and_of_all_have_odds() -> None:
 
 def test_drawn_drafts_begin_alike_in_every_answer_and_chosen_ones_go_on() -> None:
     """Lengths of drawn drafts decide which text comes; a seed must give it again."""
-    length = DraftLength(STEEP.seconds, 0.01, 4)
+    length = DraftLength(STEEP.seconds, draft_cost(0.01), 4)
     length.begin()
-    fresh = [lengths_for(DraftLength(STEEP.seconds, 0.01, 4), [0.6] * 4), 0]
+    fresh = [lengths_for(DraftLength(STEEP.seconds, draft_cost(0.01), 4), [0.6] * 4), 0]
 
     def drawn() -> int:
         length.start(points=False)
@@ -242,7 +243,7 @@ def speed(curve: CostCurve, chances: list[list[float]], lengths: Callable[[int],
 
 def by_stopping(curve: CostCurve, chances: list[list[float]], *, honest: bool = True) -> float:
     """Return the same where certainties are the chances, or have nothing to do with them."""
-    random_, length = random.Random(2), DraftLength(curve.seconds, 0.01, 8)
+    random_, length = random.Random(2), DraftLength(curve.seconds, draft_cost(0.01), 8)
     drafted = []
     for round_chances in chances:
         certainties = round_chances if honest else [random_.random() for _ in round_chances]
@@ -280,7 +281,7 @@ def test_it_stays_near_the_best_fixed_length_where_they_tell_nothing(
 
 def test_a_drafter_that_became_good_is_used_again() -> None:
     chances = [[0.02] * 8] * 200 + [[0.98] * 8] * 400
-    length = DraftLength(STEEP.seconds, 0.01, 8)
+    length = DraftLength(STEEP.seconds, draft_cost(0.01), 8)
     random_, drafted = random.Random(3), []
     for round_chances in chances:
         drafted.append(lengths_for(length, [0.5] * 8))
@@ -294,7 +295,7 @@ def test_a_drafter_that_became_good_is_used_again() -> None:
 def test_drawn_answers_begin_alike_whatever_the_last_one_left() -> None:
     """Thresholds of the last answer may be near enough not to be worked out again: a seed would
     then give another text."""
-    used, fresh = (DraftLength(STEPS.seconds, 0.05, 6) for _ in range(2))
+    used, fresh = (DraftLength(STEPS.seconds, draft_cost(0.05), 6) for _ in range(2))
     rng = random.Random(47)  # after these rounds the last thresholds are such
     for _ in range(12):
         used.start(points=False)

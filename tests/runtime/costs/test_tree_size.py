@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from support.scripted import TableRows
+from support.simulated_machine import draft_cost
 
 from specrun.runtime.costs import CostCurve, tree_size
 from specrun.runtime.costs.account import Account
@@ -45,7 +46,7 @@ class Rounds:
     def play(self, certainties: Sequence[float], chances: Sequence[float]) -> int:
         """Return how many tokens a round of these nodes gives."""
         self.kept, tree = [], DraftTree()
-        self.asked = self.size.pays()
+        self.asked = bool(self.size.depth_to_ask())
         if self.asked:
             self.kept = self.size.best(values_of(certainties), PARENTS, 6)
             tree = self.size.drafted(tree_of(self.kept))
@@ -74,7 +75,7 @@ def test_the_kept_nodes_are_the_best_of_all_trees() -> None:
     random_ = random.Random(4)
     for curve in (STEEP, STEPS):
         for _ in range(60):
-            size = TreeSize(curve.seconds, 0.1, 8)
+            size = TreeSize(curve.seconds, draft_cost(0.1, of_any_depth=True), 8)
             certainties = [random_.uniform(0.05, 0.95) for _ in PARENTS]
             kept = size.best(values_of(certainties), PARENTS, 6)
             chances: list[float] = []
@@ -107,7 +108,7 @@ EASY, HARD = [0.95, 0.03, 0.95, 0.03, 0.5, 0.1], [0.1, 0.05, 0.1, 0.05, 0.1, 0.0
 
 def speed(curve: CostCurve, *, fixed: int | None = None, told: bool = True) -> float:
     """Return tokens a second of rounds that are easy or hard, drafted for 0.1 of a plain one."""
-    size = TreeSize(curve.seconds, 0.1, 8)
+    size = TreeSize(curve.seconds, draft_cost(0.1, of_any_depth=True), 8)
     rounds, random_ = Rounds(size), random.Random(2)
     if fixed is not None:
         rounds.size = FixedSize(fixed)  # type: ignore[assignment]
@@ -125,8 +126,8 @@ class FixedSize:
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def pays(self) -> bool:
-        return True
+    def depth_to_ask(self) -> int:
+        return 1
 
     def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
         return sorted(sorted(range(6), key=lambda node: -values[node])[: self._count])
@@ -153,7 +154,7 @@ def test_it_stays_near_the_best_fixed_size_where_they_tell_nothing(curve: CostCu
 
 
 def test_a_drafter_that_is_never_right_is_asked_ever_more_rarely() -> None:
-    rounds = Rounds(TreeSize(STEEP.seconds, 0.1, 8))
+    rounds = Rounds(TreeSize(STEEP.seconds, draft_cost(0.1, of_any_depth=True), 8))
     asked = []
     for _ in range(600):
         rounds.play([0.6, 0.3] * 3, [0.0] * 6)
@@ -163,7 +164,7 @@ def test_a_drafter_that_is_never_right_is_asked_ever_more_rarely() -> None:
 
 
 def test_a_drafter_that_became_good_is_used_again() -> None:
-    rounds = Rounds(TreeSize(STEEP.seconds, 0.1, 8))
+    rounds = Rounds(TreeSize(STEEP.seconds, draft_cost(0.1, of_any_depth=True), 8))
     for _ in range(200):
         rounds.play([0.6, 0.3] * 3, [0.0] * 6)
     sizes = []
@@ -185,7 +186,7 @@ def lost(draft: float, share: float) -> float:
     The drafter takes `draft` rounds for a tree; its nodes are accepted in this `share` of the
     rounds that its certainties lead to expect, and it mistakes a tenth of the easy ones for hard.
     """
-    size = TreeSize(STEEP.seconds, draft, 8)
+    size = TreeSize(STEEP.seconds, draft_cost(draft, of_any_depth=True), 8)
     rounds, random_ = Rounds(size), random.Random(3)
     tokens = seconds = 0.0
     for _ in range(10):
