@@ -213,10 +213,11 @@ class Owned(Protocol):
         """Free it; calling it again does nothing."""
 
 
-Pace = Literal["counted", "timed", "compared", "paying"]
+Pace = Literal["counted", "timed", "compared", "greedy", "paying"]
 """What measured time may decide of drafts. counted: nothing; timed: what evaluations are believed
-to cost; compared: the same, the first rounds being plain; paying: also when to stop, which only
-drafters of point masses leave to others."""
+to cost; compared: the same, the first rounds being plain; greedy: as compared at temperature 0, and
+nothing where tokens are drawn; paying: also when to stop, which only drafters of point masses leave
+to others."""
 
 
 @dataclass(slots=True)

@@ -131,13 +131,18 @@ class _Thresholds:
     """
 
     def __init__(self, token: float, usual: float, costs: Sequence[float], step: float) -> None:
-        self.token, self.usual, self.plain = token, usual, costs[0]
+        self.token, self.usual = token, usual
         self._costs, self._step = costs, step
         self._known: dict[tuple[int, int | None, bool], float] = {}
 
-    def hold(self, token: float, usual: float, plain: float, step: float) -> bool:
+    def hold(
+        self, token: float, usual: float, step: float, seconds: Callable[[int], float]
+    ) -> bool:
         """Return whether they are near enough to those of these values."""
-        pairs = (token, self.token), (usual, self.usual), (plain, self.plain), (step, self._step)
+        pairs = [(token, self.token), (usual, self.usual), (step, self._step)]
+        # A curve that is learnt bends: its ends and its middle tell.
+        last = len(self._costs) - 1
+        pairs += [(seconds(n + 1), self._costs[n]) for n in (0, 1, last // 2, last)]
         return all(abs(now - was) <= _STALE * was for now, was in pairs)
 
     def to_ask(self, n: int, level: int | None) -> float:
@@ -174,15 +179,23 @@ class _Thresholds:
 class DraftLength:
     """Says when a chain stops. `seconds` is T, `draft` n d, `most` the longest chain.
 
+    `drawn` are T and n d of drawn tokens, where those of chosen ones are learnt by the clock.
+
     A round calls `start`, then in turn `goes_on` before the drafter's next law and `takes` with its
     certainty, or `ahead` and `cut` where chosen tokens come several at a time; and in the end
     `observe`.
     """
 
     def __init__(
-        self, seconds: Callable[[int], float], draft: DraftCost, most: int = MOST_DRAFTED
+        self,
+        seconds: Callable[[int], float],
+        draft: DraftCost,
+        most: int = MOST_DRAFTED,
+        *,
+        drawn: tuple[Callable[[int], float], DraftCost] | None = None,
     ) -> None:
         self.most, self._seconds, self._draft = most, seconds, draft
+        self._costs = {True: (seconds, draft), False: drawn or (seconds, draft)}
         self._learnt: dict[bool, _Learnt] = {}
         self._thresholds: _Thresholds | None = None
         self._now: _Learnt | None = None
@@ -203,6 +216,7 @@ class DraftLength:
 
     def start(self, *, points: bool) -> None:
         """Start a round that drafts chosen tokens (`points`) or drawn ones."""
+        self._seconds, self._draft = self._costs[points]
         learnt = self._learnt.get(points)
         if learnt is None:
             learnt = self._learnt[points] = self._prior(points)
@@ -298,7 +312,7 @@ class DraftLength:
         # Plain decoding is always there to be had.
         plain, step = self._seconds(1), self._draft.seconds(1)
         token, usual = min(learnt.rounds / learnt.tokens, 1.0) * plain, learnt.usual
-        if self._thresholds is None or not self._thresholds.hold(token, usual, plain, step):
+        if self._thresholds is None or not self._thresholds.hold(token, usual, step, self._seconds):
             costs = [self._seconds(n + 1) for n in range(self.most + 1)]
             self._thresholds = _Thresholds(token, usual, costs, step)
 

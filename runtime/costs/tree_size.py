@@ -34,7 +34,7 @@ _USUAL = 0.75  # the chance of the best child of a node, where nothing is known
 _PRIOR_TOKENS, _PRIOR_ROUNDS, _MOST_ROUNDS = 6.0, 4.0, 20.0
 _ROUNDS = 0.98  # memory of tokens and seconds
 _RECOVERY, _PATIENCE = 0.03, 0.8  # of the way back to the prior, in a round without a draft
-_DEEPER = 0.01  # and of the depths below a draft
+_DEEPER = 0.005  # and of the depths below a draft
 _TRIED = 1.5  # what an untried depth is hoped to be worth at the least, over what it takes
 
 

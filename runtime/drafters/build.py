@@ -53,8 +53,10 @@ def _timed(drafter: Drafter, pace: Pace, env: DraftEnvironment) -> Drafter:
     """Return a drafter whose rounds are timed, as far as its weights allow."""
     if not env.by_clock or pace == "counted":
         return drafter
-    if pace == "compared":  # where costs were given it plans with these
-        return drafter if env.learnt is None else ComparedDrafter(drafter, env.learnt, env.clock)
+    if pace in ("compared", "greedy"):
+        if env.learnt is None:  # costs were given: it plans with these
+            return drafter
+        return ComparedDrafter(drafter, env.learnt, env.clock, draws=pace == "greedy")
     # Costs that were given are not corrected: what rounds take is then this conversation's own.
     costs = env.learnt or LiveCurve(env.known)
     return (PayingDrafter if pace == "paying" else TimedDrafter)(drafter, costs, env.clock)

@@ -94,8 +94,12 @@ class DraftEnvironment:
         of the text, as a share of these; asked for in every round, where drafters read less of it.
         """
         step = max(share, _LEAST_STEP)
-        cost = self._draft_cost(lambda n: n * step)
-        return DraftLength(self._seconds(text_share), cost, self.most_drafted)
+        learnt, known = (
+            (self._seconds(curve, text_share), self._draft_cost(curve, lambda n: n * step))
+            for curve in (self.curve, self.known)
+        )
+        # How many tokens are drawn decides which text comes: the clock must not.
+        return DraftLength(*learnt, self.most_drafted, drawn=known)
 
     def tree_size(
         self,
@@ -109,30 +113,33 @@ class DraftEnvironment:
         The drafter reads `share` of the target for each depth, or, where that is 1, for all of
         them. The rest is as for `draft_length`.
         """
-        cost = self._draft_cost(lambda n: max(n * share, _LEAST_STEP))
-        seconds, most = self._seconds(text_share), self.most_drafted
+        cost = self._draft_cost(self.curve, lambda n: max(n * share, _LEAST_STEP))
+        seconds, most = self._seconds(self.curve, text_share), self.most_drafted
         return TreeSize(seconds, cost, most, depth=depth, forgets=self.keeps_rows)
 
-    def _draft_cost(self, rounds: Callable[[int], float]) -> DraftCost:
+    def _draft_cost(self, curve: CostCurve, rounds: Callable[[int], float]) -> DraftCost:
         """Return what drafts take, learnt where the target's rounds are timed."""
-        curve, learnt = self.curve, self.learnt
-        if learnt is None:
+        if not isinstance(curve, LiveCurve):
             return DraftCost(rounds, lambda: curve.seconds(1))
-        return DraftCost(rounds, lambda: learnt.seconds(1), self.clock, lambda: learnt.widest > 0)
+        return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.widest > 0)
 
-    def pace_of_points(self, *, chooses: bool) -> Pace:
-        """Return the pace of a drafter of point masses, which `chooses` how much it drafts or not.
+    def pace_of(self, *, chooses: bool, draws: bool = False) -> Pace:
+        """Return the pace of a drafter that `chooses` how much it drafts or not, and may draw.
 
         Where several conversations are evaluated together a round tells nothing of its own tree.
         """
-        return "compared" if chooses and self.meeting is None else "counted"
+        if not chooses or self.meeting is not None:
+            return "counted"
+        return "greedy" if draws else "compared"
 
-    def _seconds(self, text_share: Callable[[], float] | None) -> Callable[[int], float]:
+    def _seconds(
+        self, curve: CostCurve, text_share: Callable[[], float] | None
+    ) -> Callable[[int], float]:
         """Return the seconds of an evaluation of n tokens, below a text of any length.
 
         Where several conversations are evaluated together it is the share of each, if all have n.
         """
-        curve, meeting = self.curve, self.meeting
+        meeting = self.meeting
         seconds: Callable[[int], float] = curve.seconds
         if meeting is not None and self.by_clock:
             seconds = lambda n: curve.seconds(n * meeting.n_drafting) / meeting.n_drafting  # noqa: E731

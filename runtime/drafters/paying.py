@@ -120,11 +120,22 @@ class TimedDrafter(Drafter):
 
 
 class ComparedDrafter(TimedDrafter):
-    """Lets the first rounds be plain: what all others take is compared with them."""
+    """Lets the first rounds be plain: what all others take is compared with them.
+
+    Of a drafter that `draws` only those at temperature 0: elsewhere its drafts are part of which
+    text comes of a seed, and must not hang on what was timed before.
+    """
+
+    def __init__(
+        self, inner: Drafter, costs: LiveCurve, clock: Callable[[], float], *, draws: bool
+    ) -> None:
+        super().__init__(inner, costs, clock)
+        self._draws = draws
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Pass on; before two plain rounds were timed nothing may be drafted."""
-        return super().propose(request if self._costs.widest else request.within(0, 0))
+        waits = not self._costs.widest and not (self._draws and not request.params.is_greedy)
+        return super().propose(request.within(0, 0) if waits else request)
 
 
 class PayingDrafter(TimedDrafter):

@@ -14,7 +14,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.runtime.costs import best_tree, measured_acceptance, typical_acceptance
-from specrun.runtime.drafter import Drafter, DrafterWeights
+from specrun.runtime.drafter import Drafter, DrafterWeights, Pace
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftSampling
 from specrun.runtime.drafters.draft_model.model_drafter import ModelDrafter
@@ -83,13 +83,14 @@ class DraftPlan:
     """What an expression drafts with a model: chains or trees, and what contexts they need.
 
     `make` makes a conversation's drafter of a context with so many sequences and output rows and,
-    beside those of the text, `n_nodes` cells.
+    beside those of the text, `n_nodes` cells. `pace` is what measured time may decide of it.
     """
 
     make: Callable[[Context, States], ModelDrafter]
     n_sequences: int
     n_outputs: int
     n_nodes: int
+    pace: Pace
 
 
 def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -143,7 +144,8 @@ def plan_draft(
             name=str(expression),
         )
 
-    return DraftPlan(drafter, 1, 1, count)
+    pace = env.pace_of(chooses=chain.n is None, draws=chain.sampling != "argmax")
+    return DraftPlan(drafter, 1, 1, count, pace)
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -189,7 +191,8 @@ def _plan_tree(
     n_nodes = shape.max_nodes
     if isinstance(shape, DynamicShape):  # evaluates more than it keeps
         n_nodes = max(n_nodes, shape.depth * shape.topk)
-    return DraftPlan(drafter, n_sequences + env.keeps_rows, n_outputs, n_nodes)
+    pace = env.pace_of(chooses=tree.nodes == "auto", draws=sampling != "argmax")
+    return DraftPlan(drafter, n_sequences + env.keeps_rows, n_outputs, n_nodes, pace)
 
 
 def _with_draft_model(
@@ -222,7 +225,9 @@ def _with_draft_model(
             context.close()
             raise
 
-    return DrafterWeights(str(expression), start, [contexts, model])
+    # A draft by text has a shape of its own.
+    pace = "counted" if pair.by_text else plan.pace
+    return DrafterWeights(str(expression), start, [contexts, model], pace)
 
 
 class _DraftContexts:

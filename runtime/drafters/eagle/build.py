@@ -82,8 +82,8 @@ def _build(
             name=name,
         )
 
-    chooses = sampling == "argmax" and "auto" in (tree.n, tree.nodes)
-    return DrafterWeights(name, start, [head], env.pace_of_points(chooses=chooses))
+    pace = env.pace_of(chooses="auto" in (tree.n, tree.nodes), draws=sampling != "argmax")
+    return DrafterWeights(name, start, [head], pace)
 
 
 def _planner(

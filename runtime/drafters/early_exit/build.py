@@ -54,4 +54,5 @@ def build_early_exit(
             cells.close()
             raise
 
-    return DrafterWeights(name, start, [exit_layers])
+    pace = env.pace_of(chooses=n is None, draws=sampling != "argmax")
+    return DrafterWeights(name, start, [exit_layers], pace)

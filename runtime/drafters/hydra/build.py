@@ -50,7 +50,7 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
             name=name,
         )
 
-    pace = env.pace_of_points(chooses="auto" in (tree.n, tree.nodes))
+    pace = env.pace_of(chooses="auto" in (tree.n, tree.nodes))
     return DrafterWeights(name, start, [head], pace)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from specrun.runtime.costs import TYPICAL_ACCURACY
 from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.costs.tree_size import TreeSize
-from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, Owned, RoundOutcome
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.medusa.medusa_head import HeadsSaid, MedusaHead
@@ -247,5 +247,5 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
         size = env.tree_size(share) if chosen else None
         return MedusaDrafter(head, topology, size=size, together=together, name=name)
 
-    owned = [head] if together is None else [together, head]
-    return DrafterWeights(name, start, owned, env.pace_of_points(chooses=chosen))
+    owned: list[Owned] = [head] if together is None else [together, head]
+    return DrafterWeights(name, start, owned, env.pace_of(chooses=chosen))

@@ -188,7 +188,8 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
             opened.close()
             raise
 
-    return DrafterWeights(name, start, [model] if owns_model else [])
+    pace = env.pace_of(chooses=n is None, draws=sampling != "argmax")
+    return DrafterWeights(name, start, [model] if owns_model else [], pace)
 
 
 def reads_own_blocks(expression: Expression) -> bool:

@@ -13,7 +13,7 @@ from support.scripted import LawTable, law_of
 from support.simulated_machine import draft_cost
 
 from specrun.runtime.acceptance import build_rule
-from specrun.runtime.costs import CostCurve
+from specrun.runtime.costs import CostCurve, LiveCurve
 from specrun.runtime.costs.draft_length import AcceptanceOdds, DraftLength, log_odds
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
@@ -308,4 +308,24 @@ def test_drawn_answers_begin_alike_whatever_the_last_one_left() -> None:
     ours, others = used._thresholds, fresh._thresholds
     assert ours is not None
     assert others is not None
-    assert (ours.token, ours.usual, ours.plain) == (others.token, others.usual, others.plain)
+    assert (ours.token, ours.usual, ours._costs) == (others.token, others.usual, others._costs)
+
+
+def test_what_the_clock_teaches_of_chosen_tokens_changes_nothing_of_drawn_ones() -> None:
+    """Of drawn tokens the length is part of which text comes of a seed."""
+    live = LiveCurve(STEPS)
+    told, untold = (
+        DraftLength(curve.seconds, draft_cost(0.05), 6, drawn=(STEPS.seconds, draft_cost(0.05)))
+        for curve in (live, STEPS)
+    )
+    for _ in range(9):  # a batch of four takes as long as four of one
+        for width, seconds in ((1, 1.0), (2, 2.0), (4, 4.0)):
+            live.learn(width, seconds)
+    for points, differs in ((False, False), (True, True)):
+        lengths = []
+        for length in (told, untold):
+            length.start(points=points)
+            while length.goes_on() and length.takes(0.9):
+                pass
+            lengths.append(len(length._drafted))
+        assert (lengths[0] != lengths[1]) is differs

@@ -14,6 +14,7 @@ from specrun.runtime.costs import (
     CostCurve,
     LiveCurve,
 )
+from specrun.runtime.costs.live_curve import DraftCost
 
 # Gemma 3 270M Q4_K_M, and a kernel that likes 8 tokens better than 5.
 STEEP = CostCurve.flat([1.0, 2.0, 2.2, 2.3, 3.6, 3.9])
@@ -159,3 +160,54 @@ def test_what_was_saved_may_be_lost_again_but_not_all_of_it() -> None:
     assert account.room == pytest.approx(START + 1.2)
     account.lose(1.0 + START)
     assert account.room == pytest.approx(0.2)
+
+
+# -- what drafts take ------------------------------------------------------------------------------
+
+
+class Drafts:
+    """Drafts of two plain rounds a depth, as reckoned; a plain round takes 10 seconds."""
+
+    def __init__(self, *, told: bool = True) -> None:
+        self.now, self.told = 0.0, told
+        self.cost = DraftCost(
+            lambda depth: 2.0 * depth, lambda: 10.0, lambda: self.now, lambda: self.told
+        )
+
+    def take(self, seconds: float, depth: int = 1) -> None:
+        self.cost.start()
+        self.now += seconds
+        self.cost.end(depth)
+
+
+def test_a_draft_takes_what_was_reckoned_until_drafts_tell_otherwise() -> None:
+    drafts = Drafts()
+    assert [drafts.cost.seconds(depth) for depth in (1, 3)] == [20.0, 60.0]
+    for _ in range(9):
+        drafts.take(60.0)
+    assert [drafts.cost.seconds(depth) for depth in (1, 3)] == [60.0, 180.0]
+
+
+def test_drafts_of_any_depth_tell_of_all_others() -> None:
+    drafts = Drafts()
+    for depth in (1, 2, 3) * 3:
+        drafts.take(30.0 * depth, depth)
+    assert [drafts.cost.seconds(depth) for depth in (1, 2, 5)] == [30.0, 60.0, 150.0]
+
+
+def test_three_drafts_that_were_cold_are_not_believed() -> None:
+    """The first ones build graphs; a drafter that was given up for them would never be warm."""
+    drafts = Drafts()
+    for _ in range(3):
+        drafts.take(1000.0)
+        assert drafts.cost.seconds(1) == 20.0
+    for _ in range(3):
+        drafts.take(1000.0)
+    assert drafts.cost.seconds(1) == 1000.0  # negative control: six are
+
+
+def test_nothing_is_believed_of_drafts_where_no_round_is_timed() -> None:
+    drafts = Drafts(told=False)
+    for _ in range(9):
+        drafts.take(60.0)
+    assert drafts.cost.seconds(1) == 20.0

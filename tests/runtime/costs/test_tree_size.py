@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 
@@ -11,8 +12,9 @@ import pytest
 from support.scripted import TableRows
 from support.simulated_machine import draft_cost
 
-from specrun.runtime.costs import CostCurve, tree_size
+from specrun.runtime.costs import CostCurve, LiveCurve, tree_size
 from specrun.runtime.costs.account import Account
+from specrun.runtime.costs.live_curve import DraftCost
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.tree import ROOT, DraftTree
@@ -212,3 +214,57 @@ def test_a_drafter_that_may_lose_anything_does(
     """Negative control: asked as often as its certainties let hope."""
     monkeypatch.setattr(tree_size, "account_of_model", lambda: Endless(0.0))
     assert lost(draft, 0.4) > 0.07
+
+
+# -- how deep the drafter is asked -----------------------------------------------------------------
+
+DEEPEST = 4
+GENTLE = CostCurve.flat([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8])
+SHALLOW, EVER = [0.8, 0.05, 0.05, 0.05], [0.9] * DEEPEST
+
+
+def depths_asked(size: TreeSize, chances: Sequence[float], rounds: int = 300) -> list[int]:
+    """Return how deep each round asked a drafter of chains, whose certainties are its chances."""
+    random_, text, asked = random.Random(5), [0], []
+    for _ in range(rounds):
+        depth = size.depth_to_ask()
+        asked.append(depth)
+        tree, kept = DraftTree(), []
+        if depth:
+            values = [math.prod(chances[: n + 1]) for n in range(depth)]
+            kept = size.best(values, [ROOT, *range(depth - 1)], 8)
+            tree = size.drafted(DraftTree.chain([1] * len(kept)))
+        right = itertools.takewhile(lambda node: random_.random() < chances[node], kept)
+        path = tuple(right)
+        text += [*([1] * len(path)), 99]
+        size.observe(RoundOutcome(text, tree, path, 99, TableRows([])))  # type: ignore[arg-type]
+    return asked
+
+
+def test_it_asks_as_deep_as_pays() -> None:
+    size = TreeSize(GENTLE.seconds, draft_cost(0.1), 8, depth=DEEPEST)
+    assert depths_asked(size, SHALLOW)[0] == DEEPEST  # what was never tried is hoped for
+    shallow = depths_asked(size, SHALLOW)
+    assert shallow.count(1) > 0.8 * len(shallow)
+    assert max(shallow) > 1  # and so is what was not tried for long
+    assert min(depths_asked(size, EVER)[-100:]) == DEEPEST
+
+
+def test_depths_that_cost_nothing_are_all_asked_for() -> None:
+    """Negative control: where every depth takes as long as one, more than one is asked for."""
+    size = TreeSize(GENTLE.seconds, draft_cost(0.1, of_any_depth=True), 8, depth=DEEPEST)
+    depths_asked(size, SHALLOW)
+    assert min(depths_asked(size, SHALLOW)) > 1
+
+
+@pytest.mark.parametrize("learnt", [True, False], ids=["learnt", "control"])
+def test_what_a_draft_takes_keeps_pace_with_what_a_round_takes(*, learnt: bool) -> None:
+    """A curve begins in rounds of one second and is told rounds of 50 ms: a draft that is a tenth
+    of a round is then 5 ms. Control: as it was reckoned at first it would be two rounds."""
+    live = LiveCurve(GENTLE)
+    cost = DraftCost(lambda depth: 0.1 * depth, (lambda: live.seconds(1)) if learnt else lambda: 1)
+    size = TreeSize(live.seconds, cost, 8, depth=DEEPEST)
+    for _ in range(3):
+        for width in (1, 2, 4, 8):
+            live.learn(width, 0.05 * GENTLE.seconds(width))
+    assert (min(depths_asked(size, EVER)[-100:]) == DEEPEST) is learnt

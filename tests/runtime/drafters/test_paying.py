@@ -23,9 +23,10 @@ from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, LiveCurve
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.paying import PayingDrafter, TimedDrafter
+from specrun.runtime.drafters.paying import ComparedDrafter, PayingDrafter, TimedDrafter
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.noise import SeededNoise
+from specrun.runtime.session import Session
 from specrun.runtime.tree import DraftTree
 
 pytestmark = pytest.mark.timed
@@ -313,14 +314,98 @@ def test_what_draws_nothing_is_timed_unless_it_is_not_to_be(
                 assert timed is (kind if by_clock else None)
 
 
-def test_a_model_that_draws_is_not_timed(model: Model, tiny_drafter: Path) -> None:
-    """What it drafts decides which text comes of a seed."""
+@pytest.mark.parametrize(
+    ("options", "kind", "in_auto"),
+    [
+        ("", ComparedDrafter, None),  # it may draw
+        ("sampling=argmax", ComparedDrafter, TimedDrafter),
+        ("depth=3, nodes=auto", ComparedDrafter, TimedDrafter),
+        ("n=4", None, None),
+    ],
+)
+def test_a_model_that_chooses_how_much_it_drafts_is_timed(
+    model: Model,
+    tiny_drafter: Path,
+    options: str,
+    kind: type[Drafter] | None,
+    in_auto: type[Drafter] | None,
+) -> None:
     environment = DraftEnvironment(model, ContextOptions(n_ctx=64, n_threads=1), n_gpu_layers=0)
-    draft = f'draft("{tiny_drafter}")'
-    for expression in (draft, f"ensemble({draft}, prompt-lookup)", f"auto({draft}, prompt-lookup)"):
+    draft = ", ".join(filter(None, (f'draft("{tiny_drafter}"', options))) + ")"
+    found = []
+    for expression in (draft, f"auto({draft}, prompt-lookup)", f"ensemble({draft}, prompt-lookup)"):
         with closing(build_drafter(expression, environment)) as weights:
             with closing(weights.start()) as drafter:
-                assert not isinstance(drafter, TimedDrafter)
+                found.append(type(drafter) if isinstance(drafter, TimedDrafter) else None)
+    assert found == [kind, in_auto, None]
+
+
+def drafts_by_clock(
+    model: Model, drafter: str, temperature: float, drift: float
+) -> tuple[list[int], list[int]]:
+    """Return the tokens of two answers and what each drafted.
+
+    Every look at the clock moves it on, ever further by `drift`.
+    """
+    step, now = 1e-3, 0.0
+
+    def clock() -> float:
+        nonlocal step, now
+        step *= drift
+        now += step
+        return now
+
+    params = SamplingParams(temperature=temperature, top_k=0, seed=3)
+    options, tokens, drafted = ContextOptions(**F32), list[int](), list[int]()
+    environment = DraftEnvironment(model, options, n_gpu_layers=0, clock=clock)
+    with closing(build_drafter(drafter, environment)) as weights:
+        with Session.open(model, weights.start(), options, ExactRule()) as session:
+            for _ in range(2):
+                prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+                answer = session.stream(prompt, params, seed=3, max_tokens=60).drain()
+                tokens += answer.token_ids
+                drafted.append(answer.stats.drafted)
+    return tokens, drafted
+
+
+def test_the_clock_decides_nothing_of_what_is_drawn(model: Model, tiny_drafter: Path) -> None:
+    """What is drafted decides which text comes of a seed: neither hangs on the clock, and an answer
+    is the same whatever was timed before it."""
+    draft = f'draft("{tiny_drafter}")'
+    tokens, drafted = drafts_by_clock(model, draft, 0.8, 1.0)
+    assert tokens[:60] == tokens[60:]
+    assert drafted[0] == drafted[1] > 0
+    for drift in (0.9, 1.1):
+        assert drafts_by_clock(model, draft, 0.8, drift) == (tokens, drafted)
+
+
+def test_at_temperature_0_the_clock_decides_what_is_drafted_and_not_what_is_said(
+    model: Model, tiny_drafter: Path
+) -> None:
+    draft = f'draft("{tiny_drafter}")'
+    steady, slower = (drafts_by_clock(model, draft, 0.0, drift) for drift in (1.0, 1.1))
+    assert steady[0] == slower[0] == drafts_by_clock(model, "none", 0.0, 1.0)[0]
+    assert steady[1] != slower[1]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_first_two_rounds_of_what_is_compared_are_plain(
+    temperature: float, *, draws: bool
+) -> None:
+    clock = Clock()
+    drafter = ComparedDrafter(Chains(3, clock), LiveCurve(TYPICAL_CPU), clock, draws=draws)
+    params, text, drafted = SamplingParams(temperature=temperature), [3, 1, 4], []
+    drafter.begin(text)
+    for _ in range(4):
+        tree = drafter.propose(DraftRequest(text, params, SeededNoise(0), 99, 3))
+        clock.now += TYPICAL_CPU.seconds(1 + len(tree))
+        text.append(2)
+        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
+        drafter.observe(RoundOutcome(text, tree, (), 2, rows))  # type: ignore[arg-type]
+        drafted.append(len(tree))
+    # Not what is drawn: which text comes would hang on what was timed before.
+    assert drafted == ([3, 3, 3, 3] if draws and temperature else [0, 0, 3, 3])
 
 
 def test_nothing_is_timed_under_rules_that_are_not_exact(tiny_model: Path) -> None:
