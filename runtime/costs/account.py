@@ -6,7 +6,9 @@ Time is counted in rounds of plain decoding, one a token. Drafting may lose some
     n (1 + share) + start  rounds of plain decoding
 
 where only rounds are drafted for that fit what is left, if they cost what they are expected to.
-What drafting saved, up to `_SAVINGS` rounds, it may lose again.
+What drafting saved, up to `_SAVINGS` rounds, it may lose again. A drafter with a model that may
+lose nothing more rests, and is tried again after so many tokens, then after twice as many
+(`TryingAccount`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ START = 2.0
 _SAVINGS = 8.0
 
 # Of a drafter with a model: for each token, at first and at most, and at a text's beginning.
-_LOST, _LOST_FIRST = 0.01, 4.0
+_LOST, _LOST_FIRST = 0.003, 3.0
 LOST_ANEW = 1.0
+_REST = 40  # tokens
 
 
 class Account:
@@ -54,10 +57,40 @@ class Account:
             self._saved = 0.0
 
 
+class TryingAccount(Account):
+    """Lets a round be lost again after a rest, which is twice as long each time that was in vain.
+
+    Nothing is learnt while a drafter rests, and the text may have become easy: a small share of the
+    tokens alone would let it rest for hundreds of them. Once drafting has saved more than it lost,
+    rests are short again.
+    """
+
+    def __init__(self, share: float, most: float, start: float) -> None:
+        super().__init__(share, most, start)
+        self._rest, self._waited = _REST, 0
+
+    def allow(self, tokens: int) -> None:
+        """Count tokens, drafted or not."""
+        super().allow(tokens)
+        if self.room > 0.0:
+            self._waited = 0
+            return
+        self._waited += tokens
+        if self._waited >= self._rest:
+            self._rest, self._waited = 2 * self._rest, 0
+            self.grant(LOST_ANEW)
+
+    def lose(self, rounds: float) -> None:
+        """Count rounds that were lost to drafting or, below 0, saved by it."""
+        super().lose(rounds)
+        if self.saved > 0.0:
+            self._rest = _REST
+
+
 def account_of_model() -> Account:
     """Return the account of a drafter with a model, whose drafts are judged by calibrated chances.
 
     It may lose more at first than others, for those chances have to be learnt; what a text may lose
     anew (`LOST_ANEW`) is granted when it begins.
     """
-    return Account(_LOST, _LOST_FIRST, _LOST_FIRST)
+    return TryingAccount(_LOST, _LOST_FIRST, _LOST_FIRST)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from specrun.runtime.costs import (
     CostCurve,
     LiveCurve,
 )
+from specrun.runtime.costs.account import account_of_model
 from specrun.runtime.costs.live_curve import DraftCost
 
 # Gemma 3 270M Q4_K_M, and a kernel that likes 8 tokens better than 5.
@@ -160,6 +163,46 @@ def test_what_was_saved_may_be_lost_again_but_not_all_of_it() -> None:
     assert account.room == pytest.approx(START + 1.2)
     account.lose(1.0 + START)
     assert account.room == pytest.approx(0.2)
+
+
+def tries(tokens: int, lost: float) -> list[int]:
+    """Return before which tokens a drafter is tried that loses so many rounds each time."""
+    account, tried = account_of_model(), []
+    for token in range(tokens):
+        if account.room > 0.0:
+            tried.append(token)
+            account.lose(lost)
+        account.allow(1)
+    return tried
+
+
+def test_what_rests_is_tried_again_after_rests_that_double() -> None:
+    """Less what each token allows, which makes rests somewhat shorter."""
+    tried = tries(2_000, 1.5)
+    rests = [b - a for a, b in itertools.pairwise(tried) if b - a > 1]
+    assert rests[0] == 40
+    assert all(a < b <= 2 * a for a, b in itertools.pairwise(rests[:4]))
+    assert 1.5 * sum(token < 200 for token in tried) <= 0.03 * 200 + 1.5
+    assert 1.5 * len(tried) < 0.01 * 2_000
+
+
+def test_what_saved_something_rests_shortly_again() -> None:
+    account = account_of_model()
+    for _ in range(2):
+        tokens = 0
+        account.lose(account.room + 1.0)
+        while account.room <= 0.0:
+            account.allow(1)
+            tokens += 1
+        assert tokens == 40
+        account.lose(-20.0)  # without this the second rest is twice as long
+    account.lose(account.room + 1.0)
+    for _ in range(40):
+        account.allow(1)
+    account.lose(account.room + 1.0)
+    for _ in range(41):
+        account.allow(1)
+    assert account.room <= 0.0
 
 
 # -- what drafts take ------------------------------------------------------------------------------
