@@ -18,7 +18,8 @@ one lets expect, and pays for d too.
 The chance is a logistic function of the drafter's certainty, the greatest probability of its law
 before the draw. Two numbers fit it to what was accepted lately, by Newton's steps; s and m follow
 the last rounds too. Nothing is read but laws of tokens not drawn yet and earlier rounds, so drafts
-stay exact, and no clock: the same text and costs lead to the same lengths.
+stay exact. T and d may be learnt by the clock where tokens are chosen, for such drafts change no
+text; of drawn ones the same text and costs lead to the same lengths.
 
 A drafter whose certainty must be asked for to be known may lose by being asked, however well chains
 end. What rounds in which it was asked lost against plain decoding is booked (`Account`); while
