@@ -172,7 +172,7 @@ class DraftCost:
     def end(self, depth: int) -> None:
         """Note that a draft of so many depths is done."""
         started, self._started = self._started, None
-        if self._clock is not None and started is not None and self._told():
+        if self._clock is not None and started is not None and depth and self._told():
             self._seen.append(max(_TICK, self._clock() - started) / self._rounds(depth))
 
 

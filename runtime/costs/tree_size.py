@@ -75,11 +75,11 @@ class TreeSize:
         # All of it in plain rounds: what one takes in seconds is learnt, too.
         self._tokens, self._spent = _PRIOR_TOKENS, _PRIOR_TOKENS * best
         last = self._depth
+        prices = self._prices(most)
         worth = [
-            self._best_count(chances[: most if deep == last else deep])[1] / plain
+            _best_count(chances[: most if deep == last else deep], *prices)[1] / plain
             for deep in range(last + 1)
         ]
-        worth[0] = 0.0
         # What each depth adds to the one above it.
         self._hoped = [b - a for a, b in itertools.pairwise(worth)]
         self._added = [*map(self._prior, range(last))]
@@ -145,10 +145,10 @@ class TreeSize:
             depths.append(depth)
         # Among equals the earlier: a parent comes before its child.
         order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)
-        most = min(most, self.most)
-        count, surplus = self._best_count([chances[node] for node in order[:most]])
+        prices = self._prices(min(most, self.most))
+        count, surplus = _best_count([chances[node] for node in order], *prices)
         worth = [
-            self._best_count([chances[node] for node in order if depths[node] <= depth][:most])[1]
+            _best_count([chances[node] for node in order if depths[node] <= depth], *prices)[1]
             for depth in range(1, self._asked)
         ]
         self._learn_worth([*worth, surplus])
@@ -219,15 +219,21 @@ class TreeSize:
             node, accepted = chosen, accepted + 1
         return accepted
 
-    def _best_count(self, chances: Sequence[float]) -> tuple[int, float]:
-        """Return how many of these nodes, falling, to verify, and what that is worth in seconds."""
+    def _prices(self, most: int) -> tuple[float, list[float]]:
+        """Return what a token is worth, and what 1, 2, .. `most` nodes add to T, in seconds."""
         plain = self._seconds(1)
         # Plain decoding is always there to be had.
         token = min(self._spent / self._tokens, 1.0) * plain
-        best, most, tokens = 0, 0.0, 0.0
-        for n, chance in enumerate(chances, 1):
-            tokens += chance
-            gain = token * tokens - (self._seconds(n + 1) - plain)
-            if gain > most:
-                best, most = n, gain
-        return best, most
+        return token, [self._seconds(n + 1) - plain for n in range(1, most + 1)]
+
+
+def _best_count(
+    chances: Sequence[float], token: float, takes: Sequence[float]
+) -> tuple[int, float]:
+    """Return how many of these nodes, falling, to verify, and what that is worth in seconds."""
+    best, most, worth = 0, 0.0, 0.0
+    for n, (chance, seconds) in enumerate(zip(chances, takes, strict=False), 1):
+        worth += token * chance
+        if worth - seconds > most:
+            best, most = n, worth - seconds
+    return best, most
