@@ -155,14 +155,12 @@ class DraftCost:
     ) -> None:
         self._rounds, self._plain, self._clock, self._told = rounds, plain, clock, told
         self._seen: deque[float] = deque(maxlen=_KEPT)  # seconds of a plain round
+        self._usual: float | None = None  # their median: rounds ask for it several times
         self._started: float | None = None
 
     def seconds(self, depth: int) -> float:
         """Return what a draft of so many depths takes, as it is believed now."""
-        plain = self._plain()
-        if self._seen:
-            plain = lower_median([plain] * _BELIEVED + [*self._seen])
-        return plain * self._rounds(depth)
+        return (self._usual or self._plain()) * self._rounds(depth)
 
     def start(self) -> None:
         """Note that a draft begins."""
@@ -174,6 +172,7 @@ class DraftCost:
         started, self._started = self._started, None
         if self._clock is not None and started is not None and depth and self._told():
             self._seen.append(max(_TICK, self._clock() - started) / self._rounds(depth))
+            self._usual = lower_median([self._plain()] * _BELIEVED + [*self._seen])
 
 
 def lower_median(times: Sequence[float] | deque[float]) -> float:

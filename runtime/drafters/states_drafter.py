@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.costs.tree_size import TreeSize
-from specrun.runtime.drafter import Drafter, Owned, RoundOutcome
+from specrun.runtime.drafter import Drafter, DraftRequest, Owned, RoundOutcome
 from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
@@ -80,6 +80,16 @@ class StatesDrafter(Drafter):
         """Note a chain that `length` stopped; return it."""
         self._drafted = tree.tokens
         return tree
+
+    def within_what_pays(self, request: DraftRequest) -> tuple[DraftRequest, int | None]:
+        """Return the request as deep as `size` asks in this round, and that depth (0: not at all).
+
+        Without `size` the request as it is, and None.
+        """
+        if self._size is None:
+            return request, None
+        depth = self._size.depth_to_ask()
+        return request.within(depth, request.max_nodes), depth
 
     def rewind(self, length: int) -> None:
         """Forget the states of tokens that were only guesses."""

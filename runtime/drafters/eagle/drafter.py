@@ -91,12 +91,9 @@ class EagleDrafter(StatesDrafter):
     def _drafted_tree(self, request: DraftRequest, kept: TreeRows | None) -> DraftTree:
         if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
-        depth: int | None = None
-        if self._size is not None:
-            depth = self._size.depth_to_ask()
-            if not depth:
-                return DraftTree()
-            request = request.within(depth, request.max_nodes)
+        request, depth = self.within_what_pays(request)
+        if depth == 0:
+            return DraftTree()
         # Ranked tokens come from the head's graph; laws to draw from need whole rows.
         ranks = self._sampling == "argmax" or request.params.is_greedy
         if self._length is not None:

@@ -186,11 +186,9 @@ class HydraDrafter(StatesDrafter):
                 laws.after, request.noise, len(request.tokens), most=most, points=True, stop=length
             )
             return rows.of(self.stopped(chain))
-        if self._size is not None:
-            depth = self._size.depth_to_ask()
-            if not depth:
-                return rows.of(DraftTree())
-            shape = shape.limited(depth, request.max_nodes)
+        request, depth = self.within_what_pays(request)
+        if depth == 0:
+            return rows.of(DraftTree())
         return rows.of(grow_draft(shape, laws, request, size=self._size))
 
     def _drafted_tree(self, request: DraftRequest) -> DraftTree:
@@ -199,12 +197,9 @@ class HydraDrafter(StatesDrafter):
         shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
         if length is not None:
             return self._stopped_chain(request, length, shape.max_nodes)
-        depth: int | None = None
-        if self._size is not None:
-            depth = self._size.depth_to_ask()
-            if not depth:
-                return DraftTree()
-            request = request.within(depth, request.max_nodes)
+        request, depth = self.within_what_pays(request)
+        if depth == 0:
+            return DraftTree()
         if isinstance(shape, Topology) and shape.n_leaves == 1:
             chain = self._state.chain(request.tokens, len(shape))
             if chain is not None:
