@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -83,12 +84,35 @@ class RoundOutcome:
     @property
     def start(self) -> int:
         """The position of the first token that it committed; the one before is its root."""
-        return len(self.tokens) - self.n_new
+        return len(self.tokens) - len(self.path) - (self.next_token is not None)
 
     @property
     def path_rows(self) -> list[int]:
         """The rows of the root and of the accepted nodes, whose logits gave its tokens."""
         return [0, *[node + 1 for node in self.path]] if self.path else [0]
+
+
+class Pause:
+    """Rounds in which a drafter is neither asked nor told: it would propose nothing.
+
+    `rounds` are those to come. Who decodes counts them down, each of one token, which the drafter
+    finds in the next request; who does not heed them asks it all the same.
+    """
+
+    __slots__ = ("_begun", "rounds")
+
+    def __init__(self, rounds: int = 0) -> None:
+        self.rounds = self._begun = rounds
+
+    def begin(self, rounds: int) -> None:
+        """Pause for so many rounds."""
+        self.rounds = self._begun = rounds
+
+    def end(self) -> int:
+        """End a pause, be it over or not; return how many rounds it lasted."""
+        lasted = self._begun - self.rounds
+        self.rounds = self._begun = 0
+        return lasted
 
 
 class Drafter(ABC):
@@ -134,6 +158,9 @@ class Drafter(ABC):
     finds_text: bool = False
     """Whether it need not be told of rounds that it drafted nothing for: it finds their tokens in
     the next request, or in the next outcome that it is told of."""
+
+    pause: Pause = Pause()
+    """When it need not be asked: one's own, or of those that never pause the one they share."""
 
     @property
     def reads_target(self) -> bool:
@@ -264,7 +291,8 @@ def make_all(makers: Iterable[Callable[[], _Part]]) -> list[_Part]:
     return made
 
 
-_EMPTY = DraftTree()
+NOTHING = DraftTree()
+"""The tree of a round in which nothing is drafted."""
 
 
 class NoDrafter(Drafter):
@@ -272,6 +300,9 @@ class NoDrafter(Drafter):
 
     name = "none"
 
+    def __init__(self) -> None:
+        self.pause = Pause(sys.maxsize)
+
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the empty tree."""
-        return _EMPTY
+        return NOTHING

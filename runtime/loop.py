@@ -27,7 +27,7 @@ from specrun.runtime.acceptance import (
 from specrun.runtime.acceptance.followed import CertainLaws, ShortLaws
 from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafter import Drafter, DraftRequest, Keep, RoundOutcome
+from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, Keep, RoundOutcome
 from specrun.runtime.law import SHORT, Law
 from specrun.runtime.limits import Allowance, RoundLimits
 from specrun.runtime.noise import NoiseSource
@@ -143,16 +143,20 @@ def decode_rounds(
     """
     tokens, noise = conversation.tokens, conversation.noise
     drafter = settings.drafter or conversation.drafter
-    limits, state = settings.limits, settings.state
+    limits, state, pause = settings.limits, settings.state, drafter.pause
     allowance = limits.next_round(len(tokens))
     while allowance is not None:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
-        request = _ask(conversation, settings, allowance, state)
-        while not drafter.prepare(request):  # others draft with the same model meanwhile
-            yield None
-        tree = drafter.propose(request)
-        allowance.check(tree, drafter.name)
+        tree, asked = NOTHING, not pause.rounds
+        if asked:
+            request = _ask(conversation, settings, allowance, state)
+            while not drafter.prepare(request):  # others draft with the same model meanwhile
+                yield None
+            tree = drafter.propose(request)
+            allowance.check(tree, drafter.name)
+        else:
+            pause.rounds -= 1
         # Evaluate: the last token and the whole tree, in one batch, others' trees maybe beside it.
         while (rows := target.evaluate(conversation, tree)) is None:
             yield None
@@ -164,7 +168,8 @@ def decode_rounds(
         if next_token is not None:
             tokens.append(next_token)
         # Observe: let the drafter learn what became of its guesses.
-        drafter.observe(RoundOutcome(tokens, tree, path, next_token, rows))
+        if asked:
+            drafter.observe(RoundOutcome(tokens, tree, path, next_token, rows))
         limits.spend(len(tokens) - start)
         whole = is_whole(tokens, settings.end_tokens, state)
         allowance = None if whole else limits.next_round(len(tokens))

@@ -73,7 +73,11 @@ class RoundTimes:
 
 
 class Stopwatch:
-    """Sums of what the proxies time; a round lasts from one `Drafter.propose` to the next."""
+    """Sums of what the proxies time.
+
+    A round lasts from one `Drafter.propose` to the next or, where the drafter is not asked, from
+    the evaluation.
+    """
 
     def __init__(
         self, target: Callable[[], float], drafter: Callable[[], float], device: DeviceCounts
@@ -86,14 +90,22 @@ class Stopwatch:
         self._started: float | None = None
         self._native_before = (0.0, 0.0)
         self._drafted = self._accepted = 0
+        self._is_drafted = False  # a drafter was asked since the last evaluation
 
     @property
     def drafter_native(self) -> float:
         """Seconds of the drafter's native evaluation so far."""
         return self._native[1]()
 
+    def evaluate(self) -> None:
+        """Start the next round, unless a drafter that was asked has done so."""
+        if not self._is_drafted:
+            self.begin_round()
+        self._is_drafted = False
+
     def begin_round(self) -> None:
         """Finish the round under way, if any, and start the next."""
+        self._is_drafted = True
         now = time.perf_counter()
         native = (self._native[0](), self._native[1]())
         if self._started is not None:
@@ -155,7 +167,7 @@ class TimedDrafter(Drafter):
         self.layer_inputs = inner.layer_inputs
         self.reads_logits = inner.reads_logits
         self.keeps_rows = inner.keeps_rows
-        self.embedding_inputs = inner.embedding_inputs
+        self.embedding_inputs, self.pause = inner.embedding_inputs, inner.pause
 
     @property
     def native_seconds(self) -> float:
@@ -201,6 +213,7 @@ class TimedTarget(TargetModel):
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Time filling the batch and evaluating it."""
+        self._watch.evaluate()
         started = time.perf_counter()
         rows = super().evaluate(text, tree)
         self._watch.add("evaluate", time.perf_counter() - started)

@@ -217,10 +217,10 @@ class Rows:
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
         buffers = self._buffers
-        generation, _, known = buffers.whole_rows
-        # Of an evaluation whose rows were asked for before, as nearly all are.
-        is_known = generation == self._generation == buffers.generation
-        if is_known and self._are_plain and 0 <= row < self.count <= len(known):
+        if self._are_plain and 0 <= row < self.count and self._generation == buffers.generation:
+            generation, _, known = buffers.whole_rows
+            if generation != self._generation or row >= len(known):
+                known = buffers.logits(self._native_count)
             return known[row]
         index = self._index_of(row)
         if self._n_candidates is not None:

@@ -268,12 +268,13 @@ class Vocabulary:
         return None
 
     def _render(self, token: int, *, special: bool) -> bytes:
-        self._check(token)
-        buffer, size = _Piece(), _PIECE_SIZE
-        count = self._to_piece(self._handle, token, buffer, size, 0, special)
+        if not 0 <= token < self.size:
+            self._check(token)
+        buffer, size, handle = _Piece(), _PIECE_SIZE, self._handle
+        count = self._to_piece(handle, token, buffer, size, 0, special)
         if count < 0:
             buffer, size = (ctypes.c_char * -count)(), -count
-            count = self._to_piece(self._handle, token, buffer, size, 0, special)
+            count = self._to_piece(handle, token, buffer, size, 0, special)
         return buffer.raw[:count]
 
     def _check(self, token: int) -> None:

@@ -54,6 +54,10 @@ class LiveCurve(CostCurve):
         """Count a round in which so many tokens were evaluated."""
         self._learnt.learn(width, seconds)
 
+    def pass_over(self, rounds: int) -> None:
+        """Count rounds of one token that nobody timed."""
+        self._learnt.pass_over(rounds)
+
     @property
     def widest(self) -> int:
         """The largest width that was seen; 0 until two rounds of a single token were."""
@@ -75,7 +79,7 @@ class _Learnt:
         self._start, self._single = start, start.seconds(1)
         self.times: dict[int, deque[float]] = {}
         self._seen: dict[int, int] = {}  # the round in which a width was last seen
-        self._round = self._fitted = 0
+        self._round = self._fitted = self._n_single = 0
         self._estimates: dict[int, float] = {}
         self._table: list[float] = []
 
@@ -84,8 +88,10 @@ class _Learnt:
         self._round += 1
         self._seen[width] = self._round
         times = self.times.get(width)
-        if width == 1 and times is not None and len(times) == _KEPT and self._round % _OFTEN:
-            return
+        if width == 1:
+            self._n_single += 1
+            if times is not None and len(times) == _KEPT and self._n_single % _OFTEN != 1:
+                return
         if times is None:
             times = self.times[width] = deque(maxlen=_KEPT)
             self._estimates[width] = seconds
@@ -93,6 +99,10 @@ class _Learnt:
         # A fit takes some tens of microseconds: it waits, unless little was known.
         if len(times) <= _ENOUGH or self._round - self._fitted >= _STALE:
             self._fit()
+
+    def pass_over(self, rounds: int) -> None:
+        """Count rounds that nobody timed: what was seen before them is as much older."""
+        self._round += rounds
 
     def seconds(self, n: int) -> float:
         """Return the time of n tokens."""

@@ -6,7 +6,8 @@ lose against plain decoding, its own Python included, is booked (`Account`). It 
 nodes as fit the account if all of them are rejected. Where none fits it is asked all the same, for
 it learns from what it would have drafted; where not even that fits, it sleeps until a short draft
 does: what it costs to be asked may be all that a token allows (a small model, a fast machine), and
-a drafter that is only asked would then never draft again, however much repeats.
+a drafter that is only asked would then never draft again, however much repeats. To look at the
+clock costs too much there as well: it sleeps in naps, in which it is not called at all.
 
 Its drafts are point masses, so the text is plain decoding's own whenever it is stopped. Nothing of
 this is for drafters that draw: what they draft is part of which text comes of a seed.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from specrun.runtime.costs import STALL, Account, LiveCurve, lower_median
-from specrun.runtime.drafter import Drafter, DraftRequest, Pace, RoundOutcome
+from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, Pace, Pause, RoundOutcome
 from specrun.runtime.language import ExpressionOptions
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
@@ -31,7 +32,8 @@ _YES_NO = ["yes", "no"]
 _SHARE, _MOST = 0.015, 1.25
 _OWN = 9  # rounds that tell what the drafter's own Python usually takes
 _WAKES = 2  # nodes of the draft that must fit the account before a drafter is asked again
-_NOTHING = DraftTree()
+NAP = 7
+"""Rounds of a drafter's sleep in which it is not called, between two that are timed."""
 
 
 def pace_of(options: ExpressionOptions) -> Pace:
@@ -51,7 +53,7 @@ class TimedDrafter(Drafter):
         self.needs_nextn_states = inner.needs_nextn_states
         self.reads_logits = inner.reads_logits
         self.keeps_rows, self.finds_text = inner.keeps_rows, inner.finds_text
-        self.embedding_inputs = inner.embedding_inputs
+        self.embedding_inputs, self.pause = inner.embedding_inputs, inner.pause
         self._costs, self._clock = costs, clock
         self._proposed: float | None = None
 
@@ -147,6 +149,7 @@ class PayingDrafter(TimedDrafter):
 
     def __init__(self, inner: Drafter, costs: LiveCurve, clock: Callable[[], float]) -> None:
         super().__init__(inner, costs, clock)
+        self.pause = Pause()
         self._account = Account(_SHARE, _MOST)
         self._asked = 0.0
         self._asks = False
@@ -156,13 +159,14 @@ class PayingDrafter(TimedDrafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Pass on; the account goes on, for what was lost is lost."""
+        self._end_nap()
         super().begin(tokens)
         self._stopped = 0
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return what the drafter proposes within what it may lose."""
         self._asked = self._clock()
-        # Reckoned once: on a small target it costs as much to ask whether to sleep as to be asked.
+        self._end_nap()
         if not self._rest and (room := self._account.room) <= 0.0:
             self._rest = math.ceil((self._waking() - room) / _SHARE)
         self._asks = not self._rest
@@ -170,13 +174,22 @@ class PayingDrafter(TimedDrafter):
             self._rest -= 1
             self._stopped += 1
             self._proposed = self._asked
-            return _NOTHING
+            return NOTHING
         wanted = min(request.max_nodes, self.max_nodes)
         most = self._affordable(wanted)
         self._stopped += not most and wanted > 0 and self._costs.widest > 0
         if most < wanted:
             request = request.within(most, most)
         return super().propose(request)
+
+    def _end_nap(self) -> None:
+        """Count the rounds in which it was not called."""
+        lasted = self.pause.end()
+        if lasted:
+            self._rest -= lasted
+            self._stopped += lasted
+            self._account.allow(lasted)
+            self._costs.pass_over(lasted)
 
     def _waking(self) -> float:
         """Return the room that a drafter which sleeps waits for."""
@@ -203,6 +216,7 @@ class PayingDrafter(TimedDrafter):
         evaluated = self._time(outcome)
         self._account.allow(outcome.n_new)
         if not self._asks:
+            self.pause.begin(min(NAP, self._rest))
             return
         self.inner.observe(outcome)
         costs, width = self._costs, 1 + len(outcome.tree)
@@ -221,5 +235,6 @@ class PayingDrafter(TimedDrafter):
 
     def report(self) -> dict[str, Any]:
         """Return what the drafter says, and in how many rounds it was stopped."""
+        self._end_nap()
         stopped = {"stopped": self._stopped} if self._stopped else {}
         return {**self.inner.report(), **stopped}

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, OptionError
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, Pause, RoundOutcome
 from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
 from specrun.runtime.drafters.combinators.arm_ledger import Resting
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.members import MembersDrafter, outcome_for_idle
+from specrun.runtime.drafters.paying import NAP
 from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import DraftTree
 
@@ -154,8 +155,6 @@ _VAIN = 32
 """Forecasts in a row that promised less, after which they are asked for every second round alone:
 what repeats is noticed a token later, and a round that drafts nothing costs less."""
 
-_NOTHING = DraftTree()
-
 Clock = Callable[[], float]
 """Returns seconds from any fixed moment on."""
 
@@ -164,14 +163,19 @@ Clock = Callable[[], float]
 class _Rest:
     """Rounds of plain decoding in which nobody is asked: how many are to come, and those that were.
 
-    `text` is the live list of the tokens.
+    Each is a token. `text` is the live list of these.
     """
 
     left: int = 0
     rounds: int = 0
-    tokens: int = 0
     seconds: float = 0.0
     text: Sequence[int] = ()
+
+    def count(self, rounds: int, seconds: float) -> None:
+        """Count rounds of which each took so many seconds."""
+        self.left -= rounds
+        self.rounds += rounds
+        self.seconds += rounds * seconds
 
 
 class AutoDrafter(MembersDrafter):
@@ -214,7 +218,7 @@ class AutoDrafter(MembersDrafter):
         # What was lost is lost, whatever text comes next.
         self._resting = Resting()
         self._may_rest = all(each.finds_text or not each.max_nodes for each in members)
-        self._rest = _Rest()
+        self._rest, self.pause = _Rest(), Pause()
         self._chooser = self._new_chooser()
         self._has_measured = False
         self._clock = clock
@@ -257,8 +261,9 @@ class AutoDrafter(MembersDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the proposal of the member that is likely fastest."""
         self._started = self._clock()
+        self._end_nap()
         if self._rest.left:
-            return _NOTHING
+            return NOTHING
         if self._rest.rounds:
             self._count_rest()
         n_rounds = self._log.n_rounds
@@ -344,19 +349,25 @@ class AutoDrafter(MembersDrafter):
     def _sleep(self, outcome: RoundOutcome) -> None:
         """Note a round in which nobody was asked, and nobody is told: all find the text."""
         rest = self._rest
-        rest.left -= 1
-        rest.rounds += 1
-        rest.tokens += outcome.n_new
-        rest.seconds += self._clock() - self._started
+        rest.count(1, self._clock() - self._started)
         rest.text = outcome.tokens
+        # Of the next ones nobody has to tell, either: to be called takes more than all the rest.
+        self.pause.begin(min(NAP, rest.left))
+
+    def _end_nap(self) -> None:
+        """Count the rounds in which it was not called: they took what others of the rest did."""
+        lasted, rest = self.pause.end(), self._rest
+        if lasted:
+            rest.count(lasted, rest.seconds / rest.rounds)
 
     def _count_rest(self) -> None:
         """Take the rounds in which nobody was asked into the account and the log."""
+        self._end_nap()
         rest = self._rest
         if rest.rounds:
             self._known += rest.text[len(self._known) :]
-            self._chooser.rested(rest.tokens)
-            self._log.add(self._plain, 0, rest.tokens, rest.seconds, rounds=rest.rounds)
+            self._chooser.rested(rest.rounds)
+            self._log.add(self._plain, 0, rest.rounds, rest.seconds, rounds=rest.rounds)
             self._rest = _Rest(rest.left)
 
     def _share(self) -> None:

@@ -68,6 +68,17 @@ def test_parts_add_up_to_the_round(clock: Clock) -> None:
     assert (times.device.busy_s, times.exposed, times.share) == (4.5, 9.0, 9.0 / 13.5)
 
 
+def test_where_the_drafter_is_not_asked_a_round_begins_with_its_evaluation(clock: Clock) -> None:
+    watch = Stopwatch(lambda: 0.0, lambda: 0.0, DeviceCounts())
+    for asked in (True, False, False, True, False):
+        if asked:
+            watch.begin_round()
+            clock.now += 1.0
+        watch.evaluate()
+        clock.now += 10.0
+    assert [times.overhead for times in watch.rounds] == [11.0, 10.0, 10.0, 11.0]
+
+
 def test_an_abandoned_round_is_not_counted(clock: Clock) -> None:
     watch = Stopwatch(lambda: 0.0, lambda: 0.0, DeviceCounts())
     watch.begin_round()

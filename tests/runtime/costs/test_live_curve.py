@@ -102,6 +102,24 @@ def test_a_machine_that_slows_down_changes_no_ratio() -> None:
         assert ratio(live, 4) == pytest.approx(TYPICAL_CPU.seconds(4), rel=0.05)
 
 
+def test_what_was_seen_fades_in_rounds_that_nobody_timed_too() -> None:
+    """As in those that were: 300 rounds, of which all or every tenth is timed, or only the last."""
+    found = []
+    for untimed in (0, 9, 299):
+        live = LiveCurve(TYPICAL_CPU)
+        for n in (1, 1, 1, 4):
+            live.learn(n, 3.0 if n > 1 else 1.0)
+        before = live.seconds(4)
+        for _ in range(300 // (1 + untimed)):
+            live.pass_over(untimed)
+            live.learn(1, 1.0)
+        for _ in range(40):  # to be sure that it was fitted since
+            live.learn(1, 1.0)
+        found.append(live.seconds(4))
+        assert TYPICAL_CPU.seconds(4) < found[-1] < before
+    assert found == pytest.approx([found[0]] * 3, rel=0.01)
+
+
 def test_clocks_that_stand_still_are_survived() -> None:
     live = LiveCurve(TYPICAL_CPU)
     for n in (1, 1, 3, 8, 1):

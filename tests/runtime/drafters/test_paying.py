@@ -20,7 +20,7 @@ from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, LiveCurve
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.paying import ComparedDrafter, PayingDrafter, TimedDrafter
@@ -86,9 +86,11 @@ def play(
     noise: float = 0.0,
     first: float = 1.0,
     seed: int = 0,
+    heeds: bool = True,
 ) -> Played:
     """Decode `length` tokens whose drafts are kept, token by token, with probability
-    `accepted(position)`; the first round takes `first` times as long as others."""
+    `accepted(position)`; the first round takes `first` times as long as others. Who `heeds` pauses
+    does not ask in them."""
     generator = np.random.default_rng(seed)
     text, tokens = [3, 1, 4], 0
     drafter.begin(text)
@@ -96,7 +98,10 @@ def play(
     began = clock.now
     while tokens < length:
         request = DraftRequest(text, PLAIN, SeededNoise(0), 99, drafter.max_nodes)
-        tree = drafter.propose(request)
+        asked = not (heeds and drafter.pause.rounds)
+        if not asked:
+            drafter.pause.rounds -= 1
+        tree = drafter.propose(request) if asked else NOTHING
         kept = 0
         while kept < tree.max_depth and generator.random() < accepted(tokens):
             kept += 1
@@ -104,7 +109,8 @@ def play(
         clock.now += true.seconds(1 + len(tree)) * slow
         text += [*([1] * kept), 2]
         rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
-        drafter.observe(RoundOutcome(text, tree, tuple(range(kept)), 2, rows))  # type: ignore[arg-type]
+        if asked:
+            drafter.observe(RoundOutcome(text, tree, tuple(range(kept)), 2, rows))  # type: ignore[arg-type]
         tokens += kept + 1
         played.tokens.append(tokens)
         played.seconds.append(clock.now - began)
@@ -124,14 +130,15 @@ def paying(
 @pytest.mark.parametrize("believed", ["cpu", "gpu"])
 @pytest.mark.parametrize("n", [1, 4, 15])
 @pytest.mark.parametrize("share", [0.0, 0.2])
+@pytest.mark.parametrize("heeds", [True, False])
 def test_200_tokens_cost_3_percent_at_most_where_nothing_pays(
-    true: str, believed: str, n: int, share: float
+    true: str, believed: str, n: int, share: float, heeds: bool
 ) -> None:
     """Whatever the curve is believed to be at first, and with one first round that is slow; on the
     flat curve of a GPU a fifth of the drafts is no loss."""
     for first in (1.0, 1.5):
         drafter, _, clock = paying(n, CURVES[believed])
-        played = play(drafter, clock, CURVES[true], lambda _: share, first=first)
+        played = play(drafter, clock, CURVES[true], lambda _: share, first=first, heeds=heeds)
         assert played.seconds[-1] - (first - 1.0) <= 1.03 * played.tokens[-1] + 0.5, (true, first)
 
 
@@ -188,10 +195,11 @@ def test_a_text_that_begins_to_repeat_is_noticed_and_that_it_ends_costs_what_was
     assert after < 1.02 * (played.tokens[-1] - played.tokens[at_300]) + 12.0
 
 
-def test_a_drafter_that_is_slow_itself_sleeps() -> None:
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_drafter_that_is_slow_itself_sleeps(heeds: bool) -> None:
     """Its own Python takes a tenth of a plain round: it is asked in a fifth of the rounds."""
     drafter, chains, clock = paying(0, pause=0.1)
-    played = play(drafter, clock, TYPICAL_CPU, lambda _: 0.0, length=1000)
+    played = play(drafter, clock, TYPICAL_CPU, lambda _: 0.0, length=1000, heeds=heeds)
     assert played.per_token < 1.03
     assert 100 < chains.proposed < 300
     assert chains.observed == chains.proposed
@@ -211,6 +219,23 @@ def test_what_begins_to_repeat_late_is_found_though_asking_costs_all_that_may_be
     right = play(drafter, clock, CURVES[true], lambda _: 1.0, length=200)
     late = [d for n, d in zip(right.tokens, right.drafted, strict=True) if n > 150]
     assert min(late) == 4
+
+
+def test_while_it_sleeps_it_is_called_in_one_round_of_eight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, propose = [], PayingDrafter.propose
+    monkeypatch.setattr(
+        PayingDrafter, "propose", lambda self, request: calls.append(1) or propose(self, request)
+    )
+    for heeds in (True, False):
+        drafter, chains, clock = paying(4, pause=0.1)
+        calls.clear()
+        played = play(drafter, clock, STEEPEST, lambda _: 0.0, length=1000, heeds=heeds)
+        n_rounds = len(played.drafted)
+        asleep = n_rounds - chains.proposed
+        assert asleep > 0.8 * n_rounds
+        assert len(calls) < n_rounds - 0.8 * asleep if heeds else len(calls) == n_rounds
 
 
 def test_how_often_it_was_stopped_is_reported() -> None:

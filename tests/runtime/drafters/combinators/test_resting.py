@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.scripted import PLAIN, TableRows
 
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
+from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import ArmForecast, AutoDrafter, ChoiceLog
 from specrun.runtime.drafters.combinators.arm_ledger import Resting
 from specrun.runtime.noise import SeededNoise
@@ -22,7 +22,7 @@ class Machine:
     """Its clock goes on by what is done: a plain round takes 1 second, being asked `own`."""
 
     def __init__(self, own: float) -> None:
-        self.now, self.own = 0.0, own
+        self.now, self.own, self.n_called = 0.0, own, 0
         self.member: Ponders
 
     def __call__(self) -> float:
@@ -60,20 +60,28 @@ class Ponders(Drafter):
         self.n_heard += 1
 
 
-def ponder(auto: AutoDrafter, machine: Machine, rounds: int) -> list[int]:
-    """Play a text's rounds, in which whatever is drafted is accepted; return nodes drafted."""
+def ponder(auto: AutoDrafter, machine: Machine, rounds: int, *, heeds: bool = True) -> list[int]:
+    """Play a text's rounds, in which whatever is drafted is accepted; return nodes drafted.
+
+    Who `heeds` pauses does not ask in them."""
     tokens, drafted = list(PROMPT), list[int]()
     if not auto._replay:  # to forget is to begin, too, and would take a log
         auto.begin(())
     auto.begin(tokens)
     for _ in range(rounds):
-        tree = auto.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9))
+        asked = not (heeds and auto.pause.rounds)
+        if not asked:
+            auto.pause.rounds -= 1
+        request = DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9)
+        tree = auto.propose(request) if asked else NOTHING
+        machine.n_called += asked
         machine.now += 1.0
         tokens += [*tree.tokens, 2]
         drafted.append(len(tree))
         rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
         path = tuple(range(len(tree)))
-        auto.observe(RoundOutcome(tokens, tree, path, 2, rows))  # type: ignore[arg-type]
+        if asked:
+            auto.observe(RoundOutcome(tokens, tree, path, 2, rows))  # type: ignore[arg-type]
     return drafted
 
 
@@ -93,17 +101,23 @@ AWAKE = 2  # rounds: the first of all, which is not booked, and the last before 
 
 @pytest.mark.parametrize("length", [12, 400])
 @pytest.mark.parametrize("own", [0.04, 0.2, 2.0])
-def test_where_choosing_takes_more_than_a_token_allows_it_rests(own: float, length: int) -> None:
+@pytest.mark.parametrize("heeds", [True, False])
+def test_where_choosing_takes_more_than_a_token_allows_it_rests(
+    own: float, length: int, heeds: bool
+) -> None:
     """Whatever it takes, and however short the texts are: a hundredth of a token, and half a round
     at first."""
     auto, machine = pondering(own)
     for _ in range(1200 // length):
-        assert not any(ponder(auto, machine, length))
+        assert not any(ponder(auto, machine, length, heeds=heeds))
         report = auto.report()
         assert sum(arm["rounds"] for arm in report["arms"]) == length
         assert sum(arm["tokens"] for arm in report["arms"]) == length
         assert sum(rounds for _, rounds in report["choices"]) == length
+        assert report["arms"][1]["tokens_per_second"] == pytest.approx(1.0, rel=0.2 + own)
     assert machine.now <= 1200 * 1.01 + 0.5 + AWAKE * own
+    if own >= 0.2:  # rests are long
+        assert machine.n_called < 1200 / 3 if heeds else machine.n_called == 1200
 
 
 @pytest.mark.parametrize("own", [0.04, 0.2])
