@@ -24,14 +24,14 @@ _TRAINING = (
     "--n-prompts 500 --own-prompts 700 --parallel 16 --answer-length 192 --max-length 384 "
     "--unroll 3 --steps 700 --batch-tokens 1024 --learning-rate 3e-4 --outtype q8_0"
 )
-"""How its head learns on: what two cores do in about half an hour."""
+"""How its head learns on: what two cores do in about an hour."""
 
 _EPILOG = """\b
 Examples:
   specrun demo smollm2                    SmolLM2-135M-Instruct, drafted by its head and prompt lookup
   specrun demo smollm2 --temp 0 -n 200    with options of `specrun chat`
   specrun demo --as-published smollm2     the file in Q4_1 as it was published
-  specrun demo --train-head smollm2       let its head learn on: about half an hour on two cores
+  specrun demo --train-head smollm2       let its head learn on: about an hour on two cores
   specrun demo --train-head smollm2 --prompts mine.txt --own-prompts 0   from answers to your prompts
 
 \b
