@@ -268,8 +268,7 @@ class Vocabulary:
         return None
 
     def _render(self, token: int, *, special: bool) -> bytes:
-        if not 0 <= token < self.size:
-            self._check(token)
+        self._check(token)
         buffer, size, handle = _Piece(), _PIECE_SIZE, self._handle
         count = self._to_piece(handle, token, buffer, size, 0, special)
         if count < 0:

@@ -169,6 +169,21 @@ def test_the_shipped_head_learns_on_and_drafts_from_then_on(
     assert "is there already" in again.stderr
 
 
+def test_it_learns_on_from_answers_to_the_users_own_prompts(
+    run: Run, tiny: PackagedModel, tmp_path: Path
+) -> None:
+    """With the settings as they are, but for what would take long: nobody else's prompts."""
+    prompts = tmp_path / "mine.txt"
+    prompts.write_text("".join(f"question {i}\n" for i in range(6)), encoding="utf-8")
+    mine = ("--prompts", prompts, "--own-prompts", 0)
+    shorter = ("--steps", 2, "--answer-length", 8, "--measures", 1, "--device", "cpu")
+    result = run("demo", "--train-head", "tiny", *mine, *shorter)
+    assert result.exit_code == 0, result.output
+    assert tiny.drafting_head == tiny.head
+    answers = tiny.head.with_suffix("") / "training" / "answers.jsonl"
+    assert len(answers.read_text(encoding="utf-8").splitlines()) == 6
+
+
 def test_the_head_that_comes_along_is_for_the_model_that_is_pinned() -> None:
     """It is small, of the model's vocabulary and width, and read as any other head."""
     (path,) = packaged.shipped_heads()
