@@ -5,7 +5,8 @@ rebuild its graph, then with the graph reused. Sizes are visited forwards and ba
 that a machine that warms up or slows down does so for all of them. The least of a size's times
 counts, for other programs only add to it; how far the median lies above is told as the spread. What
 contradicts its neighbours is measured again: a size that takes longer than a larger one by more
-than the spread, or far more than the line between the sizes beside it. What stays so is a kernel's
+than the spread, of which a tenth is believed at most (where times differ by more, their least may
+be no better), or far more than the line between the sizes beside it. What stays so is a kernel's
 doing. All tokens give output rows, as a tree's do, at a position where a text would be in the
 middle of its answer.
 """
@@ -36,6 +37,7 @@ _FEWEST, _MOST = 3, 60  # passes
 _PATIENCE = 4  # times the given seconds, after which fewer passes will do
 # Times a single token: no tree yields so much more, so larger sizes are not measured.
 _TOO_DEAR = 8.0
+_MOST_SPREAD = 0.1  # that excuses a size from being doubted
 _ABOVE = 1.3  # times the line between its neighbours, from which a size is doubted
 # What is doubted is measured again, at most so often, with its neighbours so many times each.
 _DOUBTED, _AGAIN = 3, 3
@@ -88,7 +90,7 @@ def doubted(curve: CostCurve) -> list[int]:
 
     def contradicts(times: tuple[float, ...], place: int) -> bool:
         behind = range(place + 1, len(sizes))
-        spread = max((*curve.spread[place:], 0.0))
+        spread = min(max((*curve.spread[place:], 0.0)), _MOST_SPREAD)
         if any(times[other] * (1.0 + spread) < times[place] for other in behind):
             return True
         if not 0 < place < len(sizes) - 1:
