@@ -14,6 +14,12 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def processor_without_avx512(monkeypatch: pytest.MonkeyPatch):
+    """Whether torch or llama.cpp computes a file hangs on the processor: tests do not."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+
+
 @pytest.fixture(scope="package")
 def taught(one_thread, tmp_path_factory: pytest.TempPathFactory):
     """A tiny target that knows six answers by heart."""

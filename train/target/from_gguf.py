@@ -152,6 +152,8 @@ def llama_file_bytes(path: Path, number_size: int) -> int:
     """Return the memory of all weights of a Llama's file; raises as `folder_from_gguf`."""
     file = GGUFSource(path)
     llama_config(file)
+    for name in file.tensors:
+        _name(name, file)
     return number_size * sum(math.prod(tensor.shape) for tensor in file.tensors.values())
 
 

@@ -1,8 +1,8 @@
 """The target that heads learn from: its tokens, matrices, hidden states and answers.
 
 Two kinds: a Hugging Face folder, which torch computes, and a GGUF file, which llama.cpp does; where
-torch has a GPU that holds it, torch computes the file of a Llama, too. What trains does not know
-which of them it has.
+torch is faster, on a GPU or a CPU with AVX-512, and has the memory, it computes the file of a
+Llama, too. What trains does not know which of them it has.
 """
 
 from __future__ import annotations
@@ -150,14 +150,14 @@ class FolderTarget(TorchTarget):
     def answerer(
         self, place: Path, precision: torch.dtype, note: Callable[[str], None]
     ) -> AbstractContextManager[Answerer]:
-        """Let a GPU answer by torch; without one llama.cpp is faster, and reads a GGUF file."""
-        if self._device.type == "cpu":
+        """Let torch answer where it is faster; llama.cpp reads a GGUF file."""
+        if not _torch_is_faster(self._device):
             return converted_answerer(self.path, place, note)
         return super().answerer(place, precision, note)
 
 
 class LlamaFileTarget(TorchTarget):
-    """A Llama's GGUF file: torch computes the numbers that its weights stand for, on a GPU."""
+    """A Llama's GGUF file: torch computes the numbers that its weights stand for."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         super().__init__(path, file_shape(path), FileTokens(path), device)
@@ -242,8 +242,8 @@ def open_head_target(
 ) -> HeadTarget:
     """Return a folder or a GGUF file as a target; `teacher` is a folder's GGUF file.
 
-    Torch computes a folder, and a Llama's file where `device` is a GPU and twice its numbers in
-    half precision fit there. Reads no weights. Raises OptionError, FileMissingError,
+    Torch computes a folder, and a Llama's file where it is faster on `device` than llama.cpp and
+    twice the file's numbers fit there. Reads no weights. Raises OptionError, FileMissingError,
     MalformedFileError, PairError for a teacher of another model, UnsupportedModelError for what no
     head can be made for.
     """
@@ -253,7 +253,7 @@ def open_head_target(
                 f"--target {target} is a GGUF file, which gives its own states: leave out --teacher"
             )
         check_file_target(target)
-        if device.type != "cpu" and _fits_as_llama(target, device):
+        if _torch_is_faster(device) and _fits_as_llama(target, device):
             return LlamaFileTarget(target, device)
         return FileTarget(target, file_shape(target), FileTokens(target), n_threads=n_threads)
     if teacher is None:
@@ -263,10 +263,20 @@ def open_head_target(
     return FileTarget(teacher, shape, tokens, n_threads=n_threads)
 
 
+def _torch_is_faster(device: torch.device) -> bool:
+    """Return whether torch answers and computes states faster than llama.cpp with the same device.
+
+    On a CPU with AVX-512 its products of float32 matrices yield several times what llama.cpp's
+    yield for a batch (docs/train.md has the figures); other CPUs were not measured.
+    """
+    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def _fits_as_llama(path: Path, device: torch.device) -> bool:
-    """Return whether torch can read a file back, and its GPU holds it beside what is trained."""
+    """Return whether torch can read a file back, and has memory for it beside what is trained."""
+    size = 4 if device.type == "cpu" else 2
     try:
-        return 2 * llama_file_bytes(path, 2) <= free_memory(device)
+        return 2 * llama_file_bytes(path, size) <= free_memory(device)
     except UnsupportedModelError:
         return False
 

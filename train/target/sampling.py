@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ _FEW = 1024  # tokens: they are nine tenths of nearly every law
 _WORTH_DROPPING = 1 / 8  # of the rows: fewer that have ended are cheaper computed than moved away
 
 
-@torch.no_grad()
 def sample_answers(
     model: HFModel,
     prompts: Sequence[Sequence[int]],
@@ -26,21 +25,46 @@ def sample_answers(
     top_p: float = 1.0,
     vocab_size: int | None = None,
 ) -> list[list[int]]:
-    """Return answers drawn token by token from softmax(logits / temperature); 0: the likeliest.
+    """Return the answers of `answers_as_they_end`, in the order of their prompts."""
+    found: list[list[int]] = [[] for _ in prompts]
+    for row, answer in answers_as_they_end(
+        model,
+        prompts,
+        uniforms,
+        temperature=temperature,
+        end_ids=end_ids,
+        top_p=top_p,
+        vocab_size=vocab_size,
+    ):
+        found[row] = answer
+    return found
 
-    `uniforms` [n_prompts, n_longest] in [0, 1) are the noise: token j of answer i is the one at
-    `uniforms[i, j]` of the cumulative law, so an answer depends on its prompt and its row alone,
-    not on the others of its batch. An answer ends with a token of `end_ids`, which it keeps, or
-    after n_longest tokens. With `top_p` below 1 the law is cut to the likeliest tokens that make up
-    so much of it (Holtzman et al. 2020), and the number is one of that law, the likeliest first.
-    `vocab_size` bars the tokens from there on (rows of the embeddings that stand for no token, and
-    tokens that another model lacks).
+
+def answers_as_they_end(
+    model: HFModel,
+    prompts: Sequence[Sequence[int]],
+    uniforms: Tensor,
+    *,
+    temperature: float,
+    end_ids: Collection[int],
+    top_p: float = 1.0,
+    vocab_size: int | None = None,
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield answers drawn token by token from softmax(logits / temperature); 0: the likeliest.
+
+    Each comes with the number of its prompt. `uniforms` [n_prompts, n_longest] in [0, 1) are the
+    noise: token j of answer i is the one at `uniforms[i, j]` of the cumulative law, so an answer
+    depends on its prompt and its row alone, not on the others of its batch. An answer ends with a
+    token of `end_ids`, which it keeps, or after n_longest tokens. With `top_p` below 1 the law is
+    cut to the likeliest tokens that make up so much of it (Holtzman et al. 2020), and the number is
+    one of that law, the likeliest first. `vocab_size` bars the tokens from there on (rows of the
+    embeddings that stand for no token, and tokens that another model lacks).
     """
     was_training = model.module.training
     model.module.eval()
     try:
         batch = _Batch(model, prompts, uniforms)
-        return batch.run(temperature, top_p, frozenset(end_ids), vocab_size)
+        yield from batch.run(temperature, top_p, frozenset(end_ids), vocab_size)
     finally:
         model.module.train(was_training)
 
@@ -83,29 +107,35 @@ class _Batch:
 
     def run(
         self, temperature: float, top_p: float, end_ids: frozenset[int], vocab_size: int | None
-    ) -> list[list[int]]:
+    ) -> Iterator[tuple[int, list[int]]]:
         from specrun.train.target.growing_cache import growing_cache  # transformers takes seconds
 
         cache: Any = growing_cache(self.model.model.config)
         ids, n_longest = self.ids, self.uniforms.shape[1]
         for step in range(n_longest):
             if not self.going_on:
-                break
-            # Padding on the left counts for no position: a prompt begins at 0 whatever its batch.
-            positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-            output: Any = self.model.model(
-                input_ids=ids,
-                attention_mask=self.mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache = output.past_key_values
-            logits, uniforms = output.logits[:, -1, :vocab_size], self.uniforms[self.rows, step]
-            tokens = _tokens_at(logits, uniforms, temperature, top_p)
+                return
+            going_on = self.going_on.copy()
+            logits, cache = self._evaluated(ids, cache, vocab_size)
+            tokens = _tokens_at(logits, self.uniforms[self.rows, step], temperature, top_p)
             ids, cache = self._keep(tokens, end_ids, cache)
-        return self.answers
+            yield from ((row, self.answers[row]) for row in sorted(going_on - self.going_on))
+        yield from ((row, self.answers[row]) for row in sorted(self.going_on))
+
+    @torch.no_grad()
+    def _evaluated(self, ids: Tensor, cache: Any, vocab_size: int | None) -> tuple[Tensor, Any]:  # noqa: ANN401
+        """Return the logits [rows, vocab] after more tokens `ids`, and the cache with them."""
+        # Padding on the left counts for no position: a prompt begins at 0 whatever its batch.
+        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        output: Any = self.model.model(
+            input_ids=ids,
+            attention_mask=self.mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1, :vocab_size], output.past_key_values
 
     def _keep(self, tokens: Tensor, end_ids: frozenset[int], cache: Any) -> tuple[Tensor, Any]:  # noqa: ANN401
         """Note one more token of each answer, and drop the rows that ended once they are many."""

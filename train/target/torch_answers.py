@@ -1,8 +1,9 @@
-"""Answers of a target that torch computes on a GPU: as many prompts at once as it has memory for.
+"""Answers of a target that torch computes: many prompts at once.
 
-llama.cpp answers a few conversations at once, which is the better way on a CPU. A GPU takes much
-the same time for a token of one answer and of a thousand, so that what heads learn from, millions
-of tokens, comes a hundred times as fast (docs/train.md has figures).
+A GPU takes much the same time for a token of one answer and of a thousand, so that what heads learn
+from, millions of tokens, comes a hundred times as fast as from llama.cpp, which answers a few
+conversations at once. A CPU with AVX-512 gains a factor of two, by torch's products of matrices
+(docs/train.md has figures).
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from specrun.bindings.errors import OutOfMemoryError
 from specrun.train.data.asking import AskingSettings, Question, Said
 from specrun.train.data.target_tokens import TargetTokens
 from specrun.train.target.hf_model import HFModel
-from specrun.train.target.sampling import end_tokens, sample_answers, uniform_numbers
+from specrun.train.target.sampling import (
+    answers_as_they_end,
+    end_tokens,
+    uniform_numbers,
+)
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.memory import free_memory
 
@@ -25,7 +30,9 @@ logger = logging.getLogger(__name__)
 Numbered = Sequence[tuple[int, Question]]
 _SHARE = 0.5  # of the free memory: caches that grow or move take as much again for a while
 _LAW_BYTES = 64  # of a row, for each token of the vocabulary: laws in float64, sorted, added up
-_MOST_ROWS = 8192  # more keep no GPU busier, and an interrupt loses the answers of a batch
+# More keep neither busier, and an interrupt loses what a batch has begun to answer.
+_MOST_ROWS = {"cpu": 128}
+_MOST_ROWS_OF_A_GPU = 8192
 
 
 class TorchAnswerer:
@@ -42,17 +49,26 @@ class TorchAnswerer:
     def answers(
         self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
     ) -> Iterator[tuple[int, Said]]:
-        """Yield the answers batch by batch, those to the shortest prompts first.
+        """Yield the answers batch by batch, and of a batch as they end.
 
         `settings` say how tokens are drawn; drafts and how many conversations there are at once
         mean nothing here. Raises OutOfMemoryError where there is none for a single answer.
         """
-        waiting = sorted(asked, key=lambda each: (len(each[1].prompt), each[0]))
-        most = _MOST_ROWS
+        most = _MOST_ROWS.get(self._model.device.type, _MOST_ROWS_OF_A_GPU)
+        # Prompts of like length fill up little. Only those of a batch change places: who has heard
+        # enough, as the first thousand answers, has those to the first thousand questions.
+        waiting = [
+            each
+            for start in range(0, len(asked), most)
+            for each in sorted(asked[start : start + most], key=_prompt_length)
+        ]
         while waiting:
             batch = waiting[: min(most, self._rows(waiting))]
+            ended: set[int] = set()
             try:
-                found = self._batch(batch, settings)
+                for number, said in self._batch(batch, settings):
+                    ended.add(number)
+                    yield number, said
             except torch.OutOfMemoryError as error:
                 if len(batch) == 1:
                     raise OutOfMemoryError(
@@ -62,9 +78,7 @@ class TorchAnswerer:
                 most = len(batch) // 2
                 logger.info("no memory for %d answers at once: %d are tried", len(batch), most)
                 torch.cuda.empty_cache()
-                continue
-            yield from found
-            waiting = waiting[len(batch) :]
+            waiting = [each for each in waiting if each[0] not in ended]
 
     def _rows(self, waiting: Numbered) -> int:
         """Return how many of the first questions are answered at once."""
@@ -79,7 +93,8 @@ class TorchAnswerer:
                 return max(1, count)
         return len(waiting)
 
-    def _batch(self, batch: Numbered, settings: AskingSettings) -> list[tuple[int, Said]]:
+    def _batch(self, batch: Numbered, settings: AskingSettings) -> Iterator[tuple[int, Said]]:
+        """Yield the answers to questions that are asked at once, as they end."""
         params, longest = settings.params, max(question.room for _, question in batch)
         if params.temperature:
             # By the prompt's length too: what a target asks and answers is drawn with other noise.
@@ -87,19 +102,22 @@ class TorchAnswerer:
             uniforms = uniform_numbers(keys, longest)
         else:
             uniforms = torch.zeros(1, 1).expand(len(batch), longest)
-        said = sample_answers(
+        for row, answer in answers_as_they_end(
             self._model,
             [question.prompt for _, question in batch],
             uniforms,
             temperature=params.temperature,
             top_p=params.top_p,
             end_ids=self._ends,
-        )
-        return [
-            (number, self._said(answer[: question.room]))
-            for (number, question), answer in zip(batch, said, strict=True)
-        ]
+        ):
+            number, question = batch[row]
+            yield number, self._said(answer[: question.room])
 
     def _said(self, answer: list[int]) -> Said:
         is_whole = bool(answer) and answer[-1] in self._ends
         return Said(answer, self._tokens.text(answer[: len(answer) - is_whole]), is_whole)
+
+
+def _prompt_length(each: tuple[int, Question]) -> tuple[int, int]:
+    number, question = each
+    return len(question.prompt), number

@@ -12,7 +12,7 @@ import torch
 from support.tiny_targets import ANSWERS
 
 from specrun.bindings.errors import ModelError, OutOfMemoryError
-from specrun.train.data.asking import Answerer, FileAnswerer
+from specrun.train.data.asking import Answerer, AskingSettings, FileAnswerer, Question
 from specrun.train.data.data_file import Answered, Document
 from specrun.train.data.file_tokens import FileTokens
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
@@ -82,7 +82,7 @@ def test_chance_goes_by_seed_and_number_whatever_is_asked_at_once(
         return [each.ids.tolist() for each in found]
 
     together = drawn("a.jsonl")
-    monkeypatch.setattr(torch_answers, "_MOST_ROWS", 2)
+    monkeypatch.setitem(torch_answers._MOST_ROWS, "cpu", 2)
     assert drawn("b.jsonl") == together
     assert drawn("c.jsonl", seed=1) != together
 
@@ -90,34 +90,76 @@ def test_chance_goes_by_seed_and_number_whatever_is_asked_at_once(
 def test_where_memory_lacks_fewer_are_answered_at_once(
     taught, answerer, tmp_path: Path, monkeypatch
 ) -> None:
+    """Answers that came before memory ran out are not asked for again."""
     whole = answered(taught, answerer, tmp_path / "a.jsonl")
-    sample, sizes = torch_answers.sample_answers, []
+    sample, sizes = torch_answers.answers_as_they_end, []
 
     def short_of_memory(model, prompts, *rest, **options):
         sizes.append(len(prompts))
-        if len(prompts) > most:
-            raise torch.OutOfMemoryError
-        return sample(model, prompts, *rest, **options)
+        for done, found in enumerate(sample(model, prompts, *rest, **options)):
+            if len(prompts) > most and done == before:
+                raise torch.OutOfMemoryError
+            yield found
 
-    monkeypatch.setattr(torch_answers, "sample_answers", short_of_memory)
+    monkeypatch.setattr(torch_answers, "answers_as_they_end", short_of_memory)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    most = 2
+    most, before = 2, 0
     again = answered(taught, answerer, tmp_path / "b.jsonl")
     assert [each.ids.tolist() for each in again] == [each.ids.tolist() for each in whole]
-    assert sizes[:3] == [6, 3, 1]
-    most = 0
+    assert sizes == [6, 3, 1, 1, 1, 1, 1, 1]
+    sizes.clear()
+    before = 2
+    again = answered(taught, answerer, tmp_path / "c.jsonl")
+    assert [each.ids.tolist() for each in again] == [each.ids.tolist() for each in whole]
+    assert sizes == [6, 3, 1, 1]
+    most, before = 0, 0
     with pytest.raises(OutOfMemoryError, match="no memory on cpu to answer a prompt of"):
-        answered(taught, answerer, tmp_path / "c.jsonl")
+        answered(taught, answerer, tmp_path / "d.jsonl")
+
+
+def test_an_interrupted_batch_keeps_the_answers_that_ended(
+    taught, answerer, tmp_path: Path
+) -> None:
+    """Each is stored when it ends, not when the longest one of its batch does."""
+    store, heard = tmp_path / "a.jsonl", []
+
+    def interrupted(done: int, _total: int) -> None:
+        heard.append(len(store.read_text().splitlines()))
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer_prompts(
+            *(nullcontext(answerer), FileTokens(taught.gguf), PROMPTS, store, AnswerSettings()),
+            **{"identity": {}, "max_length": 256, "progress": interrupted},
+        )
+    assert heard == [1, 2, 3]
+    whole = answered(taught, answerer, store)
+    assert len(store.read_text().splitlines()) == len(whole) == len(PROMPTS)
+
+
+def test_the_first_answers_are_those_to_the_first_questions(
+    taught, answerer, tmp_path: Path, monkeypatch
+) -> None:
+    """Batch by batch, though a batch is asked by length: who has heard enough stops there."""
+    monkeypatch.setitem(torch_answers._MOST_ROWS, "cpu", 2)
+    questions = [
+        (number, Question([5] * length, 2, str(number)))
+        for number, length in enumerate((9, 3, 1, 7, 2, 8))
+    ]
+    asking = AskingSettings(AnswerSettings().params, "none", 1, 64)
+    order = [number for number, _ in answerer.answers(questions, asking)]
+    assert [sorted(order[at : at + 2]) for at in (0, 2, 4)] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_rows_go_by_the_memory_that_is_free(taught, answerer, tmp_path: Path, monkeypatch) -> None:
-    sample, sizes = torch_answers.sample_answers, []
+    sample, sizes = torch_answers.answers_as_they_end, []
 
     def counted(model, prompts, *rest, **options):
         sizes.append(len(prompts))
         return sample(model, prompts, *rest, **options)
 
-    monkeypatch.setattr(torch_answers, "sample_answers", counted)
+    monkeypatch.setattr(torch_answers, "answers_as_they_end", counted)
     for free, expected in ((1, [1] * 6), (1 << 40, [6])):
         sizes.clear()
         monkeypatch.setattr(torch_answers, "free_memory", lambda _device, free=free: free)
@@ -129,13 +171,13 @@ def test_prompts_of_its_own_are_drawn_from_the_likeliest_tokens(
     taught, answerer, tmp_path: Path, monkeypatch
 ) -> None:
     asked = []
-    sample = torch_answers.sample_answers
+    sample = torch_answers.answers_as_they_end
 
     def noted(model, prompts, uniforms, **options):
         asked.append((len(prompts), options["temperature"], options["top_p"]))
         return sample(model, prompts, uniforms, **options)
 
-    monkeypatch.setattr(torch_answers, "sample_answers", noted)
+    monkeypatch.setattr(torch_answers, "answers_as_they_end", noted)
     with suppress(ModelError):  # it has only learnt to answer
         own_prompts(
             nullcontext(answerer), FileTokens(taught.gguf), 3, tmp_path / "p.jsonl", identity={}
@@ -143,19 +185,32 @@ def test_prompts_of_its_own_are_drawn_from_the_likeliest_tokens(
     assert asked == [(3, 1.0, 0.9)]
 
 
-def test_a_gpu_computes_a_llama_that_fits_there_and_a_cpu_none(taught, monkeypatch) -> None:
+def test_torch_computes_a_llama_that_fits_where_it_is_faster(taught, monkeypatch) -> None:
     """No GPU is needed to choose: which kind of target is opened, for which device and memory."""
     size = llama_file_bytes(taught.gguf, 2)
     gpu = torch.device("cuda")
-    for device, free, kind in (
-        (gpu, 2 * size, LlamaFileTarget),
-        (gpu, 2 * size - 1, FileTarget),
-        (CPU, 2 * size, FileTarget),
+    for device, capability, free, kind in (
+        (gpu, "AVX2", 2 * size, LlamaFileTarget),
+        (gpu, "AVX512", 2 * size - 1, FileTarget),
+        (CPU, "AVX2", 8 * size, FileTarget),
+        (CPU, "AVX512", 4 * size, LlamaFileTarget),
+        (CPU, "AVX512", 4 * size - 1, FileTarget),
     ):
         monkeypatch.setattr(head_target, "free_memory", lambda _device, free=free: free)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
         assert type(open_head_target(taught.gguf, None, device=device)) is kind
     assert type(open_head_target(taught.folder, None, device=gpu)) is FolderTarget
     assert type(open_head_target(taught.folder, taught.gguf, device=gpu)) is FileTarget
+
+
+@pytest.mark.parametrize(("capability", "answerer"), [("AVX512", "Torch"), ("AVX2", "File")])
+def test_a_folder_answers_by_what_is_faster(
+    taught, tmp_path: Path, monkeypatch, capability: str, answerer: str
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    target = open_head_target(taught.folder, None, device=CPU)
+    with target.answerer(tmp_path, torch.float32, lambda _note: None) as found:
+        assert type(found).__name__ == f"{answerer}Answerer"
 
 
 def test_a_file_that_is_no_llama_is_llama_cpps_on_any_device(tmp_path: Path, taught) -> None:
@@ -163,6 +218,20 @@ def test_a_file_that_is_no_llama_is_llama_cpps_on_any_device(tmp_path: Path, tau
 
     path = as_architecture(taught.gguf, tmp_path / "qwen2.gguf", "qwen2")
     assert type(open_head_target(path, None, device=torch.device("cuda"))) is FileTarget
+
+
+def test_a_llama_with_more_than_torch_reads_back_is_llama_cpps(
+    tmp_path: Path, taught, monkeypatch
+) -> None:
+    """Biases, for one: found out before anything is loaded."""
+    from support.renamed_models import as_architecture
+
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    plain = as_architecture(taught.gguf, tmp_path / "plain.gguf", "llama")
+    assert type(open_head_target(plain, None, device=CPU)) is LlamaFileTarget
+    bias = {"blk.0.attn_q.bias": np.zeros(64, np.float32)}
+    biased = as_architecture(taught.gguf, tmp_path / "biased.gguf", "llama", bias)
+    assert type(open_head_target(biased, None, device=CPU)) is FileTarget
 
 
 @pytest.mark.parametrize("answers", [False, True])
@@ -178,16 +247,13 @@ def test_losses_in_torch_are_those_in_llama_cpp(
         **{"steps": 4, "tokens_per_batch": 128, "max_length": 64, "held_out": 0.2},
         **{"device": "cpu", "precision": "float32", "n_threads": 1, "measures": 1},
     }
-    recipe = EagleRecipe(noise=0.0)
-    by_llama = train_head(recipe, HeadRun(taught.gguf, output=tmp_path / "llama", **run))
-    opened = lambda path, *_, **__: LlamaFileTarget(path, torch.device("meta"))  # noqa: E731
-    monkeypatch.setattr("specrun.train.heads.run.open_head_target", opened)
-    loaded = lambda path, _device, dtype: load_llama_file(path, CPU, dtype)  # noqa: E731
-    monkeypatch.setattr(head_target, "load_llama_file", loaded)
-    by_torch = train_head(recipe, HeadRun(taught.gguf, output=tmp_path / "torch", **run))
+    recipe, reports = EagleRecipe(noise=0.0), {}
+    for name, capability in (("torch", "AVX512"), ("llama", "AVX2")):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+        reports[name] = train_head(recipe, HeadRun(taught.gguf, output=tmp_path / name, **run))
     for name in ("torch", "llama"):
         card = (tmp_path / name / "README.md").read_text()
         assert f"computed by {name.replace('llama', 'llama.cpp')}." in card
-    ours, theirs = by_torch.result.curves, by_llama.result.curves
+    ours, theirs = (reports[name].result.curves for name in ("torch", "llama"))
     np.testing.assert_allclose(ours.losses, theirs.losses, atol=1e-3)
     assert ours.measures[-1][1].keys() == theirs.measures[-1][1].keys()
