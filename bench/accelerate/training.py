@@ -49,10 +49,11 @@ _TOKENS_PER_BATCH = 1024  # small batches learn more in the same time
 _FIRST_STEPS = 1_000_000  # until it is known how many fit
 _NARROW = 2048
 """The width below which laws of all tokens are most of a step's work, and of a draft's."""
-_DRAFT_TOKENS = 12288
-_NARROW_RATE = 0.576  # over the width: 1e-3 at 576, which was found good for a fitted start
-_WORTH_EAGLE3 = 12.0  # hours on a CPU, as its steps take seven times as long
-_UNROLLED_ON = 3  # steps of EAGLE-3's chains where it learns on: those after add little
+_DRAFT_TOKENS = {"eagle": 12288, "eagle3": 8192}
+_NARROW_RATE = 0.576  # over the width: 1e-3 at 576, which was found good
+_WORTH_EAGLE3 = 12.0  # hours on a CPU for a wide target, as its steps take seven times as long
+_UNROLLED = 2  # steps of chains that narrow targets' heads learn: those after add little
+_UNROLLED_ON = 3  # where EAGLE-3 learns on
 _RATE_ON = 0.3  # of a narrow target's rate: what was learnt is not to be shaken out again
 
 
@@ -152,16 +153,21 @@ def _recipe(order: TrainingOrder, plan: TrainingPlan) -> HeadRecipe:
     from specrun.train.heads.eagle import EagleRecipe
     from specrun.train.heads.eagle3 import Eagle3Recipe
 
-    if plan.kind == "eagle3":
-        return Eagle3Recipe(steps=_UNROLLED_ON) if plan.earlier else Eagle3Recipe()
+    narrow = _width(order) < _NARROW
     # Trained on its own predictions too: later tokens of a chain are nearly as often right then.
-    return EagleRecipe(draft_tokens=_DRAFT_TOKENS if _width(order) < _NARROW else 0, steps=2)
+    if plan.kind == "eagle":
+        return EagleRecipe(draft_tokens=_DRAFT_TOKENS["eagle"] if narrow else 0, steps=_UNROLLED)
+    if plan.earlier:
+        return Eagle3Recipe(steps=_UNROLLED_ON)
+    if narrow:
+        return Eagle3Recipe(steps=_UNROLLED, draft_tokens=_DRAFT_TOKENS["eagle3"])
+    return Eagle3Recipe()
 
 
 def _rate(order: TrainingOrder, plan: TrainingPlan) -> float | None:
     """Return the learning rate, None for the usual one of the recipe."""
     width = _width(order)
-    if width >= _NARROW or (plan.kind == "eagle3" and not plan.earlier):
+    if width >= _NARROW:
         return None
     return _NARROW_RATE / width * (_RATE_ON if plan.earlier else 1.0)
 
@@ -176,7 +182,7 @@ def _width(order: TrainingOrder) -> int:
 def _beginning(order: TrainingOrder) -> tuple[str, str]:
     """Return what is trained, and the head that is learnt on from, or "".
 
-    A new head is EAGLE-3's where the target's layers can be tapped and there is time.
+    A new head is EAGLE-3's where the target's layers can be tapped and it learns in the time.
     """
     _require_training()
     from specrun.convert.heads.target_facts import target_facts
@@ -195,7 +201,7 @@ def _beginning(order: TrainingOrder) -> tuple[str, str]:
         except (ModelError, PairError):
             continue  # another kind, or of another target: it may draft, but is no start
         return kind, str(path)
-    if device.type == "cpu" and order.hours < _WORTH_EAGLE3:
+    if device.type == "cpu" and _width(order) >= _NARROW and order.hours < _WORTH_EAGLE3:
         return "eagle", ""
     try:
         target.check_taps(Eagle3Recipe().taps(target.shape))

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from specrun.bench.accelerate import hours as training_hours
 from specrun.bench.accelerate import training
 from specrun.bench.accelerate.hours import (
@@ -20,10 +22,19 @@ from specrun.bench.accelerate.hours import (
     TrainingPlan,
 )
 from specrun.bench.accelerate.this_machine import method_of_file
-from specrun.bench.accelerate.training import TrainingOrder, _asked, train_head
+from specrun.bench.accelerate.training import (
+    TrainingOrder,
+    _asked,
+    _beginning,
+    _rate,
+    _recipe,
+    train_head,
+)
 from specrun.bindings.errors import OptionError, SpecrunError, TemplateError
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.demo import demo_target
 from specrun.runtime.models.packaged import shipped_heads
+from specrun.train.heads.eagle3 import Eagle3Recipe
 from specrun.train.trainer.listener import TrainingStatus
 
 PLAN = TrainingPlan("eagle", 1.0, 2000)
@@ -143,12 +154,12 @@ def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts(
     head = train_head(wanted, lambda what, _share: said.append(what))
     assert answers.read_text().splitlines()[:16] == kept
     assert "the target answers, 16 done" not in said
-    assert method_of_file(head) == "eagle"
+    assert method_of_file(head) == "eagle3"
     lines = (head.parent / "prompts.jsonl").read_text().splitlines()
     assert [json.loads(line)["prompt"] for line in lines][:2] == ["abc", "hello"]
     plan = json.loads((head.parent / "plan.json").read_text())["plan"]
     assert 4 <= plan["steps"] < 1_000_000
-    with Runtime(target, f'eagle("{head}", n=2)', n_threads=1, trust=True) as runtime:
+    with Runtime(target, f'eagle3("{head}", n=2)', n_threads=1, trust=True) as runtime:
         drafted = runtime.generate("abc", SamplingParams(temperature=0.0), max_tokens=16)
     with Runtime(target, n_threads=1, trust=True) as runtime:
         plain = runtime.generate("abc", SamplingParams(temperature=0.0), max_tokens=16)
@@ -168,11 +179,30 @@ def test_a_head_that_fits_is_learnt_on_from(target: Path, monkeypatch: pytest.Mo
     earlier = Path(shutil.copy2(first, target.with_name("earlier.gguf")))
     (shipped,) = shipped_heads()
     second = order(target, 0.0006, prompts=("abc", "hello"), earlier=(shipped, earlier))
-    assert method_of_file(train_head(second)) == "eagle"
+    assert method_of_file(train_head(second)) == "eagle3"
     plan = json.loads((second.folder / "plan.json").read_text())["plan"]
     assert plan["earlier"] == str(earlier)
     card = (second.folder / "training" / "README.md").read_text()
     assert "earlier.gguf" in card
+
+
+def test_what_is_learnt_goes_by_the_hours_where_steps_are_dear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """EAGLE-3 of a narrow target in any time, of a wide one on a CPU in half a day."""
+    monkeypatch.setattr(
+        "specrun.train.trainer.precision.usable_device", lambda _: torch.device("cpu")
+    )
+    target, narrow = demo_target(), TrainingPlan("eagle3", 0.1, 0)
+    assert _beginning(order(target, 0.1)) == ("eagle3", "")
+    recipe = _recipe(order(target), narrow)
+    assert (recipe.kind, recipe.steps, recipe.draft_tokens) == ("eagle3", 2, 8192)
+    assert _rate(order(target), narrow) == pytest.approx(0.576 / 256)
+    monkeypatch.setattr(training, "_NARROW", 256)
+    assert _beginning(order(target, 11.9)) == ("eagle", "")
+    assert _beginning(order(target, 12.0)) == ("eagle3", "")
+    assert _recipe(order(target), narrow) == Eagle3Recipe()
+    assert _rate(order(target), narrow) is None
 
 
 def test_without_a_template_beginnings_are_needed(tiny_small_vocab: Path, tmp_path: Path) -> None:
