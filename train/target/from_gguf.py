@@ -153,7 +153,7 @@ def llama_file_bytes(path: Path, number_size: int) -> int:
     file = GGUFSource(path)
     llama_config(file)
     for name in file.tensors:
-        _name(name, file)
+        _name(name, file)  # raises for what no plain Llama has, before anything is loaded
     return number_size * sum(math.prod(tensor.shape) for tensor in file.tensors.values())
 
 

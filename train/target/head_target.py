@@ -266,8 +266,8 @@ def open_head_target(
 def _torch_is_faster(device: torch.device) -> bool:
     """Return whether torch answers and computes states faster than llama.cpp with the same device.
 
-    On a CPU with AVX-512 its products of float32 matrices yield several times what llama.cpp's
-    yield for a batch (docs/train.md has the figures); other CPUs were not measured.
+    On a CPU with AVX-512 both came twice as fast (docs/train.md has the figures); others were not
+    measured.
     """
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX512"
 
