@@ -12,7 +12,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 KIND := $(if $(WHEEL),wheel,$(if $(CUDA),cuda$(CUDA_ARCH),cpu)$(if $(VULKAN),-vulkan))
 FOR_GPUS := $(if $(CUDA),--cuda) $(if $(CUDA_ARCH),--cuda-arch "$(CUDA_ARCH)") $(if $(VULKAN),--vulkan)
 FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel.py $(FOR_GPUS))
-INPUTS := pyproject.toml constraints.txt $(wildcard runtime/compiled/*.[ch]) tools/llama_wheel.py tools/cuda_toolkit.py
+INPUTS := pyproject.toml constraints.txt $(wildcard runtime/compiled/*.[ch] bindings/direct_calls/*.c) tools/llama_wheel.py tools/cuda_toolkit.py
 
 .PHONY: chat test test-real check env dev clean
 .DELETE_ON_ERROR:
@@ -57,4 +57,4 @@ $(VENV)/.dev-$(KIND): $(VENV)/.env-$(KIND)
 	@rm -f $(VENV)/.dev-* && touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info runtime/compiled/*.so
+	rm -rf $(VENV) build *.egg-info runtime/compiled/*.so bindings/direct_calls/*.so

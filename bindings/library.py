@@ -204,17 +204,18 @@ def cpp_names(name: str, result: str, *arguments: str) -> tuple[str, str, str]:
 def step_functions(*, synchronizes: bool) -> tuple[int, int, int]:
     """Return the addresses of the functions that evaluate, wait (0: not asked for), give logits."""
     names = "llama_decode", "llama_synchronize", "llama_get_logits"
-    decode, synchronize, logits = map(_address_of, names)
+    decode, synchronize, logits = map(address_of, names)
     return decode, synchronize if synchronizes else 0, logits
 
 
 @functools.cache
 def memory_functions() -> tuple[int, int]:
     """Return the addresses of the functions that drop and share positions."""
-    return _address_of("llama_memory_seq_rm"), _address_of("llama_memory_seq_cp")
+    return address_of("llama_memory_seq_rm"), address_of("llama_memory_seq_cp")
 
 
-def _address_of(name: str) -> int:
+def address_of(name: str) -> int:
+    """Return where a function of llama.cpp or ggml lies."""
     pointer = ctypes.c_void_p
     return ctypes.cast(native_function(name, pointer), pointer).value or 0
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import (
     Acceptance,
@@ -24,7 +25,7 @@ from specrun.runtime.acceptance import (
     Rule,
     SequentialCascade,
 )
-from specrun.runtime.acceptance.followed import CertainLaws, ShortLaws
+from specrun.runtime.acceptance.followed import CertainLaws, FollowedLaws, ShortLaws
 from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, Keep, RoundOutcome
@@ -64,6 +65,8 @@ class DecodeSettings:
     """The rule: one of these, the second if it weighs the drafter's laws, too."""
     keep: Keep = field(init=False)
     """What the rule reads of the drafter's own."""
+    followed: type[FollowedLaws] | None = field(init=False)
+    """The kind of laws that settings of sampling make of whole rows, where it can be followed."""
 
     def __post_init__(self) -> None:
         # Once an answer: what kind of rule it is costs as much to ask as to propose nothing.
@@ -72,6 +75,7 @@ class DecodeSettings:
         for name, value in zip(("token_rule", "pair_rule"), kinds, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "keep", _kept_for(kinds[1], self.params))
+        object.__setattr__(self, "followed", followed_laws(self.params))
 
 
 def _kept_for(rule: PairRule | None, params: SamplingParams) -> Keep:
@@ -220,7 +224,11 @@ def _accept(
         if settings.witness is not None:
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
-    laws = target_laws(tokens, tree, rows, params, state)
+    followed = settings.followed
+    if followed is not None and isinstance(rows, Rows):
+        laws: LawAt = followed(rows.logits, params, rows.matrix())
+    else:
+        laws = target_laws(tokens, tree, rows, params, state)
     accepted = rule.accept(tree, laws, noise, start)
     if settings.witness is not None:
         settings.witness(tree, rows, laws, accepted)
@@ -275,14 +283,22 @@ def target_laws(
         return lambda node: rows.law(node + 1, params)
     if params.is_adaptive:
         return AdaptiveLaws(tokens, tree, rows.logits, params, state)
-    if params.is_greedy and params.is_plain and not (params.has_penalties or params.logit_bias):
-        return CertainLaws(rows.logits, params)
-    if params.is_cut and params.top_k <= SHORT:
-        return ShortLaws(rows.logits, params)
+    followed = followed_laws(params)
+    if followed is not None:
+        return followed(rows.logits, params)
     if not params.has_penalties:
         logits = rows.logits
         return lambda node: transformed_law(logits(node + 1), params)
     return lambda node: _law_after(tokens, tree, node, rows.logits(node + 1), params, state)
+
+
+def followed_laws(params: SamplingParams) -> type[FollowedLaws] | None:
+    """Return the kind of laws that settings of sampling make, where an exact rule follows it."""
+    if params.is_adaptive:
+        return None
+    if params.is_greedy and params.is_plain and not (params.has_penalties or params.logit_bias):
+        return CertainLaws
+    return ShortLaws if params.is_cut and params.top_k <= SHORT else None
 
 
 class AdaptiveLaws:

@@ -292,7 +292,8 @@ class TargetModel:
         self, start: int, tokens: list[int], parents: tuple[int, ...]
     ) -> EvaluatedRows:
         """Evaluate a root, the text's token `start`, and below it the tree of the other tokens."""
-        layout = self._layout(parents)
+        known = self._known
+        layout = known[1] if known and known[0] is parents else self._layout(parents)
         if self._inputs is not None and self._inputs.takes(tokens):
             return self._evaluate_embedded(self._inputs, start, tokens, layout)
         self._batch.fill_shape(self._fed(tokens), self._cell(start), layout.shape)

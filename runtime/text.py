@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+_LONG = 64  # tokens, of which it pays to compare copies
+
 
 class TextAssembler:
     """Turns bytes into text that can be shown, holding back what a stop string may still claim.
@@ -30,13 +32,13 @@ class TextAssembler:
         Nothing comes after a `final` piece: an unfinished character is replaced.
         """
         unfinished, held, stopped_by = self._state
+        if not unfinished and not self._stop and piece.isascii():
+            return piece.decode()  # nothing was held back and nothing is, as nearly always
         # Models may say bytes that are no UTF-8: they are shown as replacements, not raised.
         data = unfinished + piece
         text, n_read = codecs.utf_8_decode(data, "replace", final)
         if self._stop:
             text, held, stopped_by = self._cut(text, held, stopped_by)
-        elif not unfinished and n_read == len(data):
-            return text  # nothing was held back and nothing is, as nearly always
         self._state = (data[n_read:], held, stopped_by)
         return text
 
@@ -92,6 +94,9 @@ class TextAssembler:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many leading tokens `a` and `b` share."""
     limit = min(len(a), len(b))
-    if list(a[:limit]) == list(b[:limit]):  # the usual case, at the speed of C
+    if limit > _LONG and list(a[:limit]) == list(b[:limit]):  # the usual case, at the speed of C
         return limit
-    return next(i for i in range(limit) if a[i] != b[i])
+    for place, (one, other) in enumerate(zip(a, b, strict=False)):
+        if one != other:
+            return place
+    return limit

@@ -111,18 +111,11 @@ class DraftTree:
     @staticmethod
     def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
         """Return a chain of tokens, drawn from `laws` in turn or, without them, point masses."""
-        n = len(tokens)
-        points = DraftTree.of_points(tokens, _chain_parents(n))
-        if not laws:
-            return points
-        # Node i hangs below i - 1, and ROOT is -1.
-        draws = {i - 1: (Draw(i, laws[i]),) for i in range(n)}
-        return DraftTree(points.tokens, points.parents, points.depths, points.is_candidate, draws)
-
-
-@functools.lru_cache(maxsize=256)
-def _chain_parents(n: int) -> tuple[int, ...]:
-    return tuple(range(ROOT, n - 1))
+        tree = DraftTree(tuple(tokens), *_chain_structure(len(tokens)))
+        if laws:
+            # Node i hangs below i - 1, and ROOT is -1.
+            tree.draws = {i - 1: (Draw(i, laws[i]),) for i in range(len(tokens))}
+        return tree
 
 
 @functools.lru_cache(maxsize=256)
@@ -144,6 +137,15 @@ def _structure(
         draws.setdefault(parent, []).append(Draw(node))
     shared = MappingProxyType({parent: tuple(drawn) for parent, drawn in draws.items()})
     return tuple(depths), (True,) * len(parents), shared
+
+
+@functools.lru_cache(maxsize=256)
+def _chain_structure(
+    n: int,
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...], Mapping[int, tuple[Draw, ...]]]:
+    """Return the parents, depths, candidates and draws of a chain of n point masses."""
+    parents = (*range(ROOT, n - 1),)
+    return parents, *_structure(parents)
 
 
 class Siblings(NamedTuple):

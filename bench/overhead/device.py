@@ -21,11 +21,10 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context, StepLoop
-from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.library import llama
 
-_Repeat = Callable[[Context, Batch, StepLoop], tuple[list[int], Rows] | None]
+_Repeat = Callable[[Context, Batch, StepLoop], list[int] | None]
 
 _FLOAT = 4  # bytes of a logit, a state's number, a token id
 
@@ -158,12 +157,12 @@ def simulated_device() -> Iterator[SimulatedDevice]:
 def _counted(repeat: _Repeat, device: SimulatedDevice) -> _Repeat:
     """Return what evaluates a drafter's batch again and again, and counts the bytes of its rows."""
 
-    def repeating(context: Context, batch: Batch, loop: StepLoop) -> tuple[list[int], Rows] | None:
-        done = repeat(context, batch, loop)
-        if done is not None and device.wait_s is not None:
-            n_rows = len(done[0])
-            device.counts.drafter_bytes += _FLOAT * n_rows * context.model.vocabulary.size
-        return done
+    def repeating(context: Context, batch: Batch, loop: StepLoop) -> list[int] | None:
+        tokens = repeat(context, batch, loop)
+        if tokens is not None and device.wait_s is not None:
+            n_bytes = _FLOAT * len(tokens) * context.model.vocabulary.size
+            device.counts.drafter_bytes += n_bytes
+        return tokens
 
     return repeating
 

@@ -113,6 +113,8 @@ class Batch:
         self._offsets = np.zeros(capacity, np.int64)
         # llama_batch.seq_id is an array of pointers into `ids`, kept as plain integers.
         self._pointers = np.zeros(capacity + 1, np.uintp)
+        # Writing through these takes a fraction of what an array's own assignment does.
+        self._token_cells, self._position_cells = self.tokens.data, self.positions.data
         self._ids_address = self.ids.ctypes.data
         self._ids_start = np.uintp(self._ids_address)
         # Where the ids lie of tokens that carry one each.
@@ -178,8 +180,8 @@ class Batch:
             self._change_shape(n, shape)
         if len(tokens) != len(shape.depths):
             raise OptionError(f"{len(tokens)} tokens in a shape for {len(shape.depths)}")
-        shape.pack(self.tokens, 0, *tokens)
-        shape.pack(self.positions, 0, *map(start.__add__, shape.depths))
+        shape.pack(self._token_cells, 0, *tokens)
+        shape.pack(self._position_cells, 0, *map(start.__add__, shape.depths))
         self.token_bounds = min(tokens), max(tokens)
         self.first_position = start
 
@@ -194,9 +196,9 @@ class Batch:
         tokens = [*chain.from_iterable(tokens for tokens, _, _ in parts)]
         if len(tokens) != n:
             raise OptionError(f"{len(tokens)} tokens in shapes for {n}")
-        shape.pack(self.tokens, 0, *tokens)
+        shape.pack(self._token_cells, 0, *tokens)
         positions = (start + depth for _, start, own in parts for depth in own.depths)
-        shape.pack(self.positions, 0, *positions)
+        shape.pack(self._position_cells, 0, *positions)
         self.token_bounds = min(tokens), max(tokens)
         self.first_position = min(start for _, start, _ in parts)
 
@@ -262,8 +264,8 @@ class Batch:
 
     def fill_one(self, token: int, position: int, sequence: int = 0) -> None:
         """Write a single token with output: the step a draft model takes most."""
-        self.tokens[0] = token
-        self.positions[0] = position
+        self._token_cells[0] = token
+        self._position_cells[0] = position
         self.first_position = position
         self.token_bounds = (token, token)
         if self._filled == sequence:  # as a chain goes on, the rest is in place already

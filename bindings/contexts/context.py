@@ -82,6 +82,7 @@ class Context:
         self.waits_for_device = bool(model.placed.offload)
         # What is called while a device computes: it must not call llama.cpp.
         self.while_computing: Callable[[], None] | None = None
+        self._step_functions: tuple[int, int, int] | None = None
         self._n_vocab = model.vocabulary.size
         self._has_hidden_states = self.options.hidden_states
         try:
@@ -272,12 +273,12 @@ class Context:
         # A stand-in for the library evaluates itself.
         return is_plain and not self.memory.n_rollback and self._native is llama()
 
-    def repeat(self, batch: Batch, loop: StepLoop) -> tuple[list[int], Rows] | None:
+    def repeat(self, batch: Batch, loop: StepLoop) -> list[int] | None:
         """Let compiled code evaluate a batch of one token again and again, each time another token.
 
-        Returns its tokens and the rows of the last evaluation. None, and nothing is done, where
-        it cannot (`can_repeat`). Raises as `decode` does, for the evaluation that failed; those
-        before it stay in the memory.
+        Returns its tokens; `rows_of` the batch are then those of the last evaluation. None, and
+        nothing is done, where it cannot (`can_repeat`). Raises as `decode` does, for the evaluation
+        that failed; those before it stay in the memory.
         """
         handle = self.handle
         if not self.can_repeat:
@@ -290,13 +291,20 @@ class Context:
             self._has_threads_to_note = False
         self._buffers.generation += 1
         self._buffers.n_candidates = None
-        functions = step_functions(synchronizes=self.waits_for_device)
+        functions = self._step_functions
+        if functions is None or bool(functions[1]) is not self.waits_for_device:
+            functions = step_functions(synchronizes=self.waits_for_device)
+            self._step_functions = functions
         code, seconds, tokens = loop((*functions, int(handle), batch.address))
         self.native_seconds += seconds
         if code != 0:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
-        return tokens, Rows(self._buffers, batch, 1, every_token=self._has_hidden_states)
+        return tokens
+
+    def rows_of(self, batch: Batch) -> Rows:
+        """Return the rows of a batch of one token that was evaluated last (`repeat`)."""
+        return Rows(self._buffers, batch, 1, every_token=self._has_hidden_states)
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse what llama.cpp would answer with an assertion, which ends the process."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from specrun.bindings.direct_calls import remove_function, share_function
 from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
 from specrun.bindings.library import llama, memory_functions
 
@@ -36,9 +37,11 @@ class Memory:
     ) -> None:
         self._native = native
         # A round makes dozens of these two calls: looking them up in the module would show.
-        self._remove = native.llama_memory_seq_rm
-        self._share = native.llama_memory_seq_cp
-        self._addresses = memory_functions() if native is llama() else None
+        self._remove, self._share = native.llama_memory_seq_rm, native.llama_memory_seq_cp
+        self._addresses = None
+        if native is llama():  # a stand-in for the library is called itself
+            self._remove, self._share = remove_function(), share_function()
+            self._addresses = memory_functions()
         self._open_handle: Any = handle
         self._n_sequences = n_sequences
         self._can_branch = can_branch

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.layer_inputs import layer_input_rows, show_layer_inputs
+from specrun.bindings.direct_calls import address_function
 from specrun.bindings.errors import ClosedError, OptionError, StaleViewError
 from specrun.bindings.library import NativeHandle, native_function
 from specrun.bindings.models.model import Model
@@ -50,9 +51,10 @@ class OutputBuffers:
         self._fresh_candidates: tuple[int, tuple[IdRows, FloatRows]] | None = None
         # The generation of the rows of logits that were read last, their address, and views.
         self.whole_rows: tuple[int, int, list[FloatRows]] = (-1, 0, [])
+        self.matrix: memoryview | None = None  # all of them, as they were read last
         pointer = ctypes.c_void_p
-        self._addresses = {
-            name: native_function(name, pointer, pointer) for name in (_LOGITS, _HIDDEN)
+        self._addresses: dict[str, Any] = {
+            name: address_function(name) for name in (_LOGITS, _HIDDEN)
         }
         for name in _CANDIDATES:
             self._addresses[name] = native_function(name, pointer, pointer, ctypes.c_int32)
@@ -72,7 +74,8 @@ class OutputBuffers:
             return rows
         # The buffer only moves when it grows, so views are made once and are good for all rounds.
         if self._addresses[_LOGITS](self._open()) != address or len(rows) < count:
-            rows = list(self._view(_LOGITS, count, self._n_vocab))
+            whole = self._view(_LOGITS, count, self._n_vocab)
+            rows, self.matrix = list(whole), whole.data
             address = self._addresses[_LOGITS](self._open())  # a signal may close it on any line
         self.whole_rows = generation, address, rows
         return rows
@@ -128,6 +131,7 @@ class OutputBuffers:
         self._handle = None
         self.renew()
         self._views, self._fresh, self.whole_rows = {}, {}, (-1, 0, [])
+        self.matrix = None
 
     def require_fresh(self, generation: int) -> None:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
@@ -229,6 +233,14 @@ class Rows:
                 raise OptionError(f"only {kept} of each row were copied (Context.cut_rows)")
             return self._buffers.uncut(self._native_count)[index]  # type: ignore[no-any-return]
         return self._buffers.logits(self._native_count)[index]
+
+    def matrix(self) -> memoryview | None:
+        """Return the logits of all rows, [count or more, n_vocab]; None where they lie apart."""
+        buffers = self._buffers
+        if not self._are_plain or self._generation != buffers.generation:
+            return None
+        buffers.logits(self._native_count)
+        return buffers.matrix
 
     def candidates(self, row: int) -> Candidates | None:
         """Return the best tokens of one row, views; None where its logits are whole."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
 
+from specrun.bindings.direct_calls import piece_function
 from specrun.bindings.errors import ClosedError, OptionError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
-from specrun.bindings.library import llama, native_function
+from specrun.bindings.library import llama
 
 # llama_vocab_type
 _KIND_NAMES = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
@@ -32,8 +33,6 @@ _ATTRIBUTE_CONTROL = 1 << 3
 _ATTRIBUTE_BYTE = 1 << 5
 
 _GUARD = "\n"  # a tokenizer may add a space before a text: it goes to this
-_PIECE_SIZE = 64  # longer ones are rare
-_Piece = ctypes.c_char * _PIECE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,17 @@ def stored_fingerprint(header: GGUFHeader) -> bytes | None:
     return digest.digest()
 
 
+class _Pieces(dict[int, bytes]):
+    """The bytes of tokens, each asked for once."""
+
+    def __init__(self, render: Callable[[int], bytes]) -> None:
+        self._render = render
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self[token] = self._render(token)
+        return piece
+
+
 class Vocabulary:
     """The vocabulary of one model. It lives as long as its `Model`, which owns its memory."""
 
@@ -77,12 +87,8 @@ class Vocabulary:
         self.kind: str = _KIND_NAMES.get(self._native.llama_vocab_type(handle), "unknown")
         self.adds_bos: bool = bool(self._native.llama_vocab_get_add_bos(handle))
         self.adds_eos: bool = bool(self._native.llama_vocab_get_add_eos(handle))
-        self._pieces: dict[int, bytes] = {}
-        # With pointers that are numbers: most tokens of a text are looked up once, round by round.
-        whole, pointer = ctypes.c_int32, ctypes.c_void_p
-        self._to_piece = native_function(
-            "llama_token_to_piece", whole, pointer, whole, pointer, whole, whole, ctypes.c_bool
-        )
+        self._pieces = _Pieces(self._render)
+        self._piece_of = piece_function()
 
     @property
     def _handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
@@ -210,14 +216,7 @@ class Vocabulary:
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """Return the bytes that each of these tokens stands for."""
-        known = self._pieces
-        pieces = [*map(known.get, tokens)]
-        if None in pieces:
-            for token in tokens:
-                if token not in known:
-                    known[token] = self._render(token, special=False)
-            return [known[token] for token in tokens]
-        return pieces  # type: ignore[return-value]  # none of them is None
+        return [*map(self._pieces.__getitem__, tokens)]
 
     def is_byte(self, token: int) -> bool:
         """Whether the token is a bare byte: tokenizers spell with those what they do not know."""
@@ -245,7 +244,7 @@ class Vocabulary:
         out.
         """
         self._check(token)
-        whole, size = (ctypes.c_int32 * 1)(token), _PIECE_SIZE
+        whole, size = (ctypes.c_int32 * 1)(token), 64  # longer ones are rare
         for _ in range(2):
             buffer = (ctypes.c_char * size)()
             count = self._native.llama_detokenize(self._handle, whole, 1, buffer, size, False, True)
@@ -267,14 +266,10 @@ class Vocabulary:
                 return token
         return None
 
-    def _render(self, token: int, *, special: bool) -> bytes:
-        self._check(token)
-        buffer, size, handle = _Piece(), _PIECE_SIZE, self._handle
-        count = self._to_piece(handle, token, buffer, size, 0, special)
-        if count < 0:
-            buffer, size = (ctypes.c_char * -count)(), -count
-            count = self._to_piece(handle, token, buffer, size, 0, special)
-        return buffer.raw[:count]
+    def _render(self, token: int, *, special: bool = False) -> bytes:
+        if not 0 <= token < self.size:
+            self._check(token)
+        return self._piece_of(self._open_handle or self._handle, token, special)
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.size:

@@ -27,11 +27,13 @@ from specrun.runtime.tree import DraftTree
 class FollowedLaws:
     """The laws that settings make of rows, to ask or to follow.
 
-    `logits(0)` is the row of the root, `logits(i + 1)` that of node i.
+    `logits(0)` is the row of the root, `logits(i + 1)` that of node i. `matrix` has all of them,
+    [rows, n_vocab], where they lie side by side.
     """
 
     logits: Callable[[int], Logits]
     params: SamplingParams
+    matrix: memoryview | None = None
 
     def __call__(self, node: int) -> Law:
         """Return the law after a node."""
@@ -63,7 +65,8 @@ class CertainLaws(FollowedLaws):
         """Return the nodes that spell what the target would have said: nothing is drawn."""
         if LOOPS is None:
             return None
-        kept = LOOPS.walk_highest(self.logits, tree.tokens, tree.draws.get)
+        rows = self.logits if self.matrix is None else self.matrix
+        kept = LOOPS.walk_highest(rows, tree.tokens, tree.draws.get)
         return None if kept is None else Acceptance(*kept)
 
 
@@ -80,6 +83,7 @@ class ShortLaws(FollowedLaws):
             return None
         k, share, lowest, temperature = self.params.cuts
         cuts, source = (np.exp, share, lowest, temperature), noise.source
-        drawn = self.logits, tree.tokens, tree.draws_below
+        rows = self.logits if self.matrix is None else self.matrix
+        drawn = rows, tree.tokens, tree.draws_below
         kept = LOOPS.verify(*drawn, np.empty(k), cuts, source, position, as_block)
         return None if kept is None else Acceptance(*kept)

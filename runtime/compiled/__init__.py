@@ -20,6 +20,9 @@ _logger = logging.getLogger(__name__)
 Numbers = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
 
+RowSource = Callable[[int], npt.NDArray[np.float32]] | memoryview
+"""What gives the rows of an evaluation by their numbers, or all of them, [rows, n_vocab]."""
+
 MOST_RANKED = 256
 """The most entries that `Loops.truncate` ranks."""
 
@@ -120,7 +123,7 @@ class Loops(Protocol):
 
     def walk_highest(
         self,
-        logits: Callable[[int], npt.NDArray[np.float32]],
+        logits: RowSource,
         tokens: tuple[int, ...],
         draws: Callable[[int], tuple[tuple[int, object], ...] | None],
     ) -> tuple[tuple[int, ...], int, bool] | None:
@@ -128,7 +131,7 @@ class Loops(Protocol):
 
     def verify(
         self,
-        logits: Callable[[int], npt.NDArray[np.float32]],
+        logits: RowSource,
         tokens: tuple[int, ...],
         draws: Callable[[int], tuple[object, ...] | None],
         array: Numbers,

@@ -18,6 +18,7 @@
 #include "moves.h"
 #include "pairs.h"
 #include "places.h"
+#include "rows.h"
 #include "short_laws.h"
 #include "truncation.h"
 #include "verification.h"
@@ -307,23 +308,15 @@ static PyObject *highest(PyObject *self, PyObject *row)
 
 /* -- the walk at temperature 0 ------------------------------------------------------------------- */
 
-/* Return the place of the highest entry of the row that a function gives; -1: none, -2: an error. */
-static Py_ssize_t highest_of_row(PyObject *logits, Py_ssize_t number)
+/* Return the place of the highest entry of a row; -1: none, -2: an error. */
+static Py_ssize_t highest_of_row(const RowSource *rows, Py_ssize_t number)
 {
-    Py_buffer view;
-    PyObject *name = PyLong_FromSsize_t(number);
-    PyObject *row = name == NULL ? NULL : PyObject_CallOneArg(logits, name);
-    Py_XDECREF(name);
-    if (row == NULL)
-        return -2;
-    Py_ssize_t place = -1;
-    if (open_array(row, &view, 'f', 0) == 0) {
-        place = place_of_highest(view.buf, length_of(&view));
-        PyBuffer_Release(&view);
-    } else {
-        PyErr_Clear(); /* numbers of another kind are for Python */
-    }
-    Py_DECREF(row);
+    Row row;
+    int opened = open_row(rows, number, &row);
+    if (opened <= 0)
+        return opened < 0 ? -2 : -1; /* numbers of another kind are for Python */
+    Py_ssize_t place = place_of_highest(row.entries, row.size);
+    close_row(&row);
     return place;
 }
 
@@ -347,8 +340,8 @@ static Py_ssize_t child_named(PyObject *drawn, PyObject *tokens, Py_ssize_t toke
 
 PyDoc_STRVAR(walk_highest_doc,
 "walk_highest(logits, tokens, draws): walk down a tree of point masses as rows' highest say.\n\n"
-"`logits(0)` is the root's row, `logits(i + 1)` that of node i; `draws(node)` are a node's draws,\n"
-"or None. Returns the path, the token after it, and whether there were draws to refuse; None if\n"
+"Row 0 of `logits`, a function or a matrix, is the root's, row i + 1 that of node i; `draws(node)`\n"
+"are a node's draws, or None. Returns the path, the token after it, and whether there were draws to refuse; None if\n"
 "there is another kind of draw, or a row whose highest is not finite, or not of 32 bits.");
 
 static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
@@ -359,9 +352,12 @@ static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t 
         PyErr_SetString(PyExc_TypeError, "the tokens of a tree are a tuple");
         return NULL;
     }
+    RowSource rows;
+    if (open_rows(args[0], &rows))
+        return NULL;
     PyObject *path = PyList_New(0), *drawn = NULL, *name = NULL, *result = NULL;
     for (Py_ssize_t node = -1; path != NULL;) {
-        Py_ssize_t token = highest_of_row(args[0], node + 1);
+        Py_ssize_t token = highest_of_row(&rows, node + 1);
         Py_XSETREF(name, PyLong_FromSsize_t(node));
         if (token == -2 || name == NULL)
             break;
@@ -388,6 +384,7 @@ static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_XDECREF(name);
     Py_XDECREF(drawn);
     Py_XDECREF(path);
+    close_rows(&rows);
     return result;
 }
 

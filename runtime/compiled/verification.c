@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "arrays.h"
+#include "rows.h"
 #include "short_laws.h"
 #include "sums.h"
 #include "words.h"
@@ -33,7 +34,8 @@ typedef struct {
 } Noise;
 
 typedef struct {
-    PyObject *logits, *tokens, *draws; /* rows by number, tokens by node, draws by parent */
+    RowSource rows;
+    PyObject *tokens, *draws; /* by node, by parent */
     PyObject *array;                   /* where laws are made: its length is top-k's */
     Cuts cuts;
     Noise noise;
@@ -93,33 +95,26 @@ static double probability_in(
 /* Make the target's law after a node. */
 static int law_after(Walk *walk, Py_ssize_t node, Law *law)
 {
-    Py_buffer views[2];
-    PyObject *name = PyLong_FromSsize_t(node + 1);
-    PyObject *row = name == NULL ? NULL : PyObject_CallOneArg(walk->logits, name);
-    Py_XDECREF(name);
-    if (row == NULL)
-        return FAILED;
-    int result = UNUSUAL;
-    if (open_array(row, &views[0], 'f', 0)) {
-        PyErr_Clear(); /* numbers of another kind are for Python */
-        Py_DECREF(row);
-        return UNUSUAL;
-    }
-    if (open_array(walk->array, &views[1], 'd', 1)) {
+    Row row;
+    Py_buffer view;
+    int result = open_row(&walk->rows, node + 1, &row);
+    if (result <= 0)
+        return result < 0 ? FAILED : UNUSUAL; /* numbers of another kind are for Python */
+    result = UNUSUAL;
+    if (open_array(walk->array, &view, 'd', 1)) {
         result = FAILED;
     } else {
-        Py_ssize_t size = length_of(&views[0]), k = length_of(&views[1]);
-        if (k >= 1 && k <= SHORT && k < size) {
+        Py_ssize_t k = length_of(&view);
+        if (k >= 1 && k <= SHORT && k < row.size) {
             law->size = law_of_row(
-                views[0].buf, size, &walk->cuts, k, law->ids, views[1].buf, walk->array);
+                row.entries, row.size, &walk->cuts, k, law->ids, view.buf, walk->array);
             result = law->size < 0 ? FAILED : law->size > 0 ? DONE : UNUSUAL;
             if (result == DONE)
-                memcpy(law->probs, views[1].buf, (size_t)law->size * sizeof(double));
+                memcpy(law->probs, view.buf, (size_t)law->size * sizeof(double));
         }
-        PyBuffer_Release(&views[1]);
+        PyBuffer_Release(&view);
     }
-    PyBuffer_Release(&views[0]);
-    Py_DECREF(row);
+    close_row(&row);
     return result;
 }
 
@@ -533,8 +528,8 @@ static int verify_block(Walk *walk, int64_t *token, int *rejected)
 
 const char verify_doc[] =
 "verify(logits, tokens, draws, array, cuts, noise, position, as_blocks): what an exact rule keeps.\n\n"
-"`logits(0)` is the root's row, `logits(i + 1)` that of node i; laws are made of them in `array`, whose\n"
-"length, 128 at most, is top-k's, by `cuts`: exp, share, lowest and temperature, as in `truncate`.\n"
+"Row 0 of `logits`, a function or a matrix, is the root's, row i + 1 that of node i; laws are made of\n"
+"them in `array`, whose length, 128 at most, is top-k's, by `cuts`: exp, share, lowest and temperature, as in `truncate`.\n"
 "`draws(node)` are a node's draws, or None: a tuple of (node, law), or (first, tokens, law) of siblings\n"
 "without replacement. Numbers are those of `SeededNoise` of `noise`, key and stream, from a position on.\n"
 "`as_blocks`: the leading chain is verified as a block. Returns the path, the token after it, and\n"
@@ -546,7 +541,7 @@ PyObject *verify(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     long long stream;
     if (check_count(n_args, 8))
         return NULL;
-    Walk walk = {.logits = args[0], .tokens = args[1], .draws = args[2], .array = args[3], .n_path = 0};
+    Walk walk = {.tokens = args[1], .draws = args[2], .array = args[3], .n_path = 0};
     Cuts *cuts = &walk.cuts;
     if (!PyTuple_Check(args[1]) || !PyTuple_Check(args[4]) || !PyTuple_Check(args[5])) {
         PyErr_SetString(PyExc_TypeError, "tokens, cuts and noise are tuples");
@@ -559,11 +554,12 @@ PyObject *verify(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     walk.noise.stream = stream;
     walk.position = PyLong_AsLongLong(args[6]);
     int as_blocks = PyErr_Occurred() ? -1 : PyObject_IsTrue(args[7]), rejected = 0;
-    if (as_blocks < 0)
+    if (as_blocks < 0 || open_rows(args[0], &walk.rows))
         return NULL;
     int64_t token = 0;
     int result = as_blocks ? verify_block(&walk, &token, &rejected)
                            : walk_down(&walk, ROOT, &token, &rejected);
+    close_rows(&walk.rows);
     if (result == FAILED)
         return NULL;
     if (result == UNUSUAL)

@@ -14,7 +14,18 @@ from specrun.runtime.trees import Topology
 _WORTH_PADDING = 0.05  # of the time of a batch: what padding must save at the least
 
 
-@dataclass(frozen=True, slots=True)
+class _Times(dict[int, float]):
+    """Times by number of tokens: drafters that plan ask for the same few in every round."""
+
+    def __init__(self, sizes: tuple[int, ...], times: tuple[float, ...]) -> None:
+        self._measured = sizes, times
+
+    def __missing__(self, n: int) -> float:
+        self[n] = seconds = _seconds(*self._measured, n)
+        return seconds
+
+
+@dataclass(frozen=True)
 class CostCurve:
     """Seconds of one evaluation of n tokens, measured at ascending `sizes`.
 
@@ -46,7 +57,15 @@ class CostCurve:
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, on straight lines between what was measured and beyond."""
-        return _seconds(self.sizes, self.rebuilt if rebuilt else self.reused, n)
+        return (self._rebuilt_at if rebuilt else self._reused_at)[n]
+
+    @functools.cached_property
+    def _reused_at(self) -> _Times:
+        return _Times(self.sizes, self.reused)
+
+    @functools.cached_property
+    def _rebuilt_at(self) -> _Times:
+        return _Times(self.sizes, self.rebuilt)
 
     def spread_at(self, n: int) -> float:
         """Return the spread of the nearest sizes, the larger of two; 0 where it is not known."""
@@ -84,8 +103,6 @@ class CostCurve:
         return CostCurve(self.sizes, least(self.reused), least(self.rebuilt), self.spread)
 
 
-# Drafters that plan with a curve ask for the same few numbers each round.
-@functools.lru_cache(maxsize=4096)
 def _seconds(sizes: tuple[int, ...], times: tuple[float, ...], n: int) -> float:
     """Return the time of n tokens; see `CostCurve.seconds`."""
     if n in sizes:

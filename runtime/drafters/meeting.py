@@ -215,7 +215,7 @@ class ContextPart(Context):
         self.native_seconds += seconds
         return cast("Rows", _CopiedRows(rows, batch.n_outputs)) if self._copies else rows
 
-    def repeat(self, batch: Batch, loop: StepLoop) -> tuple[list[int], Rows] | None:
+    def repeat(self, batch: Batch, loop: StepLoop) -> list[int] | None:
         """Let compiled code evaluate a batch of one token again and again: see `Context`."""
         token, position = int(batch.tokens[0]), int(batch.positions[0])
         self._single.fill_one(token, position, self.first + int(batch.ids[0]))
@@ -224,6 +224,10 @@ class ContextPart(Context):
         done = context.repeat(self._single, loop)
         self.native_seconds += context.native_seconds - before
         return done
+
+    def rows_of(self, batch: Batch) -> Rows:
+        """Return the rows of what was evaluated last: see `Context`."""
+        return self._shared.context.rows_of(self._single)
 
     def close(self) -> None:
         """Give it back: its text is dropped. Again does nothing."""

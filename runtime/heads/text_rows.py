@@ -281,4 +281,4 @@ class TextRows(Generic[Said]):
 def copied_rows(views: Sequence[FloatRows]) -> FloatRows:
     """Return a copy [n, ...] of rows that die with the next evaluation."""
     # One row is what most rounds have, and several times as quick as a stack of one.
-    return views[0][None].copy() if len(views) == 1 else np.stack(views)
+    return np.array(views[0], ndmin=2) if len(views) == 1 else np.stack(views)

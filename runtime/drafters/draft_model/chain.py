@@ -89,6 +89,7 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         self._row_memory = RowMemory()
         self.max_nodes, self._sampling = num_draft_tokens, sampling
         self._exit, self._length = adaptive_exit, length
+        self._looks_at_rows = p_min > 0.0 or adaptive_exit is not None or length is not None
         self._drafted: Sequence[int] = ()
         self._most = 0
 
@@ -103,6 +104,9 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         prepared = self._take_prepared(request)
         if prepared is not None:
             return prepared
+        chain = self._compiled_chain(request)
+        if chain is not None:
+            return chain
         steps, state = self._drafting(request), self._state
         try:
             row = state.feed(next(steps))
@@ -112,15 +116,73 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
             tree: DraftTree = drafted.value
             return tree
 
-    def _drafting(self, request: DraftRequest) -> _Steps:
-        """Draft a chain: yields tokens to evaluate after the cached ones, takes the row then."""
-        start = len(request.tokens)
-        state, rows = self._state, self._kept_rows(request)
-        state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
+    def _compiled_chain(self, request: DraftRequest) -> DraftTree | None:
+        """Draft in compiled code, from a single token on; None where rows are looked at here."""
+        state, params = self._state, request.params
+        if self._looks_at_rows or request.keep != "nothing" or request.fallback or state.waits:
+            return None
+        if params.is_greedy:
+            if not params.is_plain or params.has_penalties or params.logit_bias:
+                return None
+        elif (
+            self._sampling != "with"
+            or request.state.grammar is not None
+            or not isinstance(request.noise, DraftNoise)
+            or not state.can_draw_on(params)
+        ):
+            return None
+        count = self._count(request)
+        if count < 2:
+            return None
+        uncached = self._uncached(request, ())
+        if params.is_greedy:
+            return DraftTree.chain(self._likeliest(request, uncached, count))
+        assert isinstance(request.noise, DraftNoise)
+        return DraftTree.chain(*self._drawn(request, request.noise, uncached, count))
+
+    def _likeliest(self, request: DraftRequest, uncached: Sequence[int], count: int) -> list[int]:
+        """Return the most likely tokens in turn."""
+        state, params, ends = self._state, request.params, request.end_tokens
+        tokens = None
+        if len(uncached) == 1 and state.feeds_singly:
+            tokens = state.feed_likeliest(uncached[0], count, ends)
+        if tokens is None:
+            tokens = [greedy_token(state.feed(uncached), params)]
+            if tokens[0] not in ends:
+                tokens += state.feed_likeliest(tokens[0], count - 1, ends) or ()
+        while len(tokens) < count and tokens[-1] not in ends:  # compiled code cannot
+            tokens.append(greedy_token(state.feed_one(tokens[-1]), params))
+        return tokens
+
+    def _drawn(
+        self, request: DraftRequest, noise: DraftNoise, uncached: Sequence[int], count: int
+    ) -> tuple[list[int], list[Law]]:
+        """Draw tokens in turn, as `chain_steps` does; return them and the laws they are from."""
+        state, start, params = self._state, len(request.tokens), request.params
+        ends = request.end_tokens
+        if len(uncached) == 1 and state.feeds_singly and state.known(uncached[0]) == uncached[0]:
+            return state.feed_drawn(uncached[0], noise.words(start, count), params, ends)
+        law = transformed_law(state.feed(uncached), params, (), request.state)
+        noise.seek(start)
+        first = noise.choose(law)
+        if first in ends:
+            return [first], [law]
+        words = noise.words(start + 1, count - 1)
+        tokens, laws = state.feed_drawn(first, words, params, ends)
+        return [first, *tokens], [law, *laws]
+
+    def _count(self, request: DraftRequest) -> int:
+        """Return how many tokens may be drafted; the last token's row is needed again."""
+        state = self._state
+        state.rewind(min(len(state.cached), len(request.tokens) - 1))
         # The last drafted token is fed back only for a rule that reads its row: else it needs no
         # cell.
         room = state.room(request.tokens) + (request.keep == "nothing")
-        count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
+        return min(self.max_nodes, request.max_depth, request.max_nodes, room)
+
+    def _drafting(self, request: DraftRequest) -> _Steps:
+        """Draft a chain: yields tokens to evaluate after the cached ones, takes the row then."""
+        start, rows, count = len(request.tokens), self._kept_rows(request), self._count(request)
         if count < 1:
             return DraftTree() if rows is None else rows.of(DraftTree())
         params, threshold = request.params, self._p_min
@@ -137,10 +199,6 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         if params.is_greedy:
             return (yield from self._greedy_chain(request, count, rows, surely))
         stop = self._length if surely is None else surely
-        is_plain = not points and threshold == 0.0 and stop is None and rows is None
-        at_once = is_plain and count > 1 and request.state.grammar is None
-        if at_once and state.can_draw_on(params) and isinstance(request.noise, DraftNoise):
-            return (yield from self._drawn_chain(request, request.noise, count))
         steps = chain_steps(
             request.noise,
             start,
@@ -215,17 +273,6 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         params = request.params
         length = self._length if surely is None else surely
         tokens: list[int] = []
-        whole = length is None and rows is None
-        plain = whole and params.is_plain and not (params.has_penalties or params.logit_bias)
-        if plain and count > 1:
-            uncached = self._uncached(request, ())
-            if len(uncached) == 1 and self._state.feeds_singly:
-                tokens = self._chain_at_once(uncached[0], request, count)
-            if not tokens:
-                first = greedy_token((yield uncached), params)
-                ended = first in request.end_tokens
-                rest = [] if ended else self._chain_at_once(first, request, count - 1)
-                tokens = [first, *rest]
         while len(tokens) < count and not (tokens and tokens[-1] in request.end_tokens):
             if length is not None and not length.goes_on():
                 break
@@ -245,30 +292,6 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         self._drafted, self._most = tokens, len(tokens)
         tree = DraftTree.chain(tokens)
         return tree if rows is None else rows.of(tree)
-
-    def _drawn_chain(self, request: DraftRequest, noise: DraftNoise, count: int) -> _Steps:
-        """Draft by draws, as `chain_steps` does, in compiled code from a single token on."""
-        start, params, ends = len(request.tokens), request.params, request.end_tokens
-        state, uncached = self._state, self._uncached(request, ())
-        if len(uncached) == 1 and state.feeds_singly and state.known(uncached[0]) == uncached[0]:
-            words = noise.words(start, count)
-            tokens, laws = state.feed_drawn(uncached[0], words, params, ends)
-        else:
-            law = transformed_law((yield uncached), params, (), request.state)
-            noise.seek(start)
-            tokens, laws = [noise.choose(law)], [law]
-            if tokens[0] not in ends:
-                words = noise.words(start + 1, count - 1)
-                others, their_laws = state.feed_drawn(tokens[0], words, params, ends)
-                tokens, laws = tokens + others, laws + their_laws
-        self._drafted, self._most = tokens, len(tokens) if tokens[-1] in ends else count
-        return DraftTree.chain(tokens, laws)
-
-    def _chain_at_once(self, token: int, request: DraftRequest, count: int) -> list[int]:
-        """Return what follows a token, by compiled code; nothing where that cannot."""
-        if self._state.waits:
-            return []
-        return self._state.feed_likeliest(token, count, request.end_tokens) or []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the cache of what the prompt shares with the last one."""

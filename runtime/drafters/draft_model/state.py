@@ -153,17 +153,17 @@ class DraftModelState:
         start = self.cells(len(cached))
         batch.fill_one(token, start, self.main)
         self._changing = True
-        done = self.context.repeat(
+        tokens = self.context.repeat(
             batch, lambda addresses: loops.greedy_chain(addresses, token, start, most, known, ends)
         )
-        if done is None:
+        if tokens is None:
             self._changing = False
             return None
-        tokens, rows = done
         cached += [token, *tokens[:-1]]
         self._changing = False
         if tokens[-1] < 0:
-            greedy_token(self.shared(rows.logits(0)), _LIKELIEST)  # says what is wrong
+            row = self.context.rows_of(batch).logits(0)
+            greedy_token(self.shared(row), _LIKELIEST)  # says what is wrong
         return tokens
 
     def can_draw_on(self, params: SamplingParams) -> bool:
@@ -196,13 +196,13 @@ class DraftModelState:
 
         batch.fill_one(token, start, self.main)
         self._changing = True
-        done = self.context.repeat(batch, draw)
-        assert done is not None
-        tokens, rows = done
+        tokens = self.context.repeat(batch, draw)
+        assert tokens is not None
         cached += [token, *tokens[:-1]]
         self._changing = False
         if tokens[-1] < 0:
-            transformed_law(self.shared(rows.logits(0)), params)  # says what is wrong
+            row = self.context.rows_of(batch).logits(0)
+            transformed_law(self.shared(row), params)  # says what is wrong
         pairs = zip(arrays, counts, strict=False)
         return tokens, [Law(probs[:n], ids[:n]) for (ids, probs), n in pairs]
 

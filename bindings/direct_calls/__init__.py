@@ -1,0 +1,100 @@
+"""Calls of llama.cpp's small functions in C, where there was a compiler when specrun was installed.
+
+Each makes a callable of the function's own arguments, compiled or by ctypes: both do the same. A
+round makes a handful of such calls right after an evaluation, when ctypes and its conversions are
+no longer in the processor's caches and take ten times as long as they do elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from specrun.bindings.library import address_of, native_function
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
+_PIECE_SIZE = 64  # longer ones are rare
+
+
+class DirectCalls(Protocol):
+    """The functions in C. Each takes the address of llama.cpp's function before its arguments."""
+
+    def address(self, function: int, subject: int) -> int:
+        """Return the address that a function gives for a context."""
+
+    def remove(self, function: int, memory: int, sequence: int, start: int, end: int) -> bool:
+        """Drop cached positions of a sequence."""
+
+    def share(
+        self, function: int, memory: int, source: int, target: int, start: int, end: int
+    ) -> None:
+        """Share cached positions of a sequence with another."""
+
+    def piece(self, function: int, vocabulary: int, token: int, special: bool) -> bytes:
+        """Return the bytes of a token."""
+
+
+def _load() -> DirectCalls | None:
+    try:
+        found = importlib.import_module("specrun.bindings.direct_calls._calls")
+    except ImportError:
+        return None
+    # Of a checkout that was compiled before it was brought up to date.
+    wanted = [name for name in vars(DirectCalls) if not name.startswith("_")]
+    return cast(DirectCalls, found) if all(hasattr(found, name) for name in wanted) else None
+
+
+CALLS = _load()
+"""The calls, None where they were not compiled."""
+
+
+def address_function(name: str) -> Callable[[int], int | None]:
+    """Return what gives the address of a context's rows; none is 0 or None."""
+    if CALLS is None:
+        given: Callable[[int], int | None] = native_function(name, _POINTER, _POINTER)
+        return given
+    return functools.partial(CALLS.address, address_of(name))
+
+
+def remove_function() -> Callable[[int, int, int, int], bool]:
+    """Return llama_memory_seq_rm: of a memory, a sequence (-1: all), from a position to another."""
+    name = "llama_memory_seq_rm"
+    if CALLS is None:
+        removes: Callable[[int, int, int, int], bool] = native_function(
+            name, ctypes.c_bool, _POINTER, _INT, _INT, _INT
+        )
+        return removes
+    return functools.partial(CALLS.remove, address_of(name))
+
+
+def share_function() -> Callable[[int, int, int, int, int], None]:
+    """Return llama_memory_seq_cp: of a memory, from a sequence to another, and the positions."""
+    name = "llama_memory_seq_cp"
+    if CALLS is None:
+        shares: Callable[[int, int, int, int, int], None] = native_function(
+            name, None, _POINTER, _INT, _INT, _INT, _INT
+        )
+        return shares
+    return functools.partial(CALLS.share, address_of(name))
+
+
+def piece_function() -> Callable[[int, int, bool], bytes]:
+    """Return what gives the bytes of a vocabulary's token, special tokens by name or not at all."""
+    name = "llama_token_to_piece"
+    if CALLS is not None:
+        return functools.partial(CALLS.piece, address_of(name))
+    arguments = _POINTER, _INT, _POINTER, _INT, _INT, ctypes.c_bool
+    write = native_function(name, _INT, *arguments)
+
+    def piece(vocabulary: int, token: int, special: bool) -> bytes:
+        buffer, size = ctypes.create_string_buffer(_PIECE_SIZE), _PIECE_SIZE
+        count = write(vocabulary, token, buffer, size, 0, special)
+        if count < 0:
+            buffer, size = ctypes.create_string_buffer(-count), -count
+            count = write(vocabulary, token, buffer, size, 0, special)
+        return buffer.raw[:count]
+
+    return piece
