@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from specrun.cli.chat.learning import open_learning
-from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
@@ -20,6 +19,7 @@ from specrun.cli.options.model import (
     TemplateSettings,
     draft_options,
     load_options,
+    lora_option,
     template_options,
 )
 from specrun.cli.options.opening import check_sampling, open_runtime

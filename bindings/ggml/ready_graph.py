@@ -80,6 +80,11 @@ class Graph:
         self._open()
         return self._outputs[name].fetch()
 
+    def numbers(self, name: str) -> list[int]:
+        """Return all whole numbers of an output of the last `compute`, one row after the other."""
+        self._open()
+        return self._outputs[name].numbers()
+
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute with these inputs, return copies of the outputs; shapes are numpy's: [n, h]."""
         for name, array in self.inputs.items():
@@ -109,7 +114,7 @@ class Graph:
 class _End:
     """An input or output of a graph that has its memory, and the array that stands for it."""
 
-    __slots__ = ("_get", "_handle", "_pointer", "_set", "array", "is_mapped")
+    __slots__ = ("_cells", "_get", "_handle", "_pointer", "_set", "array", "is_mapped")
 
     def __init__(self, tensor: Tensor, scheduler: NativeHandle) -> None:
         shape, dtype = tensor.array_shape, np.dtype(DTYPES[tensor.type])
@@ -127,6 +132,7 @@ class _End:
         else:
             self.array = np.empty(shape, dtype)
             self._pointer = self.array.ctypes.data
+        self._cells = self.array.reshape(-1).data
 
     def write(self) -> None:
         self._set(self._handle, self._pointer, 0, self.array.nbytes)
@@ -135,3 +141,8 @@ class _End:
         if not self.is_mapped:
             self._get(self._handle, self._pointer, 0, self.array.nbytes)
         return self.array
+
+    def numbers(self) -> list[Any]:
+        if not self.is_mapped:
+            self.fetch()
+        return self._cells.tolist()

@@ -15,7 +15,6 @@ from specrun.cli.chat.loop import Chat
 from specrun.cli.chat.models import ChatModels
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
-from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
@@ -24,6 +23,7 @@ from specrun.cli.options.model import (
     TemplateSettings,
     draft_options,
     load_options,
+    lora_option,
     template_options,
 )
 from specrun.cli.options.output import (

@@ -151,6 +151,12 @@ def _trust(context: click.Context, _option: click.Parameter, wanted: bool) -> No
         context.with_resource(trusting_files())
 
 
+lora_option = MODEL.option(
+    "--lora FILE[:SCALE]",
+    "A LoRA adapter (GGUF) added to the target; repeatable. The drafter stays: acceptance tells.",
+    multiple=True,
+)
+
 trust_option = MODEL.flag(
     "--trust",
     "Open files that were not seen before without trying them in another process first.",

@@ -14,7 +14,6 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor.command import specrun_version
-from specrun.cli.options.adapters import lora_option
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
@@ -23,6 +22,7 @@ from specrun.cli.options.model import (
     TemplateSettings,
     draft_options,
     load_options,
+    lora_option,
     template_options,
 )
 from specrun.cli.options.opening import check_sampling, open_engine

@@ -246,7 +246,8 @@ class TextRows(Generic[Said]):
         (base, count, pending, _, _, early), rows = self._held, piece.rows
         n = len(rows)
         # One assignment: an interrupt leaves either the old state or the new one.
-        self._held = _Held(base, count + n, pending.drop(n), rows[n - 1 :], said, early)
+        last = rows if n == 1 else rows[n - 1 :]
+        self._held = _Held(base, count + n, pending.drop(n), last, said, early)
 
     def _is_known(self, tokens: Sequence[int]) -> bool:
         """Return whether the last row is the one before a text's last token."""

@@ -182,7 +182,7 @@ class MedusaHead:
         graph.inputs["features"][0] = state
         graph.compute()
         heads = range(len(self._ranks))
-        tokens = [graph.peek(f"tokens{head}")[0].tolist() for head in heads]
+        tokens = [graph.numbers(f"tokens{head}") for head in heads]
         shares = heads if self._probabilities else ()
         return HeadsSaid(
             tokens, [np.exp(graph.peek(f"log_probs{head}")[0]).tolist() for head in shares]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import CostCurve
@@ -33,28 +33,28 @@ _MAJORITY = 0.6
 _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
 
 
-@dataclass(frozen=True, slots=True)
+# Neither of these is frozen: that costs a call for every field, in every round.
+@dataclass(slots=True)
 class Continuation:
-    """What followed an earlier occurrence of the last `match` tokens; `weight` ranks equal matches.
-
-    `votes` are what it counts among others: a token more of context counts double, up to where no
-    doubt is left.
-    """
+    """What followed an earlier place of the last `match` tokens; `weight` ranks equal matches."""
 
     tokens: Sequence[int]
     match: int
     weight: float = 1.0
     realigned: bool = False
-    reach: int = field(init=False)
-    votes: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        reach = self.match + _FOUND_AGAIN_COUNTS * self.realigned
-        object.__setattr__(self, "reach", reach)
-        object.__setattr__(self, "votes", self.weight * 2.0 ** min(reach, LONGEST_MATCH))
+    @property
+    def reach(self) -> int:
+        """How long a match it is as good as."""
+        return self.match + _FOUND_AGAIN_COUNTS * self.realigned
+
+    @property
+    def votes(self) -> float:
+        """What it counts among others: a token more of context double, up to where no doubt is."""
+        return float(self.weight * 2.0 ** min(self.reach, LONGEST_MATCH))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TreeLimits:
     """The largest tree of one round; below `end_tokens` there is nothing to draft."""
 
@@ -71,8 +71,10 @@ def continuation_tree(
     taken = _likely(continuations, trust, limits)
     # grow_likely orders by probability, so a prefix is a tree: parents come before their children.
     best = taken[: most_worthwhile(taken, costs, _LEAST_GAIN)[0]]
-    parents = tuple(guess.parent for guess in best)
-    return DraftTree.of_points([guess.token for guess in best], parents)
+    if not best:
+        return DraftTree()
+    _, parents, tokens = zip(*best, strict=True)
+    return DraftTree.of_points(tokens, parents)
 
 
 def promised_speed_up(

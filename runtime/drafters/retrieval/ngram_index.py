@@ -67,7 +67,7 @@ class NgramIndex:
     @property
     def tokens(self) -> list[int]:
         """The text, which only the index changes."""
-        return self._indexed.tokens
+        return (self._held or self._indexed).tokens
 
     def clear(self) -> None:
         """Forget everything."""
@@ -75,9 +75,10 @@ class NgramIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
-        indexed, self._held = self._indexed, None
-        self._extend(indexed, tokens)
-        self._held = indexed
+        if tokens:
+            indexed, self._held = self._held or self._indexed, None
+            self._extend(indexed, tokens)
+            self._held = indexed
 
     def rewind(self, length: int) -> None:
         """Take back the tokens from position `length` on."""
@@ -92,7 +93,7 @@ class NgramIndex:
         are `count`. Longer matches come first, later ones first among equals; lengths are counted
         up to twice the largest size.
         """
-        indexed, sizes = self._indexed, self.sizes
+        indexed, sizes = self._held or self._indexed, self.sizes
         end = len(indexed.tokens)
         found: dict[int, int] = {}
         for level in range(len(sizes) - 1, -1, -1):
@@ -132,7 +133,7 @@ class NgramIndex:
         A fork is a place inside the match, not far back, whose own match had been followed by
         something else before.
         """
-        indexed = self._indexed
+        indexed = self._held or self._indexed
         tokens, end = indexed.tokens, len(indexed.tokens)
         for back in range(1, min(match, _FORKS_SOUGHT + 1)):
             level = bisect_right(self.sizes, match - back) - 1
