@@ -96,7 +96,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     limit = min(len(a), len(b))
     if limit > _LONG and list(a[:limit]) == list(b[:limit]):  # the usual case, at the speed of C
         return limit
-    for place, (one, other) in enumerate(zip(a, b, strict=False)):
-        if one != other:
+    for place, (mine, theirs) in enumerate(zip(a, b, strict=False)):
+        if mine != theirs:
             return place
     return limit
