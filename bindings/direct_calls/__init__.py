@@ -2,7 +2,7 @@
 
 Each makes a callable of the function's own arguments, compiled or by ctypes: both do the same. A
 round makes a handful of such calls right after an evaluation, when ctypes and its conversions are
-no longer in the processor's caches and take ten times as long as they do elsewhere.
+no longer in the processor's caches and take many times as long as they do elsewhere.
 """
 
 from __future__ import annotations
