@@ -224,9 +224,8 @@ def _accept(
         if settings.witness is not None:
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
-    followed = settings.followed
-    if followed is not None and isinstance(rows, Rows):
-        laws: LawAt = followed(rows.logits, params, rows.matrix())
+    if settings.followed is not None and isinstance(rows, Rows):
+        laws: LawAt = settings.followed(rows.logits, params, rows.matrix())
     else:
         laws = target_laws(tokens, tree, rows, params, state)
     accepted = rule.accept(tree, laws, noise, start)

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from specrun.bindings.library import address_of, native_function
 
@@ -28,9 +28,7 @@ class DirectCalls(Protocol):
     def remove(self, function: int, memory: int, sequence: int, start: int, end: int) -> bool:
         """Drop cached positions of a sequence."""
 
-    def share(
-        self, function: int, memory: int, source: int, target: int, start: int, end: int
-    ) -> None:
+    def share(self, function: int, memory: int, source: int, target: int, *places: int) -> None:
         """Share cached positions of a sequence with another."""
 
     def piece(self, function: int, vocabulary: int, token: int, special: bool) -> bytes:
@@ -53,32 +51,29 @@ CALLS = _load()
 
 def address_function(name: str) -> Callable[[int], int | None]:
     """Return what gives the address of a context's rows; none is 0 or None."""
-    if CALLS is None:
-        given: Callable[[int], int | None] = native_function(name, _POINTER, _POINTER)
-        return given
-    return functools.partial(CALLS.address, address_of(name))
+    found: Callable[[int], int | None] = _function(name, "address", _POINTER, _POINTER)
+    return found
 
 
 def remove_function() -> Callable[[int, int, int, int], bool]:
     """Return llama_memory_seq_rm: of a memory, a sequence (-1: all), from a position to another."""
-    name = "llama_memory_seq_rm"
-    if CALLS is None:
-        removes: Callable[[int, int, int, int], bool] = native_function(
-            name, ctypes.c_bool, _POINTER, _INT, _INT, _INT
-        )
-        return removes
-    return functools.partial(CALLS.remove, address_of(name))
+    types = ctypes.c_bool, _POINTER, _INT, _INT, _INT
+    found: Callable[[int, int, int, int], bool] = _function("llama_memory_seq_rm", "remove", *types)
+    return found
 
 
 def share_function() -> Callable[[int, int, int, int, int], None]:
     """Return llama_memory_seq_cp: of a memory, from a sequence to another, and the positions."""
-    name = "llama_memory_seq_cp"
+    types = _POINTER, _INT, _INT, _INT, _INT
+    found: Callable[..., None] = _function("llama_memory_seq_cp", "share", None, *types)
+    return found
+
+
+def _function(name: str, call: str, *types: Any) -> Any:  # noqa: ANN401 - ctypes types
+    """Return a function by its compiled call, or by ctypes of these types, the result's first."""
     if CALLS is None:
-        shares: Callable[[int, int, int, int, int], None] = native_function(
-            name, None, _POINTER, _INT, _INT, _INT, _INT
-        )
-        return shares
-    return functools.partial(CALLS.share, address_of(name))
+        return native_function(name, *types)
+    return functools.partial(getattr(CALLS, call), address_of(name))
 
 
 def piece_function() -> Callable[[int, int, bool], bytes]:

@@ -82,8 +82,9 @@ class Graph:
 
     def numbers(self, name: str) -> list[int]:
         """Return all whole numbers of an output of the last `compute`, one row after the other."""
-        self._open()
-        return self._outputs[name].numbers()
+        self.peek(name)
+        numbers: list[int] = self._outputs[name].cells.tolist()
+        return numbers
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute with these inputs, return copies of the outputs; shapes are numpy's: [n, h]."""
@@ -114,7 +115,7 @@ class Graph:
 class _End:
     """An input or output of a graph that has its memory, and the array that stands for it."""
 
-    __slots__ = ("_cells", "_get", "_handle", "_pointer", "_set", "array", "is_mapped")
+    __slots__ = ("_get", "_handle", "_pointer", "_set", "array", "cells", "is_mapped")
 
     def __init__(self, tensor: Tensor, scheduler: NativeHandle) -> None:
         shape, dtype = tensor.array_shape, np.dtype(DTYPES[tensor.type])
@@ -132,7 +133,7 @@ class _End:
         else:
             self.array = np.empty(shape, dtype)
             self._pointer = self.array.ctypes.data
-        self._cells = self.array.reshape(-1).data
+        self.cells = self.array.reshape(-1).data
 
     def write(self) -> None:
         self._set(self._handle, self._pointer, 0, self.array.nbytes)
@@ -141,8 +142,3 @@ class _End:
         if not self.is_mapped:
             self._get(self._handle, self._pointer, 0, self.array.nbytes)
         return self.array
-
-    def numbers(self) -> list[Any]:
-        if not self.is_mapped:
-            self.fetch()
-        return self._cells.tolist()

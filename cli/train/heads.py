@@ -181,6 +181,13 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
 """  # noqa: E501 - as it is shown
 
 
+_late_option = _HEAD.option(
+    "--unroll-late N",
+    "As many in the last two fifths of the training, when later steps read better states.",
+    _STEPS,
+    show_default="as --unroll",
+)
+
 _from_option = _HEAD.option(
     "--from HEAD.gguf",
     "Learn on from this head, which was made for the same target: its draft tokens stay.",
@@ -211,6 +218,7 @@ _from_option = _HEAD.option(
         _STEPS,
         default=1,
     ),
+    _late_option,
     _HEAD.option(
         "--law-tokens N",
         "Compare laws among N tokens: those said most often, and a quarter drawn anew each step; "
@@ -250,6 +258,7 @@ def eagle(
     token_weight: float,
     noise: float,
     unroll: int,
+    unroll_late: int | None,
     law_tokens: int,
     draft_tokens: int,
     inputs: EagleInputs,
@@ -268,6 +277,7 @@ def eagle(
         token_weight=token_weight,
         noise=noise,
         steps=unroll,
+        late_steps=unroll_late or 0,
         inputs=inputs,
         law_tokens=law_tokens,
         draft_tokens=draft_tokens,
@@ -292,6 +302,7 @@ data; other tokens are never drafted, which costs speed and never changes what t
     _EAGLE3_EPILOG,
     _from_option,
     _HEAD.option("--unroll N", "Steps of a chain that are trained.", _STEPS, default=7),
+    _late_option,
     _HEAD.option(
         "--draft-tokens N",
         "The most tokens that can be drafted.",
@@ -313,6 +324,7 @@ data; other tokens are never drafted, which costs speed and never changes what t
 def eagle3(
     job: TrainJob,
     unroll: int,
+    unroll_late: int | None,
     draft_tokens: int,
     read_layers: tuple[int, int, int] | None,
     earlier: Path | None,
@@ -321,7 +333,9 @@ def eagle3(
     """Train an EAGLE-3 head for a target."""
     from specrun.train.heads.eagle3 import Eagle3Recipe
 
-    recipe = Eagle3Recipe(steps=unroll, draft_tokens=draft_tokens, layers=read_layers)
+    recipe = Eagle3Recipe(
+        steps=unroll, late_steps=unroll_late or 0, draft_tokens=draft_tokens, layers=read_layers
+    )
     _train_recipe(recipe, job, states, earlier)
 
 

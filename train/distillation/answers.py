@@ -29,7 +29,7 @@ from torch import Tensor
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, plan_batches
 from specrun.train.target.hf_model import HFModel
-from specrun.train.target.sampling import sample_answers, uniform_numbers
+from specrun.train.target.sampling import answers_as_they_end, in_order, uniform_numbers
 from specrun.train.trainer.model_folder import write_text
 
 
@@ -103,7 +103,7 @@ def answer_anew(
         for text, row in zip(texts, uniforms, strict=True)
     ]
     asked = [index for index, start in enumerate(starts) if start < settings.max_length]
-    answers = sample_answers(
+    drawn = answers_as_they_end(
         model,
         [texts[index].ids[: starts[index]].tolist() for index in asked],
         uniforms[asked, 1 : 1 + settings.n_longest],
@@ -112,7 +112,7 @@ def answer_anew(
         vocab_size=settings.vocab_size,
     )
     found = list(texts)
-    for index, answer in zip(asked, answers, strict=True):
+    for index, answer in zip(asked, in_order(drawn), strict=True):
         start = starts[index]
         ids = [*texts[index].ids[:start].tolist(), *answer]
         found[index] = TokenSequence.of(ids[: settings.max_length], start)

@@ -314,7 +314,7 @@ class EagleLearner(ChainLearner):
             return distance + self.recipe.token_weight * tokens
 
         # The last state has no next token beside it.
-        yield from self.chain_losses(batch, shaken[:, :-1], loss)
+        yield from self.chain_losses(batch, shaken[:, :-1], loss, step)
 
     def _compared(self, noise: torch.Generator) -> TargetMatrices:
         """Return the target with the rows of its output matrix that this step compares.

@@ -306,7 +306,7 @@ class Eagle3Learner(ChainLearner):
             shown = self.head.logits(predicted[counted])
             return share * law_cross_entropy(shown, laws[numbers[counted]])
 
-        yield from self.chain_losses(batch, self.first_states(found), loss)
+        yield from self.chain_losses(batch, self.first_states(found), loss, step)
 
     def _can_be_drafted(
         self, numbers: Sequence[int], states: Tensor, counts: Sequence[int]

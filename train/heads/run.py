@@ -101,6 +101,8 @@ _UNSAID = {
     "eagle law_tokens": 0,
     "eagle draft_tokens": 0,
     "eagle start": "random",
+    "eagle late_steps": 0,
+    "eagle3 late_steps": 0,
     "hydra noise": 0.0,
 }
 

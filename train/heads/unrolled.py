@@ -29,14 +29,22 @@ from specrun.train.trainer.settings import TrainingDefaults
 
 MEASURED_DEPTH = 4
 _PAPER_WIDTH = 4096
+_LATE = 0.6
+"""The share of the training after which chains may be longer: as early as their later steps can
+still be learnt, as the learning rate falls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainRecipe(HeadRecipe):
-    """Chains of `steps` steps are trained; each step weighs `step_decay` times the one before."""
+    """Chains of `steps` steps are trained; each step weighs `step_decay` times the one before.
+
+    In the last two fifths of the training there are `late_steps` of them (0: as many as before):
+    later steps read states that the head predicts, and teach nothing while it predicts bad ones.
+    """
 
     steps: int = 1
     step_decay: float = 1.0
+    late_steps: int = 0
 
     paper_rate: ClassVar[float]
     """The learning rate of the paper, for states of 4096 numbers; narrower ones learn faster."""
@@ -44,6 +52,9 @@ class ChainRecipe(HeadRecipe):
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 16:
             raise OptionError(f"{self.steps} steps: give 1 to 16")
+        if self.late_steps and not self.steps <= self.late_steps <= 16:
+            problem = f"{self.late_steps} steps late in the training, {self.steps} before"
+            raise OptionError(f"{problem}: give as many or more, at most 16")
         if not 0 < self.step_decay <= 1:
             raise OptionError(
                 f"a step decay of {self.step_decay:g}: give a number above 0, at most 1"
@@ -60,6 +71,11 @@ class ChainRecipe(HeadRecipe):
         Raises OptionError for settings that the head contradicts.
         """
 
+    def steps_at(self, update: int, n_updates: int) -> int:
+        """Return how many steps chains have at an update of the weights, the first being 0."""
+        late = self.late_steps and update >= _LATE * n_updates
+        return self.late_steps if late else self.steps
+
     def chain_numbers(
         self, shape: ModelShape, n_laws: int, longest: int, *, recompute: bool
     ) -> int:
@@ -68,11 +84,12 @@ class ChainRecipe(HeadRecipe):
         A step keeps logits and what is made of them, a layer's states, and from the second step on
         its scores for the text.
         """
-        attention = 3 * shape.n_heads * longest if self.steps > 1 else 0
+        most = max(self.steps, self.late_steps)
+        attention = 3 * shape.n_heads * longest if most > 1 else 0
         step = 4 * n_laws + 24 * shape.hidden + 6 * shape.feed_forward + attention
         # Computed again, one step's insides are there at a time; of the others what goes in and
         # out.
-        return step + self.steps * 5 * shape.hidden if recompute else self.steps * step
+        return step + most * 5 * shape.hidden if recompute else most * step
 
 
 class ChainHead(Protocol):
@@ -100,6 +117,8 @@ class ChainLearner(HeadLearner):
     recipe: ChainRecipe
     shift = 1
     """How many places after a state its token stands."""
+    n_updates = 0
+    """How many updates of the weights the training has."""
 
     @abstractmethod
     def go_on_from(self, head: EarlierHead) -> None:
@@ -125,13 +144,17 @@ class ChainLearner(HeadLearner):
             yield self.best(rows_at(predicted, start))
 
     def chain_losses(
-        self, batch: TokenBatch, states: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+        self,
+        batch: TokenBatch,
+        states: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        update: int,
     ) -> Iterator[LossPart]:
         """Yield the sum over all steps, if any: later ones depend on the states of earlier ones."""
         recipe, again = self.recipe, self.recompute
         tokens = (self._target.embedding, batch.ids)
         chains = chain_states(
-            *(self.head, *tokens, states, recipe.steps),
+            *(self.head, *tokens, states, recipe.steps_at(update, self.n_updates)),
             learnt=batch.learnt,
             recompute=again,
             shift=self.shift,

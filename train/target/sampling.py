@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,31 +13,6 @@ from specrun.train.target.hf_model import HFModel
 
 _FEW = 1024  # tokens: they are nine tenths of nearly every law
 _WORTH_DROPPING = 1 / 8  # of the rows: fewer that have ended are cheaper computed than moved away
-
-
-def sample_answers(
-    model: HFModel,
-    prompts: Sequence[Sequence[int]],
-    uniforms: Tensor,
-    *,
-    temperature: float,
-    end_ids: Collection[int],
-    top_p: float = 1.0,
-    vocab_size: int | None = None,
-) -> list[list[int]]:
-    """Return the answers of `answers_as_they_end`, in the order of their prompts."""
-    found: list[list[int]] = [[] for _ in prompts]
-    for row, answer in answers_as_they_end(
-        model,
-        prompts,
-        uniforms,
-        temperature=temperature,
-        end_ids=end_ids,
-        top_p=top_p,
-        vocab_size=vocab_size,
-    ):
-        found[row] = answer
-    return found
 
 
 def answers_as_they_end(
@@ -67,6 +42,11 @@ def answers_as_they_end(
         yield from batch.run(temperature, top_p, frozenset(end_ids), vocab_size)
     finally:
         model.module.train(was_training)
+
+
+def in_order(answers: Iterable[tuple[int, list[int]]]) -> list[list[int]]:
+    """Return all of `answers_as_they_end` in the order of their prompts."""
+    return [answer for _, answer in sorted(answers)]
 
 
 def uniform_numbers(keys: Sequence[tuple[int, ...]], n_longest: int) -> Tensor:

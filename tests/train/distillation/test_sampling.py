@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specrun.train.target import sampling
-from specrun.train.target.sampling import sample_answers, uniform_numbers
+from specrun.train.target.sampling import answers_as_they_end, in_order, uniform_numbers
 
 PROMPTS = [[5, 9, 30], [7], [11, 12, 13, 14, 15, 16], [40, 41]]
 N_LONGEST = 12
@@ -14,6 +14,10 @@ N_LONGEST = 12
 @pytest.fixture
 def uniforms():
     return uniform_numbers([(0, row) for row in range(len(PROMPTS))], N_LONGEST)
+
+
+def sample_answers(*arguments, **settings):
+    return in_order(answers_as_they_end(*arguments, **settings))
 
 
 @torch.no_grad()

@@ -553,6 +553,26 @@ def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> Non
     assert all(torch.equal(first, other) for first, other in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_chains_may_be_longer_late_in_the_training(target: TargetMatrices, kind: str) -> None:
+    """Of ten updates the first six learn chains of 2, the others chains of 4."""
+    states, batch = FixedStates(2, 8, taps=3), batch_of(8)
+
+    def losses(**steps: int) -> list[float]:
+        if kind == "eagle":
+            learner = EagleLearner(EagleRecipe(**steps), SHAPE, target, states)
+        else:
+            drafted = torch.arange(0, VOCAB, 2)
+            learner = Eagle3Learner(Eagle3Recipe(**steps), SHAPE, target, states, drafted)
+        randomized(learner).n_updates = 10
+        return [next(learner.losses(batch, noise(), step)).value.item() for step in (0, 5, 6, 9)]
+
+    short, long = losses(steps=2), losses(steps=4)
+    assert short[0] != long[0]  # else nothing could be told apart
+    assert losses(steps=2, late_steps=4) == [*short[:2], *long[2:]]
+    assert losses(steps=2, late_steps=0) == short
+
+
 def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_tokens(
     target: TargetMatrices,
 ) -> None:
@@ -924,6 +944,8 @@ def test_attention_shares_keys_among_heads() -> None:
         (lambda: EagleRecipe(draft_tokens=64, law_tokens=64), "so leave the other out"),
         (lambda: EagleRecipe(step_decay=1.5), r"a step decay of 1\.5"),
         (lambda: Eagle3Recipe(steps=17), "17 steps"),
+        (lambda: Eagle3Recipe(steps=4, late_steps=3), "3 steps late in the training, 4 before"),
+        (lambda: EagleRecipe(late_steps=17), "17 steps late in the training, 1 before"),
         (lambda: Eagle3Recipe(draft_tokens=0), "0 draft tokens"),
         (lambda: Eagle3Recipe(layers=(1, 2)), "2 layers to read"),
         (lambda: Eagle3Recipe(layers=(1, 2, 6)).taps(SHAPE), "layer 6 is to be read"),
