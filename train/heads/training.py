@@ -84,8 +84,6 @@ def train_head(
         torch.manual_seed(run.seed)  # heads start alike, whatever computing states has drawn
         learner = recipe.learner(shape, matrices, source, corpus)
         learner.recompute = recompute
-        if isinstance(learner, ChainLearner):
-            learner.n_updates = settings.steps
         if earlier is not None:  # a resumed run has its draft tokens from there, too
             assert isinstance(learner, ChainLearner)
             learner.go_on_from(earlier)

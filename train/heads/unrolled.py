@@ -117,8 +117,6 @@ class ChainLearner(HeadLearner):
     recipe: ChainRecipe
     shift = 1
     """How many places after a state its token stands."""
-    n_updates = 0
-    """How many updates of the weights the training has."""
 
     @abstractmethod
     def go_on_from(self, head: EarlierHead) -> None:

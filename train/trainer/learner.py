@@ -48,6 +48,9 @@ class Learner(ABC):
     recompute: bool = True
     """Whether large parts of what gradients need are computed again, not kept: same numbers."""
 
+    n_updates: int = 0
+    """How many updates of the weights the training has; its trainer says it."""
+
     def groups(self) -> list[ParameterGroup]:
         """Return what is trained: by default all of `module` that wants gradients."""
         return [ParameterGroup([each for each in self.module.parameters() if each.requires_grad])]

@@ -69,7 +69,7 @@ class _Run:
         identity: dict[str, Any],
         report: Report | None,
     ) -> None:
-        self._learner, self._settings = learner, settings
+        self._learner, self._settings, learner.n_updates = learner, settings, settings.steps
         self._corpus_of = functools.lru_cache(maxsize=1)(texts.epoch)
         self._state_path, self._identity, self._report = state_path, identity, report
         self._optimizer = OptimizerStep(learner, settings, self._kept)

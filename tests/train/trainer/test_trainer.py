@@ -408,6 +408,13 @@ class Weighed(Bigrams):
         return {"weight": float(self.module.weight.detach().norm())}
 
 
+def test_a_learner_knows_how_long_it_learns() -> None:
+    seen: list[tuple[int, int]] = []
+    learner = Bigrams(hook=lambda step: seen.append((step, learner.n_updates)))
+    train_learner(learner, corpus(), SETTINGS)
+    assert seen == [(step, SETTINGS.steps) for step in range(SETTINGS.steps)]
+
+
 def test_progress_is_told() -> None:
     heard = []
     learner = Weighed()
