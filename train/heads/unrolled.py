@@ -39,7 +39,7 @@ class ChainRecipe(HeadRecipe):
     """Chains of `steps` steps are trained; each step weighs `step_decay` times the one before.
 
     In the last two fifths of the training there are `late_steps` of them (0: as many as before):
-    later steps read states that the head predicts, and teach nothing while it predicts bad ones.
+    later steps read states that the head predicts, which are better then, and take longer.
     """
 
     steps: int = 1
