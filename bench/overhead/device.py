@@ -1,15 +1,19 @@
 """A simulated device: a target's evaluation that takes as long as a GPU's, waiting, not computing.
 
 The evaluation itself is done first, in time that counts for nothing; then the device is busy for
-so many milliseconds from the moment that it was given its work, and whoever synchronizes sleeps
+so many milliseconds from the moment that it was given its work, and whoever synchronizes waits
 until it is done, with the interpreter lock free. What Python does between the two calls is hidden
-behind the device, as it is on CUDA. The product's code does not know of it: only the two functions
-of llama.cpp that it calls are others meanwhile. What a device's evaluations send to the host is
+behind the device, as it is on CUDA, and the wait is CUDA's: by default its host threads spin, so
+that neither a clock that slowed down nor caches that others have filled meanwhile are found behind
+it, as they are behind a sleep. The product's code does not know of it: only the two functions of
+llama.cpp that it calls are others meanwhile. What a device's evaluations send to the host is
 counted beside.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,15 +31,16 @@ from specrun.bindings.library import llama
 _Repeat = Callable[[Context, Batch, StepLoop], list[int] | None]
 
 _FLOAT = 4  # bytes of a logit, a state's number, a token id
+_LAST_S = 20e-6  # of a wait: the clock is looked at between pieces no longer than this
 
 
 @dataclass(slots=True)
 class DeviceCounts:
     """What the device did so far: seconds, evaluations, and the bytes that they gave the host.
 
-    `hidden_s` went into the true evaluations, and into waking up late; `busy_s` is what they would
-    have taken. `n_reused` evaluations found their graph ready. `drafter_bytes` are the logits of
-    other contexts and the outputs that were read of heads' graphs.
+    `hidden_s` went into the true evaluations, and into waiting too long; `busy_s` is what they
+    would have taken. `n_reused` evaluations found their graph ready. `drafter_bytes` are the logits
+    of other contexts and the outputs that were read of heads' graphs.
     """
 
     hidden_s: float = 0.0
@@ -100,10 +105,9 @@ class SimulatedDevice:
         if began is not None and wait is not None and handle == self._target_handle:
             self._began = None
             due = began + wait
-            left = due - time.perf_counter()
-            if left > 0.0:
-                time.sleep(left)
-                # A sleep is longer than it was to be, on a busy machine much longer.
+            if time.perf_counter() < due:
+                spin_until(due)
+                # Longer than it was to be, on a busy machine much longer.
                 self.counts.hidden_s += time.perf_counter() - due
             self.counts.busy_s += wait
         self._synchronize(handle)
@@ -131,6 +135,30 @@ class SimulatedDevice:
         logits = sum(native.llama_get_sampled_logits_count_ith(handle, row) for row in rows)
         ids = sum(native.llama_get_sampled_candidates_count_ith(handle, row) for row in rows)
         return _FLOAT * int(logits + ids)
+
+
+def spin_until(due: float) -> None:
+    """Compute what nobody needs until `time.perf_counter()` is `due`, with the lock free.
+
+    Hashing by iterations runs in registers and leaves the caches as they are.
+    """
+    while (left := due - time.perf_counter()) > 0.0:
+        _hash(max(1, int(_hashes_per_second() * max(0.9 * left, min(left, _LAST_S)))))
+
+
+def _hash(iterations: int) -> None:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", iterations)
+
+
+@functools.cache
+def _hashes_per_second() -> float:
+    """Return how many iterations take a second, by the quickest of some."""
+    n, seconds = 1000, []
+    for _ in range(5):
+        began = time.perf_counter()
+        _hash(n)
+        seconds.append(time.perf_counter() - began)
+    return n / min(seconds)
 
 
 @contextmanager

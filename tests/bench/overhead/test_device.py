@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specrun.bench.overhead import device as module
-from specrun.bench.overhead.device import SimulatedDevice, simulated_device
+from specrun.bench.overhead.device import SimulatedDevice, simulated_device, spin_until
 from specrun.bindings.library import llama
 
 TARGET, OTHER = 1, 2
@@ -20,9 +20,8 @@ class Script:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.n_decoded, self.kept = 0.0, 0, N_VOCAB
-        monkeypatch.setattr(
-            module, "time", SimpleNamespace(perf_counter=lambda: self.now, sleep=self.work)
-        )
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(module, "spin_until", self.wait_until)
         self.device = SimulatedDevice(self)
         options = SimpleNamespace(hidden_states=False, layer_inputs=(2, 5), nextn_states=False)
         model = SimpleNamespace(n_embd=8, n_embd_out=8)
@@ -31,6 +30,9 @@ class Script:
 
     def work(self, seconds: float) -> None:
         self.now += seconds
+
+    def wait_until(self, due: float) -> None:
+        self.now = due
 
     def llama_decode(self, handle: int, batch: Any) -> int:
         self.now += TRUE_SECONDS
@@ -71,6 +73,27 @@ def test_work_before_the_device_is_done_is_hidden_behind_it(script: Script) -> N
     assert device.counts.hidden_s == 3 * TRUE_SECONDS
     assert (device.counts.n_evaluations, device.counts.n_reused) == (3, 1)
     assert device.n_unwaited == 0
+
+
+def test_a_wait_ends_when_it_is_due_and_looks_at_the_clock_more_often_towards_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here a second is a thousand hashes, of which the clock says that they took a tenth more."""
+    now, hashes = [0.0], []
+
+    def hashed(iterations: int) -> None:
+        hashes.append(iterations)
+        now[0] += 1.1e-3 * iterations
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(module, "_hash", hashed)
+    monkeypatch.setattr(module, "_hashes_per_second", lambda: 1000.0)
+    spin_until(3.0)
+    assert 3.0 <= now[0] <= 3.0 + 1.1e-3
+    assert hashes[0] == 2700
+    assert hashes == sorted(hashes, reverse=True)
+    spin_until(2.0)
+    assert now[0] <= 3.0 + 1.1e-3
 
 
 def test_bytes_are_those_that_reach_the_host(script: Script) -> None:
