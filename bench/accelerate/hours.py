@@ -70,7 +70,8 @@ class StepsKnown(Exception):
 class Hours:
     """Hears how a training goes, and says when answers are enough and how many steps fit.
 
-    A `RunListener`. `clock` returns seconds.
+    A `RunListener`. `clock` returns seconds. An average step takes `dearer` times as long as one of
+    the first, which are timed.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class Hours:
         plan: TrainingPlan,
         tell: Stage,
         clock: Callable[[], float] = time.monotonic,
+        dearer: float = 1.0,
     ) -> None:
         self.plan = plan
-        self._seconds, self._tell, self._clock = seconds, tell, clock
+        self._seconds, self._tell, self._clock, self._dearer = seconds, tell, clock, dearer
         self._started = clock() - plan.spent
         self._timed: list[float] = []
 
@@ -114,7 +116,7 @@ class Hours:
         if len(self._timed) == _TIMED_STEPS:
             # The first ones are slower: memory is allocated.
             half = _TIMED_STEPS // 2
-            each = (self._timed[-1] - self._timed[-1 - half]) / half
+            each = self._dearer * (self._timed[-1] - self._timed[-1 - half]) / half
             left = _TRAINING * (self._seconds - self.spent)
             self._timed.clear()
             raise StepsKnown(max(_FEWEST_STEPS, int(left / max(each, 1e-6))))

@@ -53,6 +53,8 @@ _DRAFT_TOKENS = {"eagle": 12288, "eagle3": 8192}
 _NARROW_RATE = 0.576  # over the width: 1e-3 at 576, which was found good
 _WORTH_EAGLE3 = 12.0  # hours on a CPU for a wide target, as its steps take seven times as long
 _UNROLLED = 2  # steps of chains that narrow targets' heads learn; more take longer
+_UNROLLED_LATE = 4  # late in the training, for EAGLE-3
+_LATE_COST = 1.12  # of an average step then, in early ones: late ones take 1.3 times as long
 _UNROLLED_ON = 3  # where EAGLE-3 learns on
 _RATE_ON = 0.3  # of a narrow target's rate: what was learnt is not to be shaken out again
 
@@ -96,7 +98,7 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
     elif order.head.is_file():
         return order.head
     order.folder.mkdir(parents=True, exist_ok=True)
-    listener = Hours(order.hours * 3600.0, plan, tell)
+    listener = Hours(order.hours * 3600.0, plan, tell, dearer=_dearer(order, plan))
     try:
         while True:
             _keep(order, plan, listener)
@@ -160,8 +162,15 @@ def _recipe(order: TrainingOrder, plan: TrainingPlan) -> HeadRecipe:
     if plan.earlier:
         return Eagle3Recipe(steps=_UNROLLED_ON)
     if narrow:
-        return Eagle3Recipe(steps=_UNROLLED, draft_tokens=_DRAFT_TOKENS["eagle3"])
+        chains = {"steps": _UNROLLED, "late_steps": _UNROLLED_LATE}
+        return Eagle3Recipe(draft_tokens=_DRAFT_TOKENS["eagle3"], **chains)
     return Eagle3Recipe()
+
+
+def _dearer(order: TrainingOrder, plan: TrainingPlan) -> float:
+    """Return how many times as long an average step takes as one of the first."""
+    has_late = plan.kind == "eagle3" and not plan.earlier and _width(order) < _NARROW
+    return _LATE_COST if has_late else 1.0
 
 
 def _rate(order: TrainingOrder, plan: TrainingPlan) -> float | None:

@@ -26,6 +26,7 @@ from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.machine.placement import current_placement, resolve_placement
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import PairRule, SequentialCascade, build_rule
 from specrun.runtime.drafters.build import build_drafter
@@ -95,7 +96,9 @@ class OverheadOptions:
     """What to measure: `rounds` of every setting, after `warm_up` that are not counted.
 
     Half as many follow for each of `device_ms`, the milliseconds of a simulated device. With
-    `backend_sampling` answers have no log-probabilities, and rows are cut to what laws need.
+    `backend_sampling` answers have no log-probabilities, and rows are cut to what laws need. With
+    `on_gpu` the devices that are here evaluate everything, and none is simulated: native evaluation
+    lasts until they are done.
     """
 
     vocab_sizes: tuple[int, ...] = (32_000, 128_000)
@@ -107,6 +110,7 @@ class OverheadOptions:
     layers: int = 2
     n_threads: int = 0
     backend_sampling: bool = False
+    on_gpu: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "rounds", "width", "layers"):
@@ -172,6 +176,9 @@ def measure_overhead(
 
     Models lie in a temporary folder meanwhile; `progress` is told what is about to be measured.
     """
+    if options.on_gpu and not resolve_placement(current_placement()).offload:
+        advice = "leave it out, and a GPU is simulated"
+        raise OptionError(f"there is no GPU that could evaluate (on_gpu, --gpu): {advice}")
     for size in options.vocab_sizes:
         with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:
             progress(f"writing random models of {size:,} tokens")
@@ -189,7 +196,7 @@ def _measure(
     logprobs = not options.backend_sampling
     rounds = _collect(bench, setting.params, options.warm_up, options.rounds, logprobs=logprobs)
     devices: dict[str, DeviceResult] = {}
-    for milliseconds in options.device_ms:
+    for milliseconds in () if options.on_gpu else options.device_ms:
         bench.device.wait_s = milliseconds / 1e3
         n = -(-options.rounds // 2)
         # As `specrun chat` does: a round is handed out while the device computes the next.
@@ -243,7 +250,8 @@ def _open(
     context_options = ContextOptions(
         n_ctx=options.n_ctx, n_threads=options.n_threads, n_threads_batch=options.n_threads
     )
-    with Model(files["TARGET"]) as model, simulated_device() as device:
+    n_gpu_layers = -1 if options.on_gpu else 0
+    with Model(files["TARGET"], n_gpu_layers=n_gpu_layers) as model, simulated_device() as device:
         expression = setting.drafter
         for name, path in files.items():
             expression = expression.replace(name, quoted(str(path)))
@@ -252,7 +260,7 @@ def _open(
         environment = DraftEnvironment(
             model,
             context_options,
-            n_gpu_layers=0,
+            n_gpu_layers=n_gpu_layers,
             by_clock=False,
             keeps_rows=isinstance(built, PairRule),
         )

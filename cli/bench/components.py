@@ -37,7 +37,8 @@ Then a simulated device, which waits and does not compute, takes the target's pl
 some 3 ms an evaluation on a GPU, a 7B 8 ms. The share of such a round that is ours is to be at most
 10 and 5 % (chains), 20 and 10 % (trees of 16), 30 and 13 % (EAGLE's trees). The drafter's own
 evaluations are left out. Beside it: what reaches the host of a round's evaluations, and how many of
-the target's found llama.cpp's graph ready.
+the target's found llama.cpp's graph ready. With --gpu the GPUs that are here evaluate instead, so that
+no evaluation empties the caches that a round's own work then runs in.
 """  # noqa: E501 - as it is shown
 
 
@@ -61,6 +62,7 @@ the target's found llama.cpp's graph ready.
 @_MEASUREMENT.flag(
     "-bs, --backend-sampling", "Let the target cut its rows to the top k, as with -bs on elsewhere."
 )
+@_MEASUREMENT.flag("--gpu", "Evaluate all models on this machine's GPUs, and simulate none.")
 @_MEASUREMENT.threads("Threads of native evaluation.", usage="-t, --threads", most=1024)
 @format_options
 @terminal_options
@@ -70,6 +72,7 @@ def overhead(
     rounds: int,
     device_ms: Lists,
     backend_sampling: bool,
+    gpu: bool,
     threads: int,
     form: OutputForm,
     terminal: Terminal,
@@ -86,6 +89,7 @@ def overhead(
         device_ms=_flat(device_ms),
         n_threads=threads,
         backend_sampling=backend_sampling,
+        on_gpu=gpu,
     )
     measure_and_print(
         "overhead",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from specrun.bench.accelerate.training import (
     TrainingOrder,
     _asked,
     _beginning,
+    _dearer,
     _rate,
     _recipe,
     train_head,
@@ -106,16 +108,17 @@ def test_prompts_are_the_users_then_by_turns_the_targets_own_and_built_in_ones(
     assert _asked(wanted, TrainingPlan("eagle", 1.0, 0), hours).n_prompts == 1  # no template
 
 
-def test_the_steps_are_those_that_fit_into_what_is_left() -> None:
+@pytest.mark.parametrize("dearer", [1.0, 1.25])
+def test_the_steps_are_those_that_fit_into_what_is_left(dearer: float) -> None:
     clock, shares = Clock(), []
-    hours = Hours(3600.0, PLAN, lambda _what, share: shares.append(share), clock)
+    hours = Hours(3600.0, PLAN, lambda _what, share: shares.append(share), clock, dearer)
     clock.now = 1590.0
     with pytest.raises(StepsKnown) as known:
         for step in range(1, 20):
             clock.now += 5.0 if step < 3 else 0.5  # the first ones take longer
             hours.status(status(step))
     # 2,000 seconds are left, all but a tenth of them for steps of half a second.
-    assert known.value.count == pytest.approx(0.9 * 2000 / 0.5, rel=0.01)
+    assert known.value.count == pytest.approx(0.9 * 2000 / (0.5 * dearer), rel=0.01)
     assert shares == sorted(shares)
 
 
@@ -196,12 +199,16 @@ def test_what_is_learnt_goes_by_the_hours_where_steps_are_dear(
     target, narrow = demo_target(), TrainingPlan("eagle3", 0.1, 0)
     assert _beginning(order(target, 0.1)) == ("eagle3", "")
     recipe = _recipe(order(target), narrow)
-    assert (recipe.kind, recipe.steps, recipe.draft_tokens) == ("eagle3", 2, 8192)
+    assert isinstance(recipe, Eagle3Recipe)
+    assert (recipe.steps, recipe.late_steps, recipe.draft_tokens) == (2, 4, 8192)
+    assert _dearer(order(target), narrow) > 1.0
+    assert _dearer(order(target), replace(narrow, earlier="head.gguf")) == 1.0
     assert _rate(order(target), narrow) == pytest.approx(0.576 / 256)
     monkeypatch.setattr(training, "_NARROW", 256)
     assert _beginning(order(target, 11.9)) == ("eagle", "")
     assert _beginning(order(target, 12.0)) == ("eagle3", "")
     assert _recipe(order(target), narrow) == Eagle3Recipe()
+    assert _dearer(order(target), narrow) == 1.0
     assert _rate(order(target), narrow) is None
 
 

@@ -1,15 +1,23 @@
-"""The simulated device, on a scripted clock: what it hides, counts and leaves alone."""
+"""The simulated device, on a scripted clock: what it hides and counts; a device that evaluates."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.workers import running_worker
 
 from specrun.bench.overhead import device as module
+from specrun.bench.overhead import overhead
 from specrun.bench.overhead.device import SimulatedDevice, simulated_device, spin_until
+from specrun.bench.overhead.overhead import SETTINGS, OverheadOptions, measure_overhead
+from specrun.bindings.errors import OptionError
 from specrun.bindings.library import llama
+from specrun.bindings.machine.devices import supports_gpu_offload
+from specrun.bindings.machine.placement import Placement, placing
+from specrun.bindings.models.model import Model
 
 TARGET, OTHER = 1, 2
 N_VOCAB, TRUE_SECONDS = 1000, 7.0
@@ -128,3 +136,42 @@ def test_the_library_is_as_it_was_afterwards() -> None:
         assert native.llama_decode == device.decode
         raise KeyboardInterrupt
     assert (native.llama_decode, native.llama_synchronize, module.Graph.peek) == before
+
+
+# -- a device that evaluates: a worker on the loopback ---------------------------------------------
+
+ON_DEVICE = OverheadOptions((300,), n_ctx=256, rounds=4, warm_up=1, n_threads=1, on_gpu=True)
+SOME = [setting for setting in SETTINGS if setting.drafter in ("none", "eagle(EAGLE, n=5)")]
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[str]:
+    with running_worker() as (address, _):
+        yield address
+
+
+def test_everything_lies_on_the_device_and_none_is_simulated(
+    worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+
+    class Noted(Model):
+        def __init__(self, path: str, **options: int) -> None:
+            super().__init__(path, **options)  # type: ignore[arg-type]
+            opened.append(self.n_gpu_layers)
+
+    monkeypatch.setattr(overhead, "Model", Noted)
+    with placing(Placement(rpc=(worker,))):
+        results = list(measure_overhead(ON_DEVICE, settings=SOME))
+    assert [result.setting for result in results] == [setting.name for setting in SOME]
+    assert opened == [-1] * len(SOME)
+    for result in results:
+        assert result.devices == {}
+        assert result.overhead_us.median > 0.0
+        assert result.target_native_us.median > 0.0
+
+
+@pytest.mark.skipif(supports_gpu_offload(), reason="there is a GPU")
+def test_without_a_gpu_it_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"no GPU that could evaluate.*--gpu"):
+        next(measure_overhead(ON_DEVICE, settings=SOME))
