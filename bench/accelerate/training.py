@@ -162,8 +162,8 @@ def _recipe(order: TrainingOrder, plan: TrainingPlan) -> HeadRecipe:
     if plan.earlier:
         return Eagle3Recipe(steps=_UNROLLED_ON)
     if narrow:
-        chains = {"steps": _UNROLLED, "late_steps": _UNROLLED_LATE}
-        return Eagle3Recipe(draft_tokens=_DRAFT_TOKENS["eagle3"], **chains)
+        tokens = _DRAFT_TOKENS["eagle3"]
+        return Eagle3Recipe(steps=_UNROLLED, late_steps=_UNROLLED_LATE, draft_tokens=tokens)
     return Eagle3Recipe()
 
 
