@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.errors import ModelLoadError, UnsupportedModelError
 from specrun.bindings.threads import is_forked, note_work, yielding_threads
 
 logger = logging.getLogger("specrun.llama")
@@ -95,9 +96,12 @@ def quiet_log() -> Iterator[None]:
 @functools.cache
 def llama() -> Any:  # noqa: ANN401 - the ctypes module is untyped by nature
     """Return the `llama_cpp` module, loaded, with backends initialised and the log routed."""
+    is_beside_another = _has_cpp_library()
     with yielding_threads():
         import llama_cpp.llama_cpp as native
 
+    if is_beside_another:
+        require_one_cpp_library(native._lib)
     callback = native.llama_log_callback(_router)
     _keep_alive.append(callback)
     native.llama_log_set(callback, ctypes.c_void_p(0))
@@ -105,6 +109,48 @@ def llama() -> Any:  # noqa: ANN401 - the ctypes module is untyped by nature
     if _has_gpu(native._lib):
         note_work()  # a GPU's driver is started by looking for the GPU
     return native
+
+
+# -- the C++ library -------------------------------------------------------------------------------
+
+_OF_CPP = "_ZNSolsEi"  # std::ostream & operator<<(int), of GNU's C++ library
+
+
+class _Place(ctypes.Structure):
+    """Dl_info: where an address lies."""
+
+    _fields_ = (
+        *(("file", ctypes.c_char_p), ("base", ctypes.c_void_p)),
+        *(("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)),
+    )
+
+
+def _has_cpp_library() -> bool:
+    """Return whether GNU's C++ library is loaded, as it is with numpy; asked of Linux alone."""
+    try:
+        return b"/libstdc++.so" in Path("/proc/self/maps").read_bytes()
+    except OSError:
+        return False
+
+
+def require_one_cpp_library(library: ctypes.CDLL) -> None:
+    """Raise `ModelLoadError` where llama.cpp brings a C++ library, and another one is loaded.
+
+    A compiler that has libstdc++.a and no libstdc++.so puts a copy into llama.cpp's libraries. With
+    both, a stream of one meets functions of the other as soon as a model is opened, and the process
+    ends (seen with CUDA). Where the loaded one is for all (LD_PRELOAD), all take that.
+    """
+    everywhere = ctypes.CDLL(None)
+    if hasattr(everywhere, _OF_CPP) or not hasattr(library, _OF_CPP):
+        return
+    place = _Place()
+    everywhere.dladdr(ctypes.cast(library[_OF_CPP], ctypes.c_void_p), ctypes.byref(place))
+    file = Path(os.fsdecode(place.file or b"libstdc++"))
+    if file.name.startswith("libstdc++"):
+        return
+    problem = f"{file} holds a C++ library of its own, which does not work beside the system's"
+    advice = "start with LD_PRELOAD=libstdc++.so.6, or build llama.cpp with a compiler that has"
+    raise ModelLoadError(f"{problem}: {advice} libstdc++.so")
 
 
 def _has_gpu(library: Any) -> bool:  # noqa: ANN401 - a ctypes library

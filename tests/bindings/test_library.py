@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +31,7 @@ from specrun.bindings.library import (
     last_native_errors,
     llama,
     native_function,
+    require_one_cpp_library,
 )
 from specrun.bindings.models.model import Model
 
@@ -212,3 +215,45 @@ def test_what_is_closed_while_it_is_used_is_freed_when_the_use_ends(tiny_model: 
         rows.logits(0)
     del row
     assert freed == ["llama_free", "llama_model_free"]
+
+
+# -- a C++ library of llama.cpp's own --------------------------------------------------------------
+
+STREAMS = """
+#include <sstream>
+extern "C" int length(int n) { std::ostringstream text; text << n; return text.str().size(); }
+"""
+BESIDE = """
+import ctypes, sys
+from specrun.bindings.library import require_one_cpp_library
+ctypes.CDLL("libstdc++.so.6")
+require_one_cpp_library(ctypes.CDLL(sys.argv[1]))
+"""
+
+
+def compiled(folder: Path, *options: str) -> Path:
+    source, library = folder / "length.cpp", folder / "liblength.so"
+    source.write_text(STREAMS)
+    command = ["g++", "-shared", "-fPIC", *options, str(source), "-o", str(library)]
+    if shutil.which("g++") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs g++, and both forms of its C++ library")
+    return library
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asked of Linux alone")
+def test_a_copy_of_the_cpp_library_is_refused_unless_one_is_there_for_all(tmp_path: Path) -> None:
+    own, environment = compiled(tmp_path, "-static-libstdc++"), {**os.environ, "LD_PRELOAD": ""}
+    command = [sys.executable, "-c", BESIDE, str(own)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    problem = f"ModelLoadError: {own} holds a C++ library of its own"
+    assert problem in done.stderr
+    assert "start with LD_PRELOAD=libstdc++.so.6" in done.stderr
+    environment["LD_PRELOAD"] = "libstdc++.so.6"
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asked of Linux alone")
+def test_the_shared_cpp_library_is_no_copy(tmp_path: Path) -> None:
+    require_one_cpp_library(ctypes.CDLL(str(compiled(tmp_path))))
+    require_one_cpp_library(llama()._lib)
