@@ -100,8 +100,11 @@ def llama() -> Any:  # noqa: ANN401 - the ctypes module is untyped by nature
     with yielding_threads():
         import llama_cpp.llama_cpp as native
 
-    if is_beside_another:
-        require_one_cpp_library(native._lib)
+    copy = own_cpp_library(native._lib) if is_beside_another else None
+    if copy is not None:
+        problem = f"{copy} holds a C++ library of its own, which does not work beside the system's"
+        advice = "start with LD_PRELOAD=libstdc++.so.6, or build llama.cpp with a compiler that has"
+        raise ModelLoadError(f"{problem}: {advice} libstdc++.so")
     callback = native.llama_log_callback(_router)
     _keep_alive.append(callback)
     native.llama_log_set(callback, ctypes.c_void_p(0))
@@ -133,24 +136,20 @@ def _has_cpp_library() -> bool:
         return False
 
 
-def require_one_cpp_library(library: ctypes.CDLL) -> None:
-    """Raise `ModelLoadError` where llama.cpp brings a C++ library, and another one is loaded.
+def own_cpp_library(library: ctypes.CDLL) -> Path | None:
+    """Return the file of these libraries that holds, and uses, a copy of the C++ library, if any.
 
-    A compiler that has libstdc++.a and no libstdc++.so puts a copy into llama.cpp's libraries. With
-    both, a stream of one meets functions of the other as soon as a model is opened, and the process
-    ends (seen with CUDA). Where the loaded one is for all (LD_PRELOAD), all take that.
+    A compiler that has libstdc++.a and no libstdc++.so puts one into llama.cpp's libraries. Beside
+    another one a stream of one meets functions of the other as soon as a model is opened, and the
+    process ends (seen with CUDA). Where the other is for all (LD_PRELOAD), all use that.
     """
     everywhere = ctypes.CDLL(None)
     if hasattr(everywhere, _OF_CPP) or not hasattr(library, _OF_CPP):
-        return
+        return None
     place = _Place()
     everywhere.dladdr(ctypes.cast(library[_OF_CPP], ctypes.c_void_p), ctypes.byref(place))
     file = Path(os.fsdecode(place.file or b"libstdc++"))
-    if file.name.startswith("libstdc++"):
-        return
-    problem = f"{file} holds a C++ library of its own, which does not work beside the system's"
-    advice = "start with LD_PRELOAD=libstdc++.so.6, or build llama.cpp with a compiler that has"
-    raise ModelLoadError(f"{problem}: {advice} libstdc++.so")
+    return None if file.name.startswith("libstdc++") else file
 
 
 def _has_gpu(library: Any) -> bool:  # noqa: ANN401 - a ctypes library

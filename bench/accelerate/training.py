@@ -54,7 +54,7 @@ _NARROW_RATE = 0.576  # over the width: 1e-3 at 576, which was found good
 _WORTH_EAGLE3 = 12.0  # hours on a CPU for a wide target, as its steps take seven times as long
 _UNROLLED = 2  # steps of chains that narrow targets' heads learn; more take longer
 _UNROLLED_LATE = 4  # late in the training, for EAGLE-3
-_LATE_COST = 1.12  # of an average step then, in early ones: late ones take 1.3 times as long
+_LATE_COST = 1.25  # of an average step then, in early ones: late ones take 1.6 times as long
 _UNROLLED_ON = 3  # where EAGLE-3 learns on
 _RATE_ON = 0.3  # of a narrow target's rate: what was learnt is not to be shaken out again
 

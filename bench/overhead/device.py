@@ -3,11 +3,10 @@
 The evaluation itself is done first, in time that counts for nothing; then the device is busy for
 so many milliseconds from the moment that it was given its work, and whoever synchronizes waits
 until it is done, with the interpreter lock free. What Python does between the two calls is hidden
-behind the device, as it is on CUDA, and the wait is CUDA's: by default its host threads spin, so
-that neither a clock that slowed down nor caches that others have filled meanwhile are found behind
-it, as they are behind a sleep. The product's code does not know of it: only the two functions of
-llama.cpp that it calls are others meanwhile. What a device's evaluations send to the host is
-counted beside.
+behind the device, as it is on CUDA. The wait is CUDA's, too, whose host threads spin where there
+are processors enough: what runs after a sleep takes several times as long. The product's code does
+not know of it: only the two functions of llama.cpp that it calls are others meanwhile. What a
+device's evaluations send to the host is counted beside.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from specrun.bindings.library import llama
 _Repeat = Callable[[Context, Batch, StepLoop], list[int] | None]
 
 _FLOAT = 4  # bytes of a logit, a state's number, a token id
-_LAST_S = 20e-6  # of a wait: the clock is looked at between pieces no longer than this
+_LAST_S = 20e-6  # of a wait, which are spent without another look at the clock
 
 
 @dataclass(slots=True)
@@ -140,7 +139,7 @@ class SimulatedDevice:
 def spin_until(due: float) -> None:
     """Compute what nobody needs until `time.perf_counter()` is `due`, with the lock free.
 
-    Hashing by iterations runs in registers and leaves the caches as they are.
+    Hashing by iterations needs hardly any memory, and so leaves the caches nearly as they are.
     """
     while (left := due - time.perf_counter()) > 0.0:
         _hash(max(1, int(_hashes_per_second() * max(0.9 * left, min(left, _LAST_S)))))

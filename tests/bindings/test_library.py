@@ -31,7 +31,7 @@ from specrun.bindings.library import (
     last_native_errors,
     llama,
     native_function,
-    require_one_cpp_library,
+    own_cpp_library,
 )
 from specrun.bindings.models.model import Model
 
@@ -225,9 +225,15 @@ extern "C" int length(int n) { std::ostringstream text; text << n; return text.s
 """
 BESIDE = """
 import ctypes, sys
-from specrun.bindings.library import require_one_cpp_library
+from pathlib import Path
+from types import SimpleNamespace
+import specrun.bindings.library as library
+import llama_cpp.llama_cpp as native
 ctypes.CDLL("libstdc++.so.6")
-require_one_cpp_library(ctypes.CDLL(sys.argv[1]))
+native._lib = ctypes.CDLL(sys.argv[1])
+native.llama_log_set = native.llama_backend_init = lambda *_: None
+library._has_gpu = lambda _: False
+library.llama()
 """
 
 
@@ -245,8 +251,7 @@ def test_a_copy_of_the_cpp_library_is_refused_unless_one_is_there_for_all(tmp_pa
     own, environment = compiled(tmp_path, "-static-libstdc++"), {**os.environ, "LD_PRELOAD": ""}
     command = [sys.executable, "-c", BESIDE, str(own)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    problem = f"ModelLoadError: {own} holds a C++ library of its own"
-    assert problem in done.stderr
+    assert f"ModelLoadError: {own} holds a C++ library of its own" in done.stderr
     assert "start with LD_PRELOAD=libstdc++.so.6" in done.stderr
     environment["LD_PRELOAD"] = "libstdc++.so.6"
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -255,5 +260,5 @@ def test_a_copy_of_the_cpp_library_is_refused_unless_one_is_there_for_all(tmp_pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asked of Linux alone")
 def test_the_shared_cpp_library_is_no_copy(tmp_path: Path) -> None:
-    require_one_cpp_library(ctypes.CDLL(str(compiled(tmp_path))))
-    require_one_cpp_library(llama()._lib)
+    assert own_cpp_library(ctypes.CDLL(str(compiled(tmp_path)))) is None
+    assert own_cpp_library(llama()._lib) is None
