@@ -1,7 +1,8 @@
 """The hours of a training: how long answers may take, and how many steps fit into the rest.
 
-Answers take a third at most, the states of the target what they take, and the training the rest,
-with as many steps as fit, which is known once the first of them were timed.
+Answers take a third at most, or half where their states come with them; the states of the target
+what they take, and the training the rest, with as many steps as fit, which is known once the first
+of them were timed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from specrun.train.trainer.listener import TrainingStatus
 
 ASKS, _ANSWERS = "the target asks", "the target answers"  # as the training names them
-_ASKING, _ANSWERING = 0.05, 0.33  # of the time, at most, what was before included
+_ASKING = 0.1  # of the time, at most
+ANSWERING, ANSWERING_WITH_STATES = 0.33, 0.5
+"""Of the time, at most, asking included: without the answers' states, and with them."""
 FEWEST_PROMPTS = 16
 _TIMED_STEPS = 12
 _FEWEST_STEPS = 20
@@ -71,7 +74,7 @@ class Hours:
     """Hears how a training goes, and says when answers are enough and how many steps fit.
 
     A `RunListener`. `clock` returns seconds. An average step takes `dearer` times as long as one of
-    the first, which are timed.
+    the first, which are timed. Answers are enough when the share `answering` of the time is over.
     """
 
     def __init__(
@@ -81,9 +84,11 @@ class Hours:
         tell: Stage,
         clock: Callable[[], float] = time.monotonic,
         dearer: float = 1.0,
+        answering: float = ANSWERING,
     ) -> None:
         self.plan = plan
-        self._seconds, self._tell, self._clock, self._dearer = seconds, tell, clock, dearer
+        self._seconds, self._tell, self._clock = seconds, tell, clock
+        self._dearer, self._answering = dearer, answering
         self._started = clock() - plan.spent
         self._timed: list[float] = []
 
@@ -103,7 +108,7 @@ class Hours:
         self._say(f"{what}, {done:,} done")
         if what == ASKS and self.spent > _ASKING * self._seconds and done < total:
             raise EnoughTries(done)
-        late = self.spent > _ANSWERING * self._seconds
+        late = self.spent > self._answering * self._seconds
         if what == _ANSWERS and late and FEWEST_PROMPTS <= done < total:
             raise EnoughAnswers(done)
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specrun.bench.accelerate.hours import (
+    ANSWERING,
+    ANSWERING_WITH_STATES,
     ASKS,
     FEWEST_PROMPTS,
     EnoughAnswers,
@@ -37,13 +39,16 @@ from specrun.runtime.costs.tuned import read_json, write_json
 from specrun.runtime.tuning.profile import profile_file
 
 if TYPE_CHECKING:
+    import torch
+
     from specrun.train.heads.recipe import HeadRecipe
     from specrun.train.heads.run import HeadRun
+    from specrun.train.target.head_target import HeadTarget
 
 _FEWEST_BUILT_IN, _BUILT_IN_A_TRY = 2000, 2  # more than there is time to answer on a CPU
 # At prompts of its own: more than a twentieth of the time lets a small one do.
 _TRIES_AN_HOUR = 1500
-_LONGEST_ANSWER = 256
+_LONGEST_ANSWER = 192  # tokens: more answers teach more than longer ones
 _AT_ONCE = 16  # conversations: three times the tokens a second of four, of a small model on a CPU
 _TOKENS_PER_BATCH = 1024  # small batches learn more in the same time
 _FIRST_STEPS = 1_000_000  # until it is known how many fit
@@ -98,7 +103,14 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
     elif order.head.is_file():
         return order.head
     order.folder.mkdir(parents=True, exist_ok=True)
-    listener = Hours(order.hours * 3600.0, plan, tell, dearer=_dearer(order, plan))
+    with_states = _head_target(order)[0].leaves_states
+    listener = Hours(
+        order.hours * 3600.0,
+        plan,
+        tell,
+        dearer=_dearer(order, plan),
+        answering=ANSWERING_WITH_STATES if with_states else ANSWERING,
+    )
     try:
         while True:
             _keep(order, plan, listener)
@@ -193,15 +205,11 @@ def _beginning(order: TrainingOrder) -> tuple[str, str]:
 
     A new head is EAGLE-3's where the target's layers can be tapped and it learns in the time.
     """
-    _require_training()
+    target, device = _head_target(order)
     from specrun.convert.heads.target_facts import target_facts
     from specrun.train.heads.eagle3 import Eagle3Recipe
     from specrun.train.heads.earlier_head import read_earlier_head
-    from specrun.train.target.head_target import open_head_target
-    from specrun.train.trainer.precision import usable_device
 
-    device = usable_device("auto")
-    target = open_head_target(order.target, None, device=device, n_threads=order.n_threads)
     for path in order.earlier:
         kind = read_header(path).architecture
         try:
@@ -217,6 +225,16 @@ def _beginning(order: TrainingOrder) -> tuple[str, str]:
     except (UnsupportedModelError, OptionError):
         return "eagle", ""
     return "eagle3", ""
+
+
+def _head_target(order: TrainingOrder) -> tuple[HeadTarget, torch.device]:
+    """Return the target as training knows it, and the device that it learns on."""
+    _require_training()
+    from specrun.train.target.head_target import open_head_target
+    from specrun.train.trainer.precision import usable_device
+
+    device = usable_device("auto")
+    return open_head_target(order.target, None, device=device, n_threads=order.n_threads), device
 
 
 def _require_training() -> None:
@@ -264,12 +282,10 @@ def _own(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> list[str]
     """Return the prompts that the target writes itself; none where it writes nothing of use."""
     from specrun.train.data.data_file import Answered
     from specrun.train.data.own_prompts import own_prompts
-    from specrun.train.target.head_target import open_head_target
     from specrun.train.target.target_shape import source_identity
-    from specrun.train.trainer.precision import usable_device, usable_precision
+    from specrun.train.trainer.precision import usable_precision
 
-    device = usable_device("auto")
-    target = open_head_target(order.target, None, device=device, n_threads=order.n_threads)
+    target, device = _head_target(order)
     try:
         found = own_prompts(
             target.answerer(order.folder, usable_precision("auto", device), listener.note),

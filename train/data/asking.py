@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -56,7 +56,7 @@ class Answerer(Protocol):
 
     def answers(
         self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
-    ) -> Iterator[tuple[int, Said]]:
+    ) -> Generator[tuple[int, Said]]:
         """Yield the answers to numbered questions as they come, in whatever order."""
 
 
@@ -75,10 +75,14 @@ def ask_target(
     known = _read(store)
     missing = [number for number, asked in enumerate(questions) if asked.key not in known]
     if missing:
-        with target as answerer, store.open("a", encoding="utf-8") as file:
-            asked = [(number, questions[number]) for number in missing]
+        asked = [(number, questions[number]) for number in missing]
+        with (
+            target as answerer,
+            store.open("a", encoding="utf-8") as file,
+            closing(answerer.answers(asked, settings)) as coming,
+        ):
             n_known = len(questions) - len(missing)
-            for done, (number, said) in enumerate(answerer.answers(asked, settings), n_known + 1):
+            for done, (number, said) in enumerate(coming, n_known + 1):
                 key = questions[number].key
                 known[key] = said
                 record = {"key": key, "answer": said.token_ids, "text": said.text}
@@ -97,7 +101,7 @@ class FileAnswerer:
 
     def answers(
         self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
-    ) -> Iterator[tuple[int, Said]]:
+    ) -> Generator[tuple[int, Said]]:
         """Yield the answers in the order of the questions."""
         with _engine(self._path, settings) as engine:
             for number, result in _answers(engine, iter(asked), settings):

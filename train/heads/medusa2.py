@@ -175,16 +175,16 @@ def train_medusa2(
     settings = started.settings(recipe.defaults(), corpus)
     identity = head_identity("medusa-2", recipe, run, corpus)
     started.check_same(settings, identity)
-    place = states_place(started, corpus, (), torch.float32)  # as the untrained model computes
+    place = states_place(started, (), torch.float32)  # as the untrained model computes
     if recipe.heads.from_law:
-        kept = room_for_states(place, shape)
+        kept = room_for_states(place, corpus, shape)
         started.listener.note(f"the model's states are kept on disk as they were: {kept}")
     started.require_memory(need(corpus))
     started.open_output()
     model = load_hf_model(run.target, device)
     states = matrices = None
     if recipe.heads.from_law:
-        states = filled_cache(started, place, ModelFeatures(model), device)
+        states = filled_cache(started, place, corpus, ModelFeatures(model), device)
         # A copy of the output matrix as it was; the embedding makes no laws and is never read.
         matrices = dataclasses.replace(model.matrices, output=model.output.detach().clone())
     torch.manual_seed(run.seed)

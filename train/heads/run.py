@@ -22,6 +22,7 @@ from specrun.train.data.own_prompts import own_prompts
 from specrun.train.data.prompts import read_prompts, usual_prompts
 from specrun.train.data.target_tokens import TargetTokens, TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus, corpus_of, encode_corpus
+from specrun.train.target.feature_cache import FeatureCache
 from specrun.train.target.head_target import is_file_target, open_head_target
 from specrun.train.target.target_shape import source_digest, source_identity
 from specrun.train.trainer.listener import RunListener
@@ -117,11 +118,15 @@ def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> 
     return {"kind": kind, **named, "data": data, "target": target, **begun}
 
 
-def read_corpus(started: StartedHeadRun, need: Callable[[TokenCorpus], MemoryNeed]) -> TokenCorpus:
+def read_corpus(
+    started: StartedHeadRun,
+    need: Callable[[TokenCorpus], MemoryNeed],
+    kept: Callable[[TokenCorpus], FeatureCache | None] = lambda _texts: None,
+) -> TokenCorpus:
     """Return the data's texts, or the data's prompts with the target's own answers.
 
     As answers may take hours, it is first required that there is the memory that texts as long as
-    theirs may become `need`.
+    theirs may become `need`. `kept` says where states of such texts stay as they are answered.
     """
     run = started.run
     documents = _documents(run, started.tokenizer)
@@ -134,10 +139,10 @@ def read_corpus(started: StartedHeadRun, need: Callable[[TokenCorpus], MemoryNee
             seed=run.seed,
         )
     else:
-        longest = need(_longest_texts(run, documents))
-        started.require_memory(longest, ", with answers as long as they may be")
+        longest = _longest_texts(run, documents)
+        started.require_memory(need(longest), ", with answers as long as they may be")
         started.open_output()
-        corpus = _answered_corpus(started, run.own_answers, documents)
+        corpus = _answered_corpus(started, run.own_answers, documents, kept(longest))
     started.note_texts(corpus)
     return corpus
 
@@ -161,7 +166,10 @@ def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
 
 
 def _answered_corpus(
-    started: StartedHeadRun, settings: AnswerSettings, documents: Sequence[Document]
+    started: StartedHeadRun,
+    settings: AnswerSettings,
+    documents: Sequence[Document],
+    kept: FeatureCache | None,
 ) -> TokenCorpus:
     """Let the target answer the documents' prompts, and those that it writes before."""
     run, listener = started.run, started.listener
@@ -184,7 +192,7 @@ def _answered_corpus(
         listener.note(f"{len(own):,} prompts of the target's own")
         documents = [*documents, *own]
     answered = answer_prompts(
-        started.target.answerer(folder, started.precision, listener.note),
+        started.target.answerer(folder, started.precision, listener.note, kept),
         started.tokenizer,
         documents,
         folder / "answers.jsonl",

@@ -20,6 +20,7 @@ from specrun.train.heads.recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.run import HeadRun, StartedHeadRun, head_card, head_identity, read_corpus
 from specrun.train.heads.states import (
     CACHED,
+    kept_while_answering,
     may_cache,
     opened_states,
     remove_private_states,
@@ -27,6 +28,7 @@ from specrun.train.heads.states import (
     wants_cache,
 )
 from specrun.train.heads.unrolled import ChainLearner, ChainRecipe
+from specrun.train.target.feature_cache import FeatureCache
 from specrun.train.target.head_target import HeadTarget
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
@@ -69,18 +71,22 @@ def train_head(
         # For how much disk there must be room nobody knows yet.
         return need_for(texts, settings, may_cache(run, settings, texts))[0]
 
-    corpus = read_corpus(started, need_of_answers)
+    place = states_place(started, recipe.taps(shape), started.precision)
+
+    def kept(texts: TokenCorpus) -> FeatureCache | None:
+        return kept_while_answering(started, settings_for(texts), place, texts)
+
+    corpus = read_corpus(started, need_of_answers, kept)
     settings = settings_for(corpus)
-    place = states_place(started, corpus, recipe.taps(shape), started.precision)
     # Before memory is estimated: with cached states only the target's matrices are in it.
-    cached = wants_cache(started, settings, place)
+    cached = wants_cache(started, settings, place, corpus)
     identity = {**head_identity(recipe.kind, recipe, run, corpus), CACHED: cached}
     started.check_same(settings, identity)
     need, recompute = need_for(corpus, settings, cached)
     started.require_memory(need)
     started.open_output()
     torch.manual_seed(run.seed)
-    with opened_states(started, place, cached) as (matrices, source):
+    with opened_states(started, place, corpus, cached) as (matrices, source):
         torch.manual_seed(run.seed)  # heads start alike, whatever computing states has drawn
         learner = recipe.learner(shape, matrices, source, corpus)
         learner.recompute = recompute

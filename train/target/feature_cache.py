@@ -1,10 +1,11 @@
-"""The target's hidden states on disk, computed once: chunks of whole sequences in float16.
+"""The target's hidden states on disk, computed once: chunks of whole texts in float16.
 
-Whatever states depend on (corpus, layers, weights, precision) is their manifest. A folder of caches
-holds one folder for each manifest, named by its hash, so that heads which read other states leave
-one another's alone. In it are `manifest.json` and `features-NNNNN.safetensors`, each chunk written
-whole or not at all, so that an interrupted computation goes on where it was. A chunk that float16
-cannot hold is kept in float32.
+What states depend on besides the text (layers, weights, precision) is a cache's manifest. A folder
+of caches holds one folder for each manifest, named by its hash, so that heads which read other
+states leave one another's alone. In it are `manifest.json` and `features-HASH.safetensors`, each
+chunk written whole or not at all, so that an interrupted computation goes on where it was. A chunk
+names its texts by the hash of their tokens: what one corpus has left, another reads. A chunk that
+float16 cannot hold is kept in float32.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
 from specrun.bindings.errors import SpecrunError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
-from specrun.train.target.features import Features, FeatureSource
+from specrun.train.target.features import Features, FeatureSource, TextStates
 from specrun.train.trainer.model_folder import write_json, write_weights
 
-_FORMAT = 2
+_FORMAT = 3
 _CHUNK_TOKENS = 16384
 _MANIFEST, _CHUNKS = "manifest.json", "features-*.safetensors"
 _NAME_LENGTH = 12
@@ -36,34 +39,27 @@ Progress = Callable[[int, int], None]
 
 def cache_bytes(corpus: TokenCorpus, hidden: int, n_taps: int) -> int:
     """Return how many bytes a cache of a corpus takes: two for each number."""
-    return 2 * hidden * (1 + n_taps) * sum(len(sequence) for sequence in corpus.sequences)
+    return 2 * hidden * (1 + n_taps) * sum(map(len, corpus.sequences))
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """The place of states of `corpus` and inputs of the layers `taps`, in the folder `root`.
+    """The place of final states and inputs of the layers `taps`, in the folder `root`.
 
     Another value of anything in `manifest` makes other states.
     """
 
     root: Path
-    corpus: TokenCorpus
     taps: tuple[int, ...]
     manifest: Mapping[str, Any]
 
     @classmethod
     def of(
-        cls,
-        root: Path,
-        corpus: TokenCorpus,
-        taps: tuple[int, ...],
-        *,
-        precision: str,
-        identity: Mapping[str, Any],
+        cls, root: Path, taps: tuple[int, ...], *, precision: str, identity: Mapping[str, Any]
     ) -> CachePlace:
         """Return the place of states computed in `precision` from the weights of `identity`."""
-        about = {"corpus": corpus.digest, "taps": list(taps), "precision": precision}
-        return cls(root, corpus, taps, {"format": _FORMAT, **about, **identity})
+        about = {"taps": list(taps), "precision": precision}
+        return cls(root, taps, {"format": _FORMAT, **about, **identity})
 
     @property
     def folder(self) -> Path:
@@ -71,25 +67,17 @@ class CachePlace:
         text = json.dumps(dict(self.manifest), sort_keys=True)
         return self.root / hashlib.sha256(text.encode()).hexdigest()[:_NAME_LENGTH]
 
-    def missing_bytes(self, hidden: int) -> int:
+    def missing_bytes(self, corpus: TokenCorpus, hidden: int) -> int:
         """Return how many bytes of states of width `hidden` are still to be written."""
-        if _read_manifest(self.folder / _MANIFEST) != self.manifest:
-            return cache_bytes(self.corpus, hidden, len(self.taps))
-        cache, texts = CachedFeatures(self.folder, self.corpus, self.taps), self.corpus.sequences
-        tokens = sum(
-            sum(map(len, texts[first:last]))
-            for chunk, (first, last) in enumerate(cache.chunks)
-            if not cache.path(chunk).exists()
-        )
-        return 2 * hidden * (1 + len(self.taps)) * tokens
+        known = _read_manifest(self.folder / _MANIFEST) == self.manifest
+        there = FeatureCache(self).texts if known else frozenset[str]()
+        texts = (len(text) for text in corpus.sequences if text_key(text.ids) not in there)
+        return 2 * hidden * (1 + len(self.taps)) * sum(texts)
 
 
 def check_cache_space(folder: Path, n_bytes: int) -> None:
     """Raise SpecrunError with both numbers unless the disk of `folder` has room for a cache."""
-    place = folder
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = _free_bytes(folder)
     if free < n_bytes:
         raise SpecrunError(
             f"the feature cache needs {n_bytes / 2**30:.2f} GiB in {folder} and "
@@ -98,15 +86,20 @@ def check_cache_space(folder: Path, n_bytes: int) -> None:
         )
 
 
-def fill_cache(
-    place: CachePlace, source: FeatureSource, device: torch.device, progress: Progress | None = None
-) -> CachedFeatures:
-    """Compute what is missing in `place` and return the cache; other states beside it stay.
+def _free_bytes(folder: Path) -> int:
+    place = folder
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
 
-    `progress` is called with the sequences done and all. Raises SpecrunError where the folder
-    cannot be made, or holds states that its manifest does not tell of.
+
+def opened_cache(place: CachePlace) -> FeatureCache:
+    """Return the cache in `place`, made where there is none; other states beside it stay.
+
+    Raises SpecrunError where the folder cannot be made, or holds states that its manifest does not
+    tell of.
     """
-    folder, corpus = place.folder, place.corpus
+    folder = place.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -118,14 +111,40 @@ def fill_cache(
         if path.exists() or any(folder.glob(_CHUNKS)):
             raise SpecrunError(f"{path} does not tell of the states in its folder: remove {folder}")
         write_json(path, dict(place.manifest))
-    cache = CachedFeatures(folder, corpus, place.taps)
-    for number, (first, last) in enumerate(cache.chunks):
-        chunk = cache.path(number)
-        if not chunk.exists():
-            _write_chunk(chunk, corpus, source, device, range(first, last))
+    return FeatureCache(place)
+
+
+def fill_cache(
+    place: CachePlace,
+    corpus: TokenCorpus,
+    source: FeatureSource,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> CachedFeatures:
+    """Compute what is missing of a corpus in `place`, and return its states.
+
+    `progress` is called with the texts done and all. Raises as `opened_cache`.
+    """
+    cache = opened_cache(place)
+    numbers = {text_key(text.ids): number for number, text in enumerate(corpus.sequences)}
+    missing = sorted(number for text, number in numbers.items() if text not in cache.texts)
+    done = len(corpus.sequences) - len(missing)
+    for first, last in _plan_chunks([len(corpus.sequences[number]) for number in missing]):
+        chunk = missing[first:last]
+        cache.keep(_computed(corpus, source, device, number) for number in chunk)
+        done += len(chunk)
         if progress is not None:
-            progress(last, len(corpus.sequences))
-    return cache
+            progress(done, len(corpus.sequences))
+    return CachedFeatures(cache, corpus)
+
+
+def _computed(
+    corpus: TokenCorpus, source: FeatureSource, device: torch.device, number: int
+) -> TextStates:
+    """Return the states of one text: no padding, no surprise of memory."""
+    found = source.features(corpus.batch([number]).to(device))
+    taps = None if found.taps is None else found.taps[0]
+    return TextStates(corpus.sequences[number].ids, found.final[0], taps)
 
 
 def remove_caches(root: Path) -> None:
@@ -146,25 +165,76 @@ def _is_cache(folder: Path) -> bool:
     return named and folder.is_dir() and not folder.is_symlink()
 
 
+class FeatureCache:
+    """States of texts in one folder, found by their tokens."""
+
+    def __init__(self, place: CachePlace) -> None:
+        """Read which texts there are; raises SpecrunError where a chunk cannot be read."""
+        self.folder, self.taps = place.folder, place.taps
+        self._places: dict[str, tuple[Path, int, int]] = {}
+        self._open: dict[Path, Any] = {}
+        for path in sorted(self.folder.glob(_CHUNKS)):
+            self._add(path, json.loads(self._opened(path).metadata()["texts"]))
+        self.close()
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """The hashes of all texts."""
+        return frozenset(self._places)
+
+    @property
+    def chunks(self) -> list[Path]:
+        """The files that texts are read from."""
+        return sorted({path for path, _, _ in self._places.values()})
+
+    def keep(self, texts: Iterable[TextStates]) -> None:
+        """Write the states of texts as one chunk; those that are there are not written again."""
+        new = {key: each for each in texts if (key := text_key(each.ids)) not in self._places}
+        if not new:
+            return
+        parts = {"final": [_half(each.final) for each in new.values()]}
+        if self.taps:
+            parts["taps"] = [_half(each.taps) for each in new.values() if each.taps is not None]
+        lengths = [[key, len(each.ids)] for key, each in new.items()]
+        # By what is in it: another process that fills the same folder writes other names.
+        name = hashlib.sha256(json.dumps(lengths).encode()).hexdigest()[:_NAME_LENGTH]
+        path = self.folder / f"features-{name}.safetensors"
+        # torch.cat widens all to float32 where one text's states are too large for float16.
+        tensors = {part: torch.cat(states) for part, states in parts.items()}
+        write_weights(path, tensors, texts=json.dumps(lengths))
+        self._add(path, lengths)
+
+    def read(self, name: str, ids: NDArray[np.int32]) -> Tensor:
+        """Return the states of a text, "final" or "taps", in float32."""
+        path, start, end = self._places[text_key(ids)]
+        states: Tensor = self._opened(path).get_slice(name)[start:end]
+        return states.float()
+
+    def close(self) -> None:
+        """Let go of the files, so that they can be deleted everywhere; reading opens them again."""
+        self._open.clear()
+
+    def _add(self, path: Path, lengths: Sequence[Sequence[Any]]) -> None:
+        start = 0
+        for key, length in lengths:
+            self._places[key] = (path, start, start + length)
+            start += length
+
+    def _opened(self, path: Path) -> Any:  # noqa: ANN401 - safetensors' own class
+        if path not in self._open:
+            try:
+                self._open[path] = safe_open(path, "pt")
+            except Exception as error:  # safetensors' own class, or the system's
+                raise SpecrunError(f"{path} cannot be read ({error}): remove the cache") from error
+        return self._open[path]
+
+
 class CachedFeatures:
-    """Reads the states of any sequences of a filled cache."""
+    """A source of the states of a corpus, all of whose texts are in a cache."""
 
-    def __init__(self, folder: Path, corpus: TokenCorpus, taps: tuple[int, ...]) -> None:
-        self.folder = folder
-        self.taps = taps
-        self.chunks = _plan_chunks([len(sequence) for sequence in corpus.sequences])
-        self._place: dict[int, tuple[int, int, int]] = {}
-        for number, (first, last) in enumerate(self.chunks):
-            start = 0
-            for sequence in range(first, last):
-                end = start + len(corpus.sequences[sequence])
-                self._place[sequence] = (number, start, end)
-                start = end
-        self._open: dict[int, Any] = {}
-
-    def path(self, number: int) -> Path:
-        """Return the file of a chunk."""
-        return self.folder / f"features-{number:05}.safetensors"
+    def __init__(self, cache: FeatureCache, corpus: TokenCorpus) -> None:
+        self.cache, self.taps = cache, cache.taps
+        self._corpus = corpus
 
     def features(self, batch: TokenBatch) -> Features:
         """Return the states of a batch, zero at padding."""
@@ -172,30 +242,25 @@ class CachedFeatures:
         return Features(final, self._padded("taps", batch) if self.taps else None)
 
     def close(self) -> None:
-        """Let go of the files, so that they can be deleted everywhere; reading opens them again."""
-        self._open.clear()
+        """Let go of the files."""
+        self.cache.close()
 
     def _padded(self, name: str, batch: TokenBatch) -> Tensor:
-        rows = [self._read(name, number) for number in batch.numbers]
+        texts = (self._corpus.sequences[number] for number in batch.numbers)
+        rows = [self.cache.read(name, text.ids) for text in texts]
         found = torch.zeros(*batch.ids.shape, rows[0].shape[1], device=batch.ids.device)
         for row, states in enumerate(rows):
             found[row, : len(states)] = states.to(found.device)
         return found
 
-    def _read(self, name: str, sequence: int) -> Tensor:
-        number, start, end = self._place[sequence]
-        if number not in self._open:
-            try:
-                self._open[number] = safe_open(self.path(number), "pt")
-            except Exception as error:  # safetensors' own class, or the system's
-                path = self.path(number)
-                raise SpecrunError(f"{path} cannot be read ({error}): remove the cache") from error
-        states: Tensor = self._open[number].get_slice(name)[start:end]
-        return states.float()
+
+def text_key(ids: NDArray[np.int32]) -> str:
+    """Return the hash by which a text's states are found."""
+    return hashlib.sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()[:24]
 
 
 def _plan_chunks(lengths: list[int]) -> list[tuple[int, int]]:
-    """Return the first and the last-plus-one sequence of each chunk."""
+    """Return the first and the last-plus-one text of each chunk."""
     chunks: list[tuple[int, int]] = []
     first, size = 0, 0
     for number, length in enumerate(lengths):
@@ -203,20 +268,7 @@ def _plan_chunks(lengths: list[int]) -> list[tuple[int, int]]:
             chunks.append((first, number))
             first, size = number, 0
         size += length
-    return [*chunks, (first, len(lengths))]
-
-
-def _write_chunk(
-    path: Path, corpus: TokenCorpus, source: FeatureSource, device: torch.device, numbers: range
-) -> None:
-    parts: dict[str, list[Tensor]] = {"final": [], "taps": []}
-    for number in numbers:  # one at a time: no padding, no surprise of memory
-        found = source.features(corpus.batch([number]).to(device))
-        parts["final"].append(_half(found.final[0]))
-        if found.taps is not None:
-            parts["taps"].append(_half(found.taps[0]))
-    # torch.cat widens all to float32 where one text's states are too large for float16.
-    write_weights(path, {name: torch.cat(states) for name, states in parts.items() if states})
+    return [*chunks, (first, len(lengths))] if lengths else []
 
 
 def _half(states: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from specrun.train.data.asking import Answerer, FileAnswerer
 from specrun.train.data.file_tokens import FileTokens
 from specrun.train.data.own_answers import converted_answerer
 from specrun.train.data.target_tokens import TargetTokenizer, TargetTokens
+from specrun.train.target.feature_cache import FeatureCache
 from specrun.train.target.features import FeatureSource, ModelFeatures
 from specrun.train.target.file_shape import (
     check_file_target,
@@ -48,7 +49,9 @@ class HeadTarget(ABC):
     """What training asks of a target.
 
     `path` is where its weights lie, `caution` what users should know before they train heads for
-    it, or "", and `computed_by` the library that computes its states.
+    it, or "", `computed_by` the library that computes its states, and `leaves_states` says whether
+    those of its answers are kept as they are given: a GPU computes them again in less time than
+    they take to a disk.
     """
 
     path: Path
@@ -56,6 +59,7 @@ class HeadTarget(ABC):
     tokens: TargetTokens
     caution: str = ""
     computed_by: str = "torch"
+    leaves_states: bool = False
 
     @abstractmethod
     def check_taps(self, taps: tuple[int, ...]) -> None:
@@ -71,9 +75,16 @@ class HeadTarget(ABC):
 
     @abstractmethod
     def answerer(
-        self, place: Path, precision: torch.dtype, note: Callable[[str], None]
+        self,
+        place: Path,
+        precision: torch.dtype,
+        note: Callable[[str], None],
+        kept: FeatureCache | None = None,
     ) -> AbstractContextManager[Answerer]:
-        """Return what opens it for answers; a file that these need lies in `place` for a while."""
+        """Return what opens it for answers; a file that these need lies in `place` for a while.
+
+        Where it leaves states, those of prompts and answers stay in `kept`.
+        """
 
     @abstractmethod
     def states(
@@ -108,14 +119,18 @@ class TorchTarget(HeadTarget):
         return dtype_name(precision)
 
     def answerer(
-        self, place: Path, precision: torch.dtype, note: Callable[[str], None]
+        self,
+        place: Path,
+        precision: torch.dtype,
+        note: Callable[[str], None],
+        kept: FeatureCache | None = None,
     ) -> AbstractContextManager[Answerer]:
         """Let torch answer, hundreds of prompts at once."""
-        return self._by_torch(precision)
+        return self._by_torch(precision, kept)
 
     @contextmanager
-    def _by_torch(self, precision: torch.dtype) -> Iterator[Answerer]:
-        yield TorchAnswerer(self._load(self._device, precision), self.shape, self.tokens)
+    def _by_torch(self, precision: torch.dtype, kept: FeatureCache | None) -> Iterator[Answerer]:
+        yield TorchAnswerer(self._load(self._device, precision), self.shape, self.tokens, kept)
 
     @contextmanager
     def states(
@@ -138,6 +153,7 @@ class FolderTarget(TorchTarget):
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         super().__init__(folder, target_shape(folder), TargetTokenizer(folder), device)
+        self.leaves_states = device.type == "cpu" and _torch_is_faster(device)
 
     def _load(self, device: torch.device, precision: torch.dtype) -> HFModel:
         return load_hf_model(self.path, device, precision)
@@ -148,12 +164,16 @@ class FolderTarget(TorchTarget):
         return number_size * sum(math.prod(tensor.shape) for tensor in tensors)
 
     def answerer(
-        self, place: Path, precision: torch.dtype, note: Callable[[str], None]
+        self,
+        place: Path,
+        precision: torch.dtype,
+        note: Callable[[str], None],
+        kept: FeatureCache | None = None,
     ) -> AbstractContextManager[Answerer]:
         """Let torch answer where it is faster; llama.cpp reads a GGUF file."""
         if not _torch_is_faster(self._device):
             return converted_answerer(self.path, place, note)
-        return super().answerer(place, precision, note)
+        return super().answerer(place, precision, note, kept)
 
 
 class LlamaFileTarget(TorchTarget):
@@ -161,6 +181,7 @@ class LlamaFileTarget(TorchTarget):
 
     def __init__(self, path: Path, device: torch.device) -> None:
         super().__init__(path, file_shape(path), FileTokens(path), device)
+        self.leaves_states = device.type == "cpu"
 
     def computed_in(self, precision: torch.dtype) -> str:
         """Return torch's name too: states of the same file may have come from llama.cpp."""
@@ -211,7 +232,11 @@ class FileTarget(HeadTarget):
         )
 
     def answerer(
-        self, place: Path, precision: torch.dtype, note: Callable[[str], None]
+        self,
+        place: Path,
+        precision: torch.dtype,
+        note: Callable[[str], None],
+        kept: FeatureCache | None = None,
     ) -> AbstractContextManager[Answerer]:
         """Let our runtime run the file."""
         return nullcontext(FileAnswerer(self.path))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specrun.train.target.features import AnswerStates
 from specrun.train.target.hf_model import HFModel
 
 _FEW = 1024  # tokens: they are nine tenths of nearly every law
@@ -24,6 +25,7 @@ def answers_as_they_end(
     end_ids: Collection[int],
     top_p: float = 1.0,
     vocab_size: int | None = None,
+    states: AnswerStates | None = None,
 ) -> Iterator[tuple[int, list[int]]]:
     """Yield answers drawn token by token from softmax(logits / temperature); 0: the likeliest.
 
@@ -33,12 +35,13 @@ def answers_as_they_end(
     token of `end_ids`, which it keeps, or after n_longest tokens. With `top_p` below 1 the law is
     cut to the likeliest tokens that make up so much of it (Holtzman et al. 2020), and the number is
     one of that law, the likeliest first. `vocab_size` bars the tokens from there on (rows of the
-    embeddings that stand for no token, and tokens that another model lacks).
+    embeddings that stand for no token, and tokens that another model lacks). `states` notes what is
+    computed of all tokens; those of an answer's last one come after it was yielded.
     """
     was_training = model.module.training
     model.module.eval()
     try:
-        batch = _Batch(model, prompts, uniforms)
+        batch = _Batch(model, prompts, uniforms, states)
         yield from batch.run(temperature, top_p, frozenset(end_ids), vocab_size)
     finally:
         model.module.train(was_training)
@@ -67,8 +70,14 @@ def end_tokens(model: HFModel, *more: int | None) -> frozenset[int]:
 class _Batch:
     """Prompts padded on the left, so that all answers grow at the same place."""
 
-    def __init__(self, model: HFModel, prompts: Sequence[Sequence[int]], uniforms: Tensor) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: HFModel,
+        prompts: Sequence[Sequence[int]],
+        uniforms: Tensor,
+        states: AnswerStates | None,
+    ) -> None:
+        self.model, self.states = model, states
         self.device = model.device
         self.uniforms = uniforms.to(self.device)
         longest = max((len(prompt) for prompt in prompts), default=0)
@@ -94,12 +103,14 @@ class _Batch:
         ids, n_longest = self.ids, self.uniforms.shape[1]
         for step in range(n_longest):
             if not self.going_on:
-                return
+                break
             going_on = self.going_on.copy()
             logits, cache = self._evaluated(ids, cache, vocab_size)
             tokens = _tokens_at(logits, self.uniforms[self.rows, step], temperature, top_p)
             ids, cache = self._keep(tokens, end_ids, cache)
             yield from ((row, self.answers[row]) for row in sorted(going_on - self.going_on))
+        if self.states is not None and self.rows:
+            self._evaluated(ids, cache, vocab_size)
         yield from ((row, self.answers[row]) for row in sorted(self.going_on))
 
     @torch.no_grad()
@@ -107,26 +118,34 @@ class _Batch:
         """Return the logits [rows, vocab] after more tokens `ids`, and the cache with them."""
         # Padding on the left counts for no position: a prompt begins at 0 whatever its batch.
         positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output: Any = self.model.model(
+        taps = () if self.states is None else self.states.taps
+        output: Any = self.model.model.base_model(
             input_ids=ids,
             attention_mask=self.mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            output_hidden_states=bool(taps),
         )
-        return output.logits[:, -1, :vocab_size], output.past_key_values
+        final: Tensor = output.last_hidden_state
+        if self.states is not None:
+            tapped = (output.hidden_states[tap] for tap in taps)
+            self.states.note(self.rows, torch.cat([final, *tapped], -1))
+        return self.model.logits(final[:, -1])[:, :vocab_size], output.past_key_values
 
     def _keep(self, tokens: Tensor, end_ids: frozenset[int], cache: Any) -> tuple[Tensor, Any]:  # noqa: ANN401
         """Note one more token of each answer, and drop the rows that ended once they are many."""
+        before = self.going_on.copy()
         for row, token in zip(self.rows, tokens.tolist(), strict=True):
-            if row in self.going_on:
+            if row in before:
                 self.answers[row].append(token)
                 if token in end_ids:
                     self.going_on.remove(row)
-        n_ended = len(self.rows) - len(self.going_on)
+        # Whoever notes states wants those of a last token, too.
+        needed = self.going_on if self.states is None else before
+        n_ended = len(self.rows) - len(needed)
         if n_ended > _WORTH_DROPPING * len(self.rows) and self.going_on:
-            kept = [index for index, row in enumerate(self.rows) if row in self.going_on]
+            kept = [index for index, row in enumerate(self.rows) if row in needed]
             chosen = torch.tensor(kept, dtype=torch.long, device=self.device)
             self.rows = [self.rows[index] for index in kept]
             self.mask, tokens = self.mask[chosen], tokens[chosen]

@@ -9,13 +9,15 @@ conversations at once. A CPU with AVX-512 gains a factor of two, by torch's prod
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 
 from specrun.bindings.errors import OutOfMemoryError
 from specrun.train.data.asking import AskingSettings, Question, Said
 from specrun.train.data.target_tokens import TargetTokens
+from specrun.train.target.feature_cache import FeatureCache
+from specrun.train.target.features import AnswerStates
 from specrun.train.target.hf_model import HFModel
 from specrun.train.target.sampling import (
     answers_as_they_end,
@@ -39,16 +41,23 @@ class TorchAnswerer:
     """Answers by a model in torch.
 
     An answer depends on its question, the seed and its number; half precision rounds rows of other
-    batches otherwise, so that now and then a token differs where two were nearly as likely.
+    batches otherwise, so that now and then a token differs where two were nearly as likely. The
+    states of prompts and answers stay in `kept`, if there is one, batch by batch.
     """
 
-    def __init__(self, model: HFModel, shape: ModelShape, tokens: TargetTokens) -> None:
-        self._model, self._shape, self._tokens = model, shape, tokens
+    def __init__(
+        self,
+        model: HFModel,
+        shape: ModelShape,
+        tokens: TargetTokens,
+        kept: FeatureCache | None = None,
+    ) -> None:
+        self._model, self._shape, self._tokens, self._kept = model, shape, tokens, kept
         self._ends = end_tokens(model, *tokens.end_ids)
 
     def answers(
         self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
-    ) -> Iterator[tuple[int, Said]]:
+    ) -> Generator[tuple[int, Said]]:
         """Yield the answers batch by batch, and of a batch as they end.
 
         `settings` say how tokens are drawn; drafts and how many conversations there are at once
@@ -85,6 +94,8 @@ class TorchAnswerer:
         free = _SHARE * free_memory(self._model.device)
         shape, size = self._shape, self._model.output.element_size()
         a_token = 2 * shape.n_layers * shape.n_kv_heads * shape.head_size * size
+        if self._kept is not None:  # the inputs of all layers are there for a while
+            a_token += (2 + len(self._kept.taps) + shape.n_layers) * shape.hidden * size
         longest = 0
         for count, (_, question) in enumerate(waiting):
             longest = max(longest, len(question.prompt) + question.room)
@@ -102,16 +113,26 @@ class TorchAnswerer:
             uniforms = uniform_numbers(keys, longest)
         else:
             uniforms = torch.zeros(1, 1).expand(len(batch), longest)
-        for row, answer in answers_as_they_end(
-            self._model,
-            [question.prompt for _, question in batch],
-            uniforms,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            end_ids=self._ends,
-        ):
-            number, question = batch[row]
-            yield number, self._said(answer[: question.room])
+        prompts = [question.prompt for _, question in batch]
+        kept, said = self._kept, dict[int, list[int]]()
+        states = None if kept is None else AnswerStates(prompts, longest, kept.taps)
+        try:
+            for row, answer in answers_as_they_end(
+                self._model,
+                prompts,
+                uniforms,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                end_ids=self._ends,
+                states=states,
+            ):
+                number, question = batch[row]
+                said[row] = answer[: question.room]
+                yield number, self._said(said[row])
+        finally:  # who has heard enough, or is interrupted, keeps what there is, too
+            if kept is not None and states is not None:
+                whole = [row for row, answer in said.items() if states.has(row, answer)]
+                kept.keep(states.of(row, said[row], self._shape.hidden) for row in whole)
 
     def _said(self, answer: list[int]) -> Said:
         is_whole = bool(answer) and answer[-1] in self._ends

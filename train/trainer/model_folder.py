@@ -47,11 +47,14 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, as Hugging Face tools read them, whole or not at all."""
+def write_weights(path: Path, tensors: Mapping[str, Tensor], **about: str) -> None:
+    """Write tensors as safetensors, as Hugging Face tools read them, whole or not at all.
+
+    `about` is what the file's metadata say besides.
+    """
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_path(path, force=True) as aside:
-        save_file(stored, aside, metadata={"format": "pt"})
+        save_file(stored, aside, metadata={"format": "pt", **about})
 
 
 def model_card(

@@ -16,6 +16,8 @@ import torch
 from specrun.bench.accelerate import hours as training_hours
 from specrun.bench.accelerate import training
 from specrun.bench.accelerate.hours import (
+    ANSWERING,
+    ANSWERING_WITH_STATES,
     EnoughAnswers,
     EnoughTries,
     Hours,
@@ -65,12 +67,15 @@ def status(step: int) -> TrainingStatus:
     return TrainingStatus(step, 10, 1.0, {}, 1.0, 1.0)
 
 
-def test_answers_end_after_a_third_of_the_time() -> None:
+@pytest.mark.parametrize(("answering", "end"), [(ANSWERING, 1188.0), (ANSWERING_WITH_STATES, 1800)])
+def test_answers_end_after_a_third_of_the_time_or_half(answering: float, end: float) -> None:
     clock = Clock()
-    hours = Hours(3600.0, PLAN, lambda _what, _share: None, clock)
+    hours = Hours(3600.0, PLAN, lambda _what, _share: None, clock, answering=answering)
     hours.stage("the target answers", 100, 2000)
     hours.stage("states", 1, 2)
-    clock.now = 1190.0
+    clock.now = end - 1.0
+    hours.stage("the target answers", 600, 2000)
+    clock.now = end + 1.0
     hours.stage("states", 2, 2)
     hours.stage("the target answers", 8, 2000)  # too few to learn from
     with pytest.raises(EnoughAnswers) as enough:
@@ -79,12 +84,12 @@ def test_answers_end_after_a_third_of_the_time() -> None:
     hours.stage("the target answers", 2000, 2000)  # all of them
 
 
-def test_tries_at_prompts_end_after_a_twentieth_of_the_time() -> None:
+def test_tries_at_prompts_end_after_a_tenth_of_the_time() -> None:
     clock = Clock()
     hours = Hours(3600.0, PLAN, lambda _what, _share: None, clock)
-    clock.now = 179.0
+    clock.now = 359.0
     hours.stage("the target asks", 300, 2000)
-    clock.now = 181.0
+    clock.now = 361.0
     hours.stage("the target asks", 2000, 2000)  # all of them
     with pytest.raises(EnoughTries) as enough:
         hours.stage("the target asks", 301, 2000)

@@ -36,12 +36,13 @@ from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
 from specrun.train.target import feature_cache, teacher
 from specrun.train.target.feature_cache import (
-    CachedFeatures,
     CachePlace,
+    FeatureCache,
     cache_bytes,
     check_cache_space,
     fill_cache,
     remove_caches,
+    text_key,
 )
 from specrun.train.target.features import Features, ModelFeatures
 from specrun.train.target.hf_model import HFModel, load_hf_model
@@ -282,10 +283,8 @@ class Counting:
         )
 
 
-def place_of(
-    root: Path, corpus: TokenCorpus, taps=(), precision: str = "float32", weights: int = 1
-) -> CachePlace:
-    return CachePlace.of(root, corpus, taps, precision=precision, identity={"source": weights})
+def place_of(root: Path, taps=(), precision: str = "float32", weights: int = 1) -> CachePlace:
+    return CachePlace.of(root, taps, precision=precision, identity={"source": weights})
 
 
 def test_cached_states_are_the_computed_ones(
@@ -294,9 +293,9 @@ def test_cached_states_are_the_computed_ones(
     monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
     source = Counting(ModelFeatures(model, (1, 2, 3)))
     told = []
-    place = place_of(tmp_path / "f", corpus, (1, 2, 3))
-    cache = fill_cache(place, source, CPU, lambda *step: told.append(step))
-    assert len(cache.chunks) > 2
+    place = place_of(tmp_path / "f", (1, 2, 3))
+    cache = fill_cache(place, corpus, source, CPU, lambda *step: told.append(step))
+    assert len(cache.cache.chunks) > 2
     assert told[-1] == (len(corpus.sequences), len(corpus.sequences))
     batch = corpus.batch([4, 0, 2])
     found, wanted = cache.features(batch), source.features(batch)
@@ -311,7 +310,7 @@ def test_cached_states_are_the_computed_ones(
     assert (
         cache_bytes(corpus, HIDDEN, 3)
         <= size
-        < cache_bytes(corpus, HIDDEN, 3) + 1000 * len(cache.chunks)
+        < cache_bytes(corpus, HIDDEN, 3) + 1000 * len(cache.cache.chunks)
     )
     cache.close()
     remove_caches(tmp_path / "f")
@@ -322,18 +321,18 @@ def test_an_interrupted_cache_goes_on_and_needs_room_for_the_rest(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
-    place, first = place_of(tmp_path, corpus), Counting(ModelFeatures(model))
-    assert place.missing_bytes(HIDDEN) == cache_bytes(corpus, HIDDEN, 0)
-    cache = fill_cache(place, first, CPU)
-    assert place.missing_bytes(HIDDEN) == 0
-    removed, (start, end) = cache.path(1), cache.chunks[1]
+    place, first = place_of(tmp_path), Counting(ModelFeatures(model))
+    assert place.missing_bytes(corpus, HIDDEN) == cache_bytes(corpus, HIDDEN, 0)
+    cache = fill_cache(place, corpus, first, CPU)
+    assert place.missing_bytes(corpus, HIDDEN) == 0
+    removed = cache.cache.chunks[1]
     removed.unlink()
-    assert place.missing_bytes(HIDDEN) == 2 * HIDDEN * sum(
-        len(sequence) for sequence in corpus.sequences[start:end]
-    )
+    there = FeatureCache(place).texts
+    lost = [text for text in corpus.sequences if text_key(text.ids) not in there]
+    assert place.missing_bytes(corpus, HIDDEN) == 2 * HIDDEN * sum(map(len, lost))
     second = Counting(ModelFeatures(model))
-    fill_cache(place, second, CPU)
-    assert second.calls == end - start < first.calls
+    fill_cache(place, corpus, second, CPU)
+    assert second.calls == len(lost) < first.calls
     assert removed.exists()
 
 
@@ -345,42 +344,42 @@ def test_states_of_another_kind_lie_beside_and_nothing_is_deleted(
 ) -> None:
     foreign = tmp_path / "features-00000.safetensors"
     foreign.write_text("somebody else's")
-    place, other = place_of(tmp_path, corpus), place_of(tmp_path, corpus, **changes)
+    place, other = place_of(tmp_path), place_of(tmp_path, **changes)
     source = ModelFeatures(model, changes.get("taps", ()))
-    fill_cache(place, ModelFeatures(model), CPU)
+    fill_cache(place, corpus, ModelFeatures(model), CPU)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
     assert len(before) == 3
-    assert other.missing_bytes(HIDDEN) == cache_bytes(corpus, HIDDEN, len(other.taps))
+    assert other.missing_bytes(corpus, HIDDEN) == cache_bytes(corpus, HIDDEN, len(other.taps))
     second = Counting(source)
-    fill_cache(other, second, CPU)
+    fill_cache(other, corpus, second, CPU)
     assert second.calls == len(corpus.sequences)
     assert other.folder != place.folder
     assert {path: path.stat().st_mtime_ns for path in before} == before
     third = Counting(ModelFeatures(model))
-    fill_cache(place, third, CPU)
+    fill_cache(place, corpus, third, CPU)
     assert third.calls == 0
 
 
 def test_a_manifest_that_tells_of_other_states_is_not_overwritten(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path
 ) -> None:
-    place = place_of(tmp_path, corpus)
-    cache = fill_cache(place, ModelFeatures(model), CPU)
+    place = place_of(tmp_path)
+    cache = fill_cache(place, corpus, ModelFeatures(model), CPU)
     for spoil in (lambda path: path.write_text("{"), lambda path: path.unlink()):
         spoil(place.folder / "manifest.json")
         with pytest.raises(
             SpecrunError, match=r"manifest\.json does not tell of the states in its folder: remove"
         ):
-            fill_cache(place, ModelFeatures(model), CPU)
-        assert cache.path(0).exists()
+            fill_cache(place, corpus, ModelFeatures(model), CPU)
+        assert cache.cache.chunks[0].exists()
 
 
 def test_removing_caches_leaves_other_files(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path
 ) -> None:
-    places = place_of(tmp_path, corpus), place_of(tmp_path, corpus, precision="bfloat16")
+    places = place_of(tmp_path), place_of(tmp_path, precision="bfloat16")
     for place in places:
-        fill_cache(place, ModelFeatures(model), CPU)
+        fill_cache(place, corpus, ModelFeatures(model), CPU)
     (
         places[0].folder / ".features-00001.safetensors.0123456789abcdef.partial"
     ).touch()  # as a killed process leaves it
@@ -402,23 +401,23 @@ def test_a_cache_that_cannot_be_made_is_one_sentence(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecrunError, match=r"cannot be made .*: name another with --features"):
-        fill_cache(place_of(tmp_path / "file", corpus), ModelFeatures(model), CPU)
+        fill_cache(place_of(tmp_path / "file"), corpus, ModelFeatures(model), CPU)
 
 
 def test_states_beyond_float16_are_kept(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path
 ) -> None:
     source = Counting(ModelFeatures(model), factor=1e5)
-    cache = fill_cache(place_of(tmp_path, corpus), source, CPU)
+    cache = fill_cache(place_of(tmp_path), corpus, source, CPU)
     batch = corpus.batch([0])
     torch.testing.assert_close(cache.features(batch).final, source.features(batch).final)
 
 
 def test_a_damaged_cache_is_named(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
-    cache = fill_cache(place_of(tmp_path, corpus), Counting(ModelFeatures(model)), CPU)
-    cache.path(0).write_bytes(b"no tensors")
-    with pytest.raises(SpecrunError, match=r"features-00000\.safetensors cannot be read"):
-        CachedFeatures(cache.folder, corpus, ()).features(corpus.batch([0]))
+    cache = fill_cache(place_of(tmp_path), corpus, Counting(ModelFeatures(model)), CPU)
+    cache.cache.chunks[0].write_bytes(b"no tensors")
+    with pytest.raises(SpecrunError, match=r"features-\w+\.safetensors cannot be read"):
+        FeatureCache(place_of(tmp_path))
 
 
 def test_no_room_for_the_cache_is_said_with_both_numbers(tmp_path: Path) -> None:

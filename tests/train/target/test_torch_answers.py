@@ -18,10 +18,21 @@ from specrun.train.data.file_tokens import FileTokens
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
 from specrun.train.data.own_prompts import own_prompts
 from specrun.train.data.target_tokens import TokenSequence
+from specrun.train.data.token_corpus import TokenBatch, corpus_of
+from specrun.train.heads import training as head_training
 from specrun.train.heads.eagle import EagleRecipe
 from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
 from specrun.train.target import head_target, torch_answers
+from specrun.train.target.feature_cache import (
+    CachedFeatures,
+    CachePlace,
+    FeatureCache,
+    fill_cache,
+    opened_cache,
+    text_key,
+)
+from specrun.train.target.features import Features, ModelFeatures
 from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
 from specrun.train.target.head_target import (
     FileTarget,
@@ -257,3 +268,92 @@ def test_losses_in_torch_are_those_in_llama_cpp(
     ours, theirs = (reports[name].result.curves for name in ("torch", "llama"))
     np.testing.assert_allclose(ours.losses, theirs.losses, atol=1e-3)
     assert ours.measures[-1][1].keys() == theirs.measures[-1][1].keys()
+
+
+# -- states of what is answered --------------------------------------------------------------------
+
+
+TAPS = (0, 1)
+
+
+def place_of(root: Path) -> CachePlace:
+    return CachePlace.of(root, TAPS, precision="float32", identity={})
+
+
+def keeping(taught, root: Path) -> tuple[TorchAnswerer, FeatureCache]:
+    target, cache = LlamaFileTarget(taught.gguf, CPU), opened_cache(place_of(root))
+    model = load_llama_file(taught.gguf, CPU)
+    return TorchAnswerer(model, target.shape, target.tokens, cache), cache
+
+
+def computed(taught, texts: list[TokenSequence], root: Path) -> CachedFeatures:
+    source = ModelFeatures(load_llama_file(taught.gguf, CPU), TAPS)
+    return fill_cache(place_of(root), corpus_of(texts), source, CPU)
+
+
+@pytest.mark.parametrize("settings", [{}, {"longest": 3}, {"temperature": 2.0}], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 128])
+def test_states_noted_while_answering_are_those_computed_afterwards(
+    taught, tmp_path: Path, monkeypatch, rows: int, settings: dict
+) -> None:
+    """To the last token, whatever is answered at once; of other texts they are others."""
+    monkeypatch.setitem(torch_answers._MOST_ROWS, "cpu", rows)
+    answerer, cache = keeping(taught, tmp_path / "noted")
+    texts = answered(taught, answerer, tmp_path / "a.jsonl", **settings)
+    wanted = computed(taught, texts, tmp_path / "computed")
+    assert cache.texts == wanted.cache.texts
+    near = {"rtol": 2e-3, "atol": 2e-3}  # float16 on disk
+    for text in texts:
+        for name in ("final", "taps"):
+            noted, there = cache.read(name, text.ids), wanted.cache.read(name, text.ids)
+            torch.testing.assert_close(noted, there, **near)
+            other = wanted.cache.read(name, texts[text is texts[0]].ids)
+            n = min(len(other), len(noted))
+            assert not torch.allclose(noted[-n:], other[-n:], **near)
+
+
+def test_states_of_answers_that_ended_outlive_an_interrupt(taught, tmp_path: Path) -> None:
+    answerer, cache = keeping(taught, tmp_path / "noted")
+    store = tmp_path / "a.jsonl"
+
+    def interrupted(done: int, _total: int) -> None:
+        if done == len(PROMPTS) - 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer_prompts(
+            *(nullcontext(answerer), FileTokens(taught.gguf), PROMPTS, store, AnswerSettings()),
+            **{"identity": {}, "max_length": 256, "progress": interrupted},
+        )
+    there = cache.texts
+    assert len(there) >= len(PROMPTS) - 3  # not those whose last token was never evaluated
+    texts = answered(taught, answerer, store)
+    assert there < cache.texts | there <= {text_key(text.ids) for text in texts}
+
+
+def test_states_left_by_answers_are_not_computed_again(taught, tmp_path: Path, monkeypatch) -> None:
+    """By a training on a CPU that torch answers on; the losses are those without."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(ANSWERS))
+    run = {
+        **{"data": (), "prompts": prompts, "own_answers": AnswerSettings(), "steps": 4},
+        **{"tokens_per_batch": 128, "max_length": 64, "held_out": 0.2, "cache": "yes"},
+        **{"device": "cpu", "precision": "float32", "n_threads": 1, "measures": 1},
+    }
+    asked, features, losses = [], ModelFeatures.features, []
+
+    def counted(source: ModelFeatures, batch: TokenBatch) -> Features:
+        asked.append(batch.numbers)
+        return features(source, batch)
+
+    monkeypatch.setattr(ModelFeatures, "features", counted)
+    for name, kept in (("kept", head_training.kept_while_answering), ("not", lambda *_: None)):
+        monkeypatch.setattr(head_training, "kept_while_answering", kept)
+        asked.clear()
+        report = train_head(
+            EagleRecipe(noise=0.0), HeadRun(taught.gguf, output=tmp_path / name, **run)
+        )
+        assert bool(asked) is (name == "not")
+        losses.append(report.result.curves.losses)
+    np.testing.assert_allclose(*losses, atol=1e-3)
