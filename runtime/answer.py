@@ -90,6 +90,7 @@ class AnswerClock:
     native_before: tuple[float, float]
     elsewhere: float = 0.0
     prompt_s: float = 0.0
+    reused_before: int | None = None  # graphs, when the prompt was read
     first_token_s: float | None = None
     left: float | None = None  # when the consumer was given what it has now
 
@@ -185,6 +186,7 @@ class Answer:
             for _ in session.read_prompt():
                 yield "reading"
             self.clock.prompt_s = self.clock.elapsed()
+            self.clock.reused_before = session.target.graphs_reused
             yield from self._decode(target)
         except SpecrunError as error:
             if self.hand_out is not None:  # what was decided before it is said
@@ -377,6 +379,7 @@ class Answer:
         if clock.started:
             times = zip(session.native_seconds(), clock.native_before, strict=True)
             target_s, drafter_s = (now - before for now, before in times)
+        reused, before = session.target.graphs_reused, clock.reused_before
         decoding, n_tokens = wall - clock.prompt_s, sum(len(tokens) for tokens, _ in self._said)
         # The prompt's last token is the first round's root, not part of the prefill; in sequential
         # cascades none of it is.
@@ -406,6 +409,9 @@ class Answer:
             width=session.target.width,
             total_variation=self._departures.total_variation,
             changed_share=self._departures.changed_share,
+            rebuilt=None
+            if reused is None or before is None
+            else max(0, counter.rounds - max(0, reused - before)),
             forced=0 if self._guided is None else self._guided.forced,
             forced_accepted=0 if self._guided is None else self._guided.forced_accepted,
         )

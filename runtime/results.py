@@ -174,8 +174,10 @@ class SpecStats:
     evaluation of the target had (`--shape`), None where that was free. Under rules that are not
     exact, `total_variation` is the mean distance of the law that decided a token from the target's,
     and `changed_share` the share of tokens that the target alone would not have drawn from the same
-    noise. Of the drafted tokens `forced` are those that a grammar left no choice, `forced_accepted`
-    of which were kept: the target may spell the same text by other tokens.
+    noise. `rebuilt` rounds had another shape than the evaluation before, so that llama.cpp built
+    its graph anew; None where other conversations are evaluated with this one. Of the drafted
+    tokens `forced` are those that a grammar left no choice, `forced_accepted` of which were kept:
+    the target may spell the same text by other tokens.
     """
 
     drafter: str
@@ -201,6 +203,7 @@ class SpecStats:
     width: int | None = None
     total_variation: float | None = None
     changed_share: float | None = None
+    rebuilt: int | None = None
     forced: int = 0
     forced_accepted: int = 0
 

@@ -168,6 +168,11 @@ class TargetModel:
         return self.context.native_seconds
 
     @property
+    def graphs_reused(self) -> int | None:
+        """How many evaluations so far had the shape of the one before; None: not the text's own."""
+        return self.context.graphs_reused
+
+    @property
     def n_positions(self) -> int:
         """The most tokens that a text may have."""
         return self.context.n_ctx

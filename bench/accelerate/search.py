@@ -62,6 +62,9 @@ class Machine(Protocol):
     def curve(self) -> CostCurve:
         """Measure what evaluations of the target cost, once."""
 
+    def curve_beside(self) -> CostCurve | None:
+        """Return what evaluations cost between the answers, None where that was not measured."""
+
     def look(self) -> Sequence[FoundDrafter]:
         """Return what could draft for the target: in its file, beside it and in the caches."""
 
@@ -133,7 +136,7 @@ class Search:
         self._share = 0.0
 
     def run(self) -> CostCurve:
-        """Do every step that the record lacks; return the cost curve."""
+        """Do every step that the record lacks; return the cost curve, as it was meanwhile."""
         self._say("measuring what evaluations cost", 0.0, self._ahead(_CURVE_S + _CUT_S))
         curve = self._machine.curve()
         self._record.add(Contender(name, _NEEDS_NOTHING) for name in WITHOUT_FILE)
@@ -148,7 +151,7 @@ class Search:
         self._train()
         self._compare()
         self._say("done", 1.0)
-        return curve
+        return self._machine.curve_beside() or curve
 
     # -- what is compared --------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from specrun.bench.accelerate.prompts import SearchPrompts
 from specrun.bench.accelerate.record import PLAIN
 from specrun.bench.accelerate.search import CutFound, FoundDrafter
 from specrun.bench.accelerate.training import TrainingOrder, train_head
+from specrun.bench.diagnosis.curve_beside import ENOUGH, CurveBeside
 from specrun.bench.diagnosis.work import Work, work_of
 from specrun.bench.drafters.answers import Arm
 from specrun.bindings.atomic import cache_folder
@@ -92,6 +93,8 @@ class ThisMachine:
         self._clock, self._progress = clock, progress
         self._context = options.context
         self._curve: CostCurve | None = None
+        self._beside: CurveBeside | None = None
+        self._n_answered = 0  # prompts, by all drafters each
         self._answer_tokens: int | None = None  # known when it is known how many are compared
         self._opened = ExitStack()
         self._arms: dict[str, dict[tuple[float, str], Arm]] = {}
@@ -102,6 +105,8 @@ class ThisMachine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._beside is not None:
+            self._beside.close()
         self._close_others(())
         self._opened.close()
 
@@ -129,6 +134,27 @@ class ThisMachine:
         self._curve = curve
         self._fit()
         return curve
+
+    def curve_beside(self) -> CostCurve | None:
+        """Return the curve as it was while drafters were compared, None where none were."""
+        return None if self._beside is None else self._beside.curve()
+
+    def _time_beside(self, plain: Arm, answers: Sequence[GenerationResult]) -> None:
+        """Time evaluations behind a prompt's answers, if it is one of those that are enough.
+
+        What is compared is compared with that: a curve of another minute may be 10 % off.
+        """
+        n_prompts = 2 * len(self._params) * sum(map(len, self._prompts.held_out.values()))
+        number, self._n_answered = self._n_answered, self._n_answered + 1
+        if number % max(1, n_prompts // ENOUGH):
+            return
+        if number == 0 and self._curve is not None:
+            depth = int(plain.prompt_tokens) + (self._answer_tokens or 0) // 2
+            # Without memory for one more context the curve of before has to do.
+            with suppress(OutOfMemoryError):
+                self._beside = CurveBeside(plain.runtime, self._curve, n_prompts, depth)
+        if self._beside is not None:
+            self._beside.visit(max(answers, key=lambda answer: answer.stats.drafted))
 
     def _fit(self) -> None:
         """Choose a context that holds the longest prompt and its answer."""
@@ -273,6 +299,7 @@ class ThisMachine:
             }
             # A prompt that is answered with nothing tells nothing.
             if all(answer.stats.tokens_per_second for answer in answers.values()):
+                self._time_beside(arms[PLAIN], list(answers.values()))
                 for drafter, answer in answers.items():
                     results[drafter].append(answer)
             self._progress((number + 1) / count)

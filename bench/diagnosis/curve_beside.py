@@ -18,7 +18,8 @@ from specrun.runtime.results import GenerationResult
 from specrun.runtime.runtime import Runtime
 
 _ALWAYS = tuple(size for size in MEASURED_SIZES if size <= 8)
-_ENOUGH = 16  # visits of each size
+ENOUGH = 16
+"""Visits of each size whose median is to be believed."""
 
 
 class CurveBeside:
@@ -30,7 +31,7 @@ class CurveBeside:
 
     def __init__(self, runtime: Runtime, known: CostCurve, n_answers: int, depth: int) -> None:
         self._known = known
-        self._passes = math.ceil(_ENOUGH / n_answers)
+        self._passes = math.ceil(ENOUGH / n_answers)
         model = runtime.model
         options = sized_to_measure(runtime.options.context, model)
         n_ctx = min(options.n_ctx, depth + max(MEASURED_SIZES))
@@ -48,6 +49,10 @@ class CurveBeside:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the context; what was timed stays."""
         self._context.close()
 
     def visit(self, answer: GenerationResult) -> None:

@@ -1,8 +1,10 @@
 """Diagnosis of a pair: expected against measured, what costs most, and the best achievable.
 
 A round of w drafted nodes takes T(1 + w) for the target, the drafter's own time and Python's; T is
-the measured cost curve. What would be gained without one of these, or with a better drafter, tells
-which of them stands in the way. Nothing is measured here: the same figures give the same words.
+the measured cost curve, which has a second time for a round of another width than the one before,
+as llama.cpp then builds its graph anew. What would be gained without one of these, or with a better
+drafter, tells which of them stands in the way. Nothing is measured here: the same figures give the
+same words.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Diagnosis:
     """What was found of a drafter, against plain decoding in the same run.
 
     `speed_up` was measured, `expected` follows from tokens a round, the curve and what drafter and
-    Python took. Milliseconds are those of a round. `workload` names the texts, where there are
+    Python took; `rebuilt_share` is that of the rounds that built the target's graph anew.
+    Milliseconds are those of a round. `workload` names the texts, where there are
     several kinds.
     """
 
@@ -86,6 +89,7 @@ class Diagnosis:
     acceptance: float | None
     coverage: float
     nodes_per_drafting_round: float
+    rebuilt_share: float
     round_ms: float
     target_ms: float
     expected_target_ms: float
@@ -129,12 +133,18 @@ class _Round:
     drafter_s: float
     python_s: float
     plain_python_s: float
+    rebuilt: float
 
     @property
     def target_s(self) -> float:
         """The target's expected seconds, over rounds with drafts and without."""
-        drafting = _seconds(self.curve, 1.0 + self.nodes)
-        return self.coverage * drafting + (1.0 - self.coverage) * self.curve.seconds(1)
+        reused, rebuilt = self._target_s(rebuilt=False), self._target_s(rebuilt=True)
+        return reused + self.rebuilt * (rebuilt - reused)
+
+    def _target_s(self, *, rebuilt: bool) -> float:
+        drafting = _seconds(self.curve, 1.0 + self.nodes, rebuilt=rebuilt)
+        single = self.curve.seconds(1, rebuilt=rebuilt)
+        return self.coverage * drafting + (1.0 - self.coverage) * single
 
     @property
     def speed_up(self) -> float:
@@ -169,6 +179,7 @@ def diagnose(
         drafter_s=drafted.drafter_s / rounds,
         python_s=drafted.python_s / rounds,
         plain_python_s=plain.python_s / plain.rounds,
+        rebuilt=drafted.rebuilt / rounds,
     )
     measured = drafted.tokens_per_second / plain.tokens_per_second
     speed = measured if speed_up is None else speed_up
@@ -188,6 +199,7 @@ def diagnose(
         acceptance=drafted.acceptance,
         coverage=drafted.coverage,
         nodes_per_drafting_round=as_measured.nodes,
+        rebuilt_share=as_measured.rebuilt,
         round_ms=1e3 * drafted.seconds / rounds,
         target_ms=1e3 * drafted.target_s / rounds,
         expected_target_ms=1e3 * as_measured.target_s,
@@ -202,12 +214,12 @@ def diagnose(
     )
 
 
-def _seconds(curve: CostCurve, n: float) -> float:
+def _seconds(curve: CostCurve, n: float, *, rebuilt: bool) -> float:
     """Return T of a mean number of tokens, on the line between whole ones."""
     low = int(n)
     share = n - low
-    here = curve.seconds(low)
-    return here + share * (curve.seconds(low + 1) - here) if share else here
+    here = curve.seconds(low, rebuilt=rebuilt)
+    return here + share * (curve.seconds(low + 1, rebuilt=rebuilt) - here) if share else here
 
 
 def _achievable(found: _Round, acceptance: float | None) -> Achievable:

@@ -18,7 +18,8 @@ class Work:
 
     `nodes` were evaluated beside the last committed token, in `drafting_rounds` of the `rounds`.
     `tests` are the depths at which there were drafts to accept, and `accepted` those at which one
-    was. `seconds` are wall time, of which the others are parts.
+    was. `seconds` are wall time, of which the others are parts. In `rebuilt` rounds the target's
+    graph was built anew.
     """
 
     tokens: int
@@ -31,6 +32,7 @@ class Work:
     target_s: float
     drafter_s: float
     python_s: float
+    rebuilt: int = 0
 
     @staticmethod
     def together(parts: Iterable[Work]) -> Work:
@@ -87,4 +89,5 @@ def _of_answer(result: GenerationResult) -> Work:
         target_s=target,
         drafter_s=seconds - target - python if stats.drafter_s else 0.0,
         python_s=python if stats.drafter_s else seconds - target,
+        rebuilt=stats.rebuilt or 0,
     )

@@ -266,6 +266,12 @@ class Context:
         return Rows(buffers, batch, n_states, every_token=self._has_hidden_states)
 
     @property
+    def graphs_reused(self) -> int:
+        """How many evaluations so far had the shape of the one before; 0 once it is closed."""
+        handle = self._handle  # read once: another thread may close it
+        return 0 if handle is None else int(self._native.llama_perf_context(handle).n_reused)
+
+    @property
     def can_repeat(self) -> bool:
         """Whether an evaluation need not pass by `decode`: no samplers, no recurrent state."""
         samplers = self._samplers

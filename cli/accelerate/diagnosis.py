@@ -49,14 +49,20 @@ def diagnosis_facts(diagnosis: Diagnosis) -> dict[str, str]:
             f"token {diagnosis.plain_ms:.1f} ms, {diagnosis.expected_plain_ms:.1f} expected"
         ),
         "of which": (
-            f"target {diagnosis.target_ms:.1f} ms ({diagnosis.expected_target_ms:.1f} expected), "
-            f"drafter {diagnosis.drafter_ms:.1f}, Python {diagnosis.python_ms:.1f}"
+            f"target {diagnosis.target_ms:.1f} ms ({diagnosis.expected_target_ms:.1f} expected"
+            f"{_rebuilt(diagnosis)}), drafter {diagnosis.drafter_ms:.1f}, "
+            f"Python {diagnosis.python_ms:.1f}"
         ),
         "drafts": _drafts(diagnosis),
     }
     if curve:
         facts["cost curve"] = f"{sizes} tokens take {curve} times as long as one"
     return {**facts, "at best": _at_best(diagnosis.best)}
+
+
+def _rebuilt(diagnosis: Diagnosis) -> str:
+    share = round(100 * diagnosis.rebuilt_share)
+    return f", with {share} % of its graphs built anew" if share else ""
 
 
 def verdict_lines(diagnosis: Diagnosis) -> list[str]:

@@ -98,6 +98,11 @@ class SlotTarget(TargetModel):
         return self._native_s
 
     @property
+    def graphs_reused(self) -> None:
+        """Nobody knows: the shapes are those of several texts."""
+        return None
+
+    @property
     def n_positions(self) -> int:
         """The most tokens that a text may have."""
         return self._shared.n_positions

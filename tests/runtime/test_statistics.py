@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.rows import Rows
+from specrun.runtime.engine import Engine
 from specrun.runtime.results import RoundCounter
+from specrun.runtime.runtime import Runtime
+from specrun.runtime.sampling import SamplingParams
 
 
 def counted(*rounds: tuple[int, int, int]) -> RoundCounter:
@@ -64,3 +73,36 @@ def test_depths_below_a_leaf_of_a_tree_are_not_tested():
     assert counter.tested_by_position == (2, 1)
     assert counter.acceptance_given_prefix == (1.0, 0.0)
     assert counted((0, 0, 1)).acceptance_given_prefix == ()
+
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt-lookup"])
+def test_rebuilt_are_the_rounds_of_another_width_than_the_one_before(
+    tiny_model: Path, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int] = []
+    decode = Context.decode
+
+    def noted(context: Context, batch: Batch) -> Rows:
+        widths.append(batch.n_tokens)
+        return decode(context, batch)
+
+    with Runtime(tiny_model, drafter, n_ctx=256) as runtime:
+        monkeypatch.setattr(Context, "decode", noted)
+        stats = runtime.generate([5, 6, 7] * 8, GREEDY, max_tokens=64).stats
+    # The first width is the prompt's. Plain rounds pass by `decode` once compiled code takes over.
+    assert stats.rebuilt == sum(a != b for a, b in pairwise(widths))
+    if drafter == "none":
+        assert stats.rebuilt == 1
+    else:
+        assert 3 < stats.rebuilt < stats.rounds == len(widths) - 1
+
+
+def test_nobody_knows_what_was_rebuilt_where_conversations_share_evaluations(
+    tiny_model: Path,
+) -> None:
+    with Engine(tiny_model, slots=2, n_ctx=512) as engine:
+        result = engine.submit([5, 6, 7], GREEDY, max_tokens=8).result
+    assert result.stats.rebuilt is None

@@ -68,6 +68,7 @@ class SimulatedMachine:
     found: Mapping[FoundDrafter, Sequence[str] | SpecrunError] = field(default_factory=dict)
     cut_found: CutFound | None = None
     trained: Sequence[str] = ()
+    costs_beside: CostCurve | None = None
     interrupt_at: int | None = None
     called: list[str] = field(default_factory=list)
     clock: float = 0.0
@@ -79,6 +80,9 @@ class SimulatedMachine:
     def curve(self) -> CostCurve:
         self.called.append("curve")
         return self.costs
+
+    def curve_beside(self) -> CostCurve | None:
+        return self.costs_beside
 
     def look(self) -> list[FoundDrafter]:
         return list(self.found)

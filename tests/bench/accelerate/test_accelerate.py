@@ -19,11 +19,13 @@ from specrun.bench.accelerate.found_drafters import found_drafters
 from specrun.bench.accelerate.prompts import PROMPTS, search_prompts
 from specrun.bench.accelerate.search import FoundDrafter
 from specrun.bench.accelerate.this_machine import cut_file, files_in, needed_bytes
+from specrun.bench.diagnosis.curve_beside import CurveBeside
 from specrun.bindings import atomic
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.runtime.costs.tuned import describe_settings
 from specrun.runtime.opening import RuntimeOptions
+from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tuning.default_drafter import drafter_for
 from specrun.runtime.tuning.profile import load_profile, profile_file
@@ -97,6 +99,34 @@ def test_a_file_is_measured_and_its_profile_is_used(
     assert not cut_file(target).exists()
     json.dumps(result.to_dict(), allow_nan=False)
     assert any(what.startswith("comparing") for what in told)
+
+
+def test_the_diagnosis_reads_the_curve_that_was_measured_between_the_answers(
+    target: Path, tmp_path: Path, cheap: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no memory for a context of its own, that of before."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("abc\nabcabc\nhello\nabab\n")
+    visits: list[GenerationResult] = []
+    visit = CurveBeside.visit
+
+    def noted(beside: CurveBeside, answer: GenerationResult) -> None:
+        visits.append(answer)
+        visit(beside, answer)
+
+    monkeypatch.setattr(CurveBeside, "visit", noted)
+    monkeypatch.setattr(CurveBeside, "curve", lambda _beside: STEEP)
+    result = accelerate(options(target, prompts=prompts))
+    assert result.curve is STEEP
+    assert len(visits) == 4  # behind each of two prompts, in two sweeps
+
+    def no_memory(*_: object) -> None:
+        raise OutOfMemoryError("there is none")
+
+    monkeypatch.setattr(CurveBeside, "__init__", no_memory)
+    result = accelerate(options(target, prompts=prompts, again=True))
+    assert result.curve not in (None, STEEP)
+    assert result.diagnoses
 
 
 def test_a_smaller_model_beside_it_is_planned_and_compared(

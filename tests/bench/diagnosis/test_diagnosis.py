@@ -52,6 +52,27 @@ def test_what_the_curve_lets_expect_is_what_it_takes(curve: CostCurve, drafter: 
     assert parts == pytest.approx(diagnosis.round_ms)
 
 
+def test_rounds_of_changing_widths_are_expected_to_build_their_graphs_anew() -> None:
+    """By the share of them; where none was built anew, that costs nothing."""
+    anew = CostCurve(FLAT.sizes, FLAT.reused, tuple(0.002 + s for s in FLAT.reused))
+    plain, drafted = Simulated().work(FLAT), Simulated(0.8, 4, coverage=0.5).work(FLAT)
+    assert diagnose("d", 0.0, plain, drafted, anew).expected_target_ms == pytest.approx(
+        1e3 * drafted.target_s / drafted.rounds
+    )
+    more = 0.75 * drafted.rounds * 0.002
+    slower = dataclasses.replace(
+        drafted,
+        rebuilt=round(0.75 * drafted.rounds),
+        target_s=drafted.target_s + more,
+        seconds=drafted.seconds + more,
+    )
+    diagnosis = diagnose("d", 0.0, plain, slower, anew)
+    assert diagnosis.rebuilt_share == 0.75
+    assert diagnosis.expected == pytest.approx(diagnosis.speed_up, rel=1e-9)
+    assert diagnosis.expected_target_ms == pytest.approx(diagnosis.target_ms)
+    assert diagnose("d", 0.0, plain, slower, FLAT).expected > 1.05 * diagnosis.speed_up
+
+
 def test_a_target_that_is_slower_than_its_curve_is_seen() -> None:
     slow = Simulated(0.8, 4).work(FLAT, slow=1.5)
     diagnosis = diagnose("d", 0.0, Simulated().work(FLAT), slow, FLAT)
