@@ -54,7 +54,8 @@ _TOKENS_PER_BATCH = 1024  # small batches learn more in the same time
 _FIRST_STEPS = 1_000_000  # until it is known how many fit
 _NARROW = 2048
 """The width below which laws of all tokens are most of a step's work, and of a draft's."""
-_DRAFT_TOKENS = {"eagle": 12288, "eagle3": 8192}
+_DRAFT_TOKENS = 12288
+_LAW_TOKENS = 8192  # of EAGLE-3's, in a step: the head's output matrix is half of one's work
 _NARROW_RATE = 0.576  # over the width: 1e-3 at 576, which was found good
 _WORTH_EAGLE3 = 12.0  # hours on a CPU for a wide target, as its steps take seven times as long
 _UNROLLED = 2  # steps of chains that narrow targets' heads learn; more take longer
@@ -170,12 +171,16 @@ def _recipe(order: TrainingOrder, plan: TrainingPlan) -> HeadRecipe:
     narrow = _width(order) < _NARROW
     # Trained on its own predictions too: later tokens of a chain are nearly as often right then.
     if plan.kind == "eagle":
-        return EagleRecipe(draft_tokens=_DRAFT_TOKENS["eagle"] if narrow else 0, steps=_UNROLLED)
+        return EagleRecipe(draft_tokens=_DRAFT_TOKENS if narrow else 0, steps=_UNROLLED)
     if plan.earlier:
         return Eagle3Recipe(steps=_UNROLLED_ON)
     if narrow:
-        tokens = _DRAFT_TOKENS["eagle3"]
-        return Eagle3Recipe(steps=_UNROLLED, late_steps=_UNROLLED_LATE, draft_tokens=tokens)
+        return Eagle3Recipe(
+            steps=_UNROLLED,
+            late_steps=_UNROLLED_LATE,
+            draft_tokens=_DRAFT_TOKENS,
+            law_tokens=_LAW_TOKENS,
+        )
     return Eagle3Recipe()
 
 

@@ -181,6 +181,14 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
 """  # noqa: E501 - as it is shown
 
 
+_law_option = _HEAD.option(
+    "--law-tokens N",
+    "Compare laws among N tokens: those said most often, and a quarter drawn anew each step; "
+    "faster where the target is narrow.",
+    click.IntRange(0),
+    default=0,
+    show_default="all",
+)
 _late_option = _HEAD.option(
     "--unroll-late N",
     "As many in the last two fifths of the training, when later steps read better states.",
@@ -219,14 +227,7 @@ _from_option = _HEAD.option(
         default=1,
     ),
     _late_option,
-    _HEAD.option(
-        "--law-tokens N",
-        "Compare laws among N tokens: those said most often, and a quarter drawn anew each step; "
-        "faster where the target is narrow.",
-        click.IntRange(0),
-        default=0,
-        show_default="all",
-    ),
+    _law_option,
     _HEAD.option(
         "--draft-tokens N",
         "Draft the N tokens alone that are said most often (FR-Spec): faster where the vocabulary "
@@ -310,6 +311,7 @@ data; other tokens are never drafted, which costs speed and never changes what t
         default=32000,
         old_names=("--draft-words",),
     ),
+    _law_option,
     _HEAD.option(
         "--read-layers LOW MIDDLE HIGH",
         "The layers whose inputs are read.",
@@ -326,6 +328,7 @@ def eagle3(
     unroll: int,
     unroll_late: int | None,
     draft_tokens: int,
+    law_tokens: int,
     read_layers: tuple[int, int, int] | None,
     earlier: Path | None,
     states: TrainFeatures,
@@ -334,7 +337,11 @@ def eagle3(
     from specrun.train.heads.eagle3 import Eagle3Recipe
 
     recipe = Eagle3Recipe(
-        steps=unroll, late_steps=unroll_late or 0, draft_tokens=draft_tokens, layers=read_layers
+        steps=unroll,
+        late_steps=unroll_late or 0,
+        draft_tokens=draft_tokens,
+        law_tokens=law_tokens,
+        layers=read_layers,
     )
     _train_recipe(recipe, job, states, earlier)
 

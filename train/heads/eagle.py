@@ -39,7 +39,7 @@ from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RM
 from specrun.train.heads.eagle3 import frequent_tokens
 from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.learner import best_tokens, rows_at
-from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
+from specrun.train.heads.recipe import FEWEST_OF_LAW, HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
 from specrun.train.target.features import Features, FeatureSource
 from specrun.train.target.hf_model import TargetMatrices
@@ -48,7 +48,6 @@ from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 
 EagleInputs = Literal["both", "features", "tokens", "unshifted"]
 EagleStart = Literal["fitted", "random"]
-_FEWEST_OF_LAW = 4
 _ROWS_A_NUMBER = 64  # of least squares: a bound on its work, for each number that is read
 _RIDGE = 1e-4  # of the mean square of what is read
 _FITTED_RATE = 0.1  # of the learning rate: what starts at its best would be shaken out of it
@@ -153,9 +152,9 @@ class EagleRecipe(ChainRecipe):
         ChainRecipe.__post_init__(self)  # super() does not know a class with slots
         if self.token_weight < 0 or self.noise < 0:
             raise OptionError("a weight or noise below 0: give 0 or more")
-        if self.law_tokens and self.law_tokens < _FEWEST_OF_LAW:
+        if self.law_tokens and self.law_tokens < FEWEST_OF_LAW:
             few = f"laws of {self.law_tokens} tokens"
-            raise OptionError(f"{few}: give at least {_FEWEST_OF_LAW}, or 0 for all")
+            raise OptionError(f"{few}: give at least {FEWEST_OF_LAW}, or 0 for all")
         if self.draft_tokens and self.draft_tokens < FEWEST:
             few = f"{self.draft_tokens} draft tokens"
             raise OptionError(f"{few}: give at least {FEWEST}, or 0 for all")

@@ -4,7 +4,9 @@ The head reads `fc` of three layers' inputs at its first step and its own states
 chains of `steps` steps below each position, each seeing the text before it and its own earlier
 steps. There is no loss on states: step s adds decay^s CE(p, p'), where p is the target's law among
 the tokens that can be drafted; positions count where the target's first choice is among them. The
-draft vocabulary is the tokens most often said in the training texts.
+draft vocabulary is the tokens most often said in the training texts. Laws may be compared among
+some of it: those said most, and others that are drawn anew at each step. A law's restriction to any
+tokens is matched where the law is, so that the optimum stays.
 
 Reference and names: SafeAILab/EAGLE, eagle/traineagle3/cnets.py: `fc`, `midlayer`, `norm`,
 `lm_head`. `d2t` are offsets (target token = draft token + d2t), `t2d` marks the target's tokens
@@ -25,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import ModelError, OptionError
@@ -32,7 +35,7 @@ from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.learner import best_tokens
-from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
+from specrun.train.heads.recipe import FEWEST_OF_LAW, HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
 from specrun.train.target.features import Features, FeatureSource
 from specrun.train.target.hf_model import TargetMatrices
@@ -111,10 +114,12 @@ class Eagle3Head(nn.Module):
         found: tuple[Tensor, KeysValues] = self.midlayer(embeddings, states, earlier, wanted)
         return found
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of the draft vocabulary after `states`."""
-        found: Tensor = self.lm_head(self.norm(states))
-        return found
+    def logits(self, states: Tensor, among: Tensor | None = None) -> Tensor:
+        """Return the logits of the draft vocabulary after `states`, or of some places in it."""
+        if among is None:
+            found: Tensor = self.lm_head(self.norm(states))
+            return found
+        return F.linear(self.norm(states), self.lm_head.weight[among])
 
     @property
     def draft_tokens(self) -> Tensor:
@@ -134,12 +139,15 @@ class Eagle3Head(nn.Module):
 class Eagle3Recipe(ChainRecipe):
     """At most `draft_tokens` tokens can be drafted.
 
-    `layers` are the three layers whose inputs are read, None for EAGLE-3's own choice.
+    Laws are compared among `law_tokens` of them, 0 for all: three quarters are those said most
+    often, the others drawn anew at each step. `layers` are the three layers whose inputs are read,
+    None for EAGLE-3's own choice.
     """
 
     steps: int = 7
     step_decay: float = 0.8
     draft_tokens: int = 32000
+    law_tokens: int = 0
     layers: tuple[int, ...] | None = None
 
     kind = "eagle3"
@@ -149,6 +157,9 @@ class Eagle3Recipe(ChainRecipe):
         ChainRecipe.__post_init__(self)  # super() does not know a class with slots
         if self.draft_tokens < 1:
             raise OptionError(f"{self.draft_tokens} draft tokens: give at least 1")
+        if self.law_tokens and self.law_tokens < FEWEST_OF_LAW:
+            few = f"laws of {self.law_tokens} tokens"
+            raise OptionError(f"{few}: give at least {FEWEST_OF_LAW}, or 0 for all")
         if self.layers is not None and len(self.layers) != N_TAPS:
             raise OptionError(f"{len(self.layers)} layers to read: EAGLE-3 reads {N_TAPS}")
 
@@ -162,18 +173,22 @@ class Eagle3Recipe(ChainRecipe):
         return chosen
 
     def going_on(self, head: EarlierHead) -> Eagle3Recipe:
-        """Return the recipe with the layers that the head reads, and as many draft tokens."""
+        """Return the recipe with the layers and as many draft tokens as the head's, all compared.
+
+        Which of these are said most its file does not tell.
+        """
         if self.layers not in (None, head.taps):
             raise OptionError(
                 f"layers {self.layers} are to be read, and {head.path} reads {head.taps}"
             )
-        return replace(self, layers=head.taps, draft_tokens=len(head.weights["lm_head.weight"]))
+        count = len(head.weights["lm_head.weight"])
+        return replace(self, layers=head.taps, draft_tokens=count, law_tokens=0)
 
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
         """Return what chains keep, and the target's logits and laws."""
-        drafted = min(self.draft_tokens, shape.vocab_size)
+        drafted = min(self.law_tokens or self.draft_tokens, self.draft_tokens, shape.vocab_size)
         chains = self.chain_numbers(shape, drafted, longest, recompute=recompute)
         return 4 * tokens * (chains + drafted + 2 * shape.vocab_size)
 
@@ -186,10 +201,15 @@ class Eagle3Recipe(ChainRecipe):
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
         """Return a head whose output matrix starts as the target's rows."""
-        drafted = frequent_tokens(corpus, target.output.shape[0], self.draft_tokens).sort().values
+        by_count = frequent_tokens(corpus, target.output.shape[0], self.draft_tokens)
+        drafted = by_count.sort().values
+        often = None
+        if 0 < self.law_tokens < len(drafted):
+            most = by_count[: self.law_tokens - self.law_tokens // 4]
+            often = torch.searchsorted(drafted, most.sort().values)
         # Where memory is estimated there are no states to measure, and only shapes count.
         scale = 1.0 if target.output.is_meta else tap_scale(source, corpus, target.output.device)
-        return Eagle3Learner(self, shape, target, source, drafted, scale)
+        return Eagle3Learner(self, shape, target, source, drafted, scale, often)
 
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return upstream's layout; the taps stand in the config."""
@@ -246,7 +266,10 @@ def tap_scale(source: FeatureSource, corpus: TokenCorpus, device: torch.device) 
 
 
 class Eagle3Learner(ChainLearner):
-    """Trains an EAGLE-3 head on given taps, which are of the size `scale`."""
+    """Trains an EAGLE-3 head on given taps, which are of the size `scale`.
+
+    `often` are the places in the draft vocabulary whose laws are always compared, None: all.
+    """
 
     recipe: Eagle3Recipe
     head: Eagle3Head
@@ -259,11 +282,20 @@ class Eagle3Learner(ChainLearner):
         source: FeatureSource,
         draft_tokens: Tensor,
         scale: float = 1.0,
+        often: Tensor | None = None,
     ) -> None:
         self.recipe = recipe
         self.head = Eagle3Head(shape, draft_tokens, target.output, scale)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
         self._choices: dict[int, Tensor] = {}
+        self._often = None if often is None else often.to(self.device)
+        self._others = None
+        if often is not None:
+            is_often = torch.zeros(len(draft_tokens), dtype=torch.int8)
+            is_often[often] = 1
+            # Sorted, not selected: where memory is estimated, tensors have shapes only.
+            others = torch.argsort(is_often, stable=True)[: len(is_often) - len(often)]
+            self._others = others.to(self.device)
 
     def go_on_from(self, head: EarlierHead) -> None:
         """Take the head's weights and its draft tokens; how large inputs are is the target's."""
@@ -291,9 +323,18 @@ class Eagle3Learner(ChainLearner):
         found = self._source.features(batch)
         wanted = choosing(batch.learnt)
         states = found.final[wanted]
-        # The target's laws among the tokens that can be drafted, and whether its choice is one.
-        laws = self._drafts.law(states)
-        drafted = self._can_be_drafted(batch.numbers, states, wanted.sum(-1).tolist())
+        # The target's laws among the tokens that are compared, and whether its choice is one.
+        among = self._compared(noise)
+        compared = self._drafts
+        if among is not None:
+            compared = replace(compared, output=compared.output[among])
+        laws = compared.law(states)
+        places = self._places(batch.numbers, states, wanted.sum(-1).tolist())
+        drafted = places >= 0
+        if among is not None:
+            is_compared = torch.zeros(len(self.head.d2t), dtype=torch.bool, device=self.device)
+            is_compared[among] = True
+            drafted = drafted & is_compared[places.clamp(min=0)]
 
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
             """The mean cross-entropy over rows [n, h], zero where the choice cannot be drafted."""
@@ -303,22 +344,39 @@ class Eagle3Learner(ChainLearner):
                 return 0.0 * predicted.sum()
             # The mean is over all rows: those that do not count add 0 to it.
             share = float(counted.float().mean())
-            shown = self.head.logits(predicted[counted])
+            shown = self.head.logits(predicted[counted], among)
             return share * law_cross_entropy(shown, laws[numbers[counted]])
 
         yield from self.chain_losses(batch, self.first_states(found), loss, step)
 
-    def _can_be_drafted(
-        self, numbers: Sequence[int], states: Tensor, counts: Sequence[int]
-    ) -> Tensor:
-        """Return whether the target's first choice after states [n, h] can be drafted, [n] bools.
+    def _compared(self, noise: torch.Generator) -> Tensor | None:
+        """Return the places in the draft vocabulary that this step compares, None for all.
+
+        Some are drawn, for a token that no step looks at would be drafted where it should not be.
+        """
+        if self._often is None or self._others is None:
+            return None
+        more = self.recipe.law_tokens - len(self._often)
+        order = torch.randperm(len(self._others), generator=noise, device=self.device)
+        return torch.cat((self._often, self._others[order[:more]]))
+
+    @functools.cached_property
+    def _place_of(self) -> Tensor:
+        """The place of each of the target's tokens in the draft vocabulary, -1: it has none."""
+        tokens = self.head.draft_tokens
+        places = torch.full((len(self.head.t2d),), -1, dtype=torch.long, device=tokens.device)
+        places[tokens] = torch.arange(len(tokens), device=tokens.device)
+        return places
+
+    def _places(self, numbers: Sequence[int], states: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return the place of the target's first choice after states [n, h], [n], or -1.
 
         They are `counts` of each text, and found out once: where targets are narrow, logits of the
         whole vocabulary are a third of a step.
         """
         choices = self._choices
         if any(number not in choices for number in numbers):
-            found = self.head.t2d[self._target.logits(states).argmax(-1)]
+            found = self._place_of[self._target.logits(states).argmax(-1)]
             start = 0
             for number, count in zip(numbers, counts, strict=True):
                 choices[number] = found[start : start + count]

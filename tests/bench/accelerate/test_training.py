@@ -205,7 +205,8 @@ def test_what_is_learnt_goes_by_the_hours_where_steps_are_dear(
     assert _beginning(order(target, 0.1)) == ("eagle3", "")
     recipe = _recipe(order(target), narrow)
     assert isinstance(recipe, Eagle3Recipe)
-    assert (recipe.steps, recipe.late_steps, recipe.draft_tokens) == (2, 4, 8192)
+    assert (recipe.steps, recipe.late_steps) == (2, 4)
+    assert (recipe.draft_tokens, recipe.law_tokens) == (12288, 8192)
     assert _dearer(order(target), narrow) > 1.0
     assert _dearer(order(target), replace(narrow, earlier="head.gguf")) == 1.0
     assert _rate(order(target), narrow) == pytest.approx(0.576 / 256)

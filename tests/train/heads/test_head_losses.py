@@ -604,6 +604,47 @@ def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_tokens(
     assert part.value.item() == pytest.approx(total, rel=1e-4)
 
 
+def test_eagle3_compares_laws_among_the_tokens_said_most_and_others_that_change(
+    target: TargetMatrices,
+) -> None:
+    """Of 10 draft tokens 6 stay, and 2 are drawn at each step: by hand, with the same draws."""
+    states, batch = FixedStates(2, 7, taps=3), batch_of(7)
+    said = [TokenSequence.of([1, 1, 2, 2, 5, 5, 7, 7, 8, 8, 11, 11, 0, 3, 4, 6], 0)]
+    corpus = corpus_of(said, held_out=0.0)
+    recipe = Eagle3Recipe(steps=1, draft_tokens=10, law_tokens=8)
+    learner = recipe.learner(SHAPE, target, states, corpus)
+    assert isinstance(learner, Eagle3Learner)
+    randomized(learner)
+    often, others = [1, 2, 5, 7, 8, 11], torch.tensor([0, 3, 4, 6])
+    head, marks = learner.head, draft_marks(batch.learnt, 0)
+    place = {token: at for at, token in enumerate(head.draft_tokens.tolist())}
+    predicted, _ = head(target.embedding[batch.ids[:, 1:]], head.fc(states.tapped[:, :-1]))
+    shown, wanted = predicted[:, :5][marks], states.final[:, 1:6][marks]
+    choices = (wanted @ target.output.T).argmax(-1).tolist()
+    drawn: set[int] = set()
+    for seed in range(12):
+        source = torch.Generator().manual_seed(seed)
+        more = others[torch.randperm(4, generator=source)[:2]].tolist()
+        drawn.update(more)
+        compared = [*often, *more]
+        law = (wanted @ target.output[compared].T).softmax(-1)
+        logits = head.logits(shown)[:, [place[token] for token in compared]]
+        terms = -(law * logits.log_softmax(-1)).sum(-1)
+        counted = torch.tensor([choice in compared for choice in choices])
+        assert counted.any()
+        (part,) = learner.losses(batch, torch.Generator().manual_seed(seed), 0)
+        assert part.value.item() == pytest.approx((terms * counted).mean().item(), rel=1e-5)
+    assert drawn == set(others.tolist())
+    values = []
+    for law_tokens in (0, 10):  # all of them
+        whole = dataclasses.replace(recipe, law_tokens=law_tokens).learner(
+            SHAPE, target, states, corpus
+        )
+        whole.module.load_state_dict(learner.module.state_dict())
+        values.append(next(iter(whole.losses(batch, noise(), 0))).value.item())
+    assert values[0] == values[1]
+
+
 def test_eagle3_asks_once_which_choices_can_be_drafted(
     target: TargetMatrices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -940,6 +981,7 @@ def test_attention_shares_keys_among_heads() -> None:
         (lambda: EagleRecipe(noise=-1.0), "a weight or noise below 0"),
         (lambda: EagleRecipe(start="warm"), "the start is 'warm'"),  # type: ignore[arg-type]
         (lambda: EagleRecipe(law_tokens=3), "laws of 3 tokens: give at least 4"),
+        (lambda: Eagle3Recipe(law_tokens=3), "laws of 3 tokens: give at least 4"),
         (lambda: EagleRecipe(draft_tokens=3), "3 draft tokens: give at least 16"),
         (lambda: EagleRecipe(draft_tokens=64, law_tokens=64), "so leave the other out"),
         (lambda: EagleRecipe(step_decay=1.5), r"a step decay of 1\.5"),
