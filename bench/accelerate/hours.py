@@ -20,7 +20,8 @@ _ASKING = 0.1  # of the time, at most
 ANSWERING, ANSWERING_WITH_STATES = 0.33, 0.5
 """Of the time, at most, asking included: without the answers' states, and with them."""
 FEWEST_PROMPTS = 16
-_TIMED_STEPS = 12
+# At least: six steps alone were a fifth faster than those to come.
+_TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE = 12, 30.0, 0.01
 _FEWEST_STEPS = 20
 _TRAINING = 0.9  # of the time that is left: measures and writing take the rest
 
@@ -118,10 +119,12 @@ class Hours:
         if self.plan.steps:
             return
         self._timed.append(self._clock())
-        if len(self._timed) == _TIMED_STEPS:
-            # The first ones are slower: memory is allocated.
-            half = _TIMED_STEPS // 2
-            each = self._dearer * (self._timed[-1] - self._timed[-1 - half]) / half
+        # The first ones are slower: memory is allocated.
+        counted = self._timed[_TIMED_STEPS // 2 - 1 :]
+        n_steps = len(self._timed) - _TIMED_STEPS // 2
+        enough = min(_TIMED_SECONDS, _TIMED_SHARE * self._seconds)
+        if n_steps >= _TIMED_STEPS // 2 and counted[-1] - counted[0] >= enough:
+            each = self._dearer * (counted[-1] - counted[0]) / n_steps
             left = _TRAINING * (self._seconds - self.spent)
             self._timed.clear()
             raise StepsKnown(max(_FEWEST_STEPS, int(left / max(each, 1e-6))))

@@ -119,11 +119,15 @@ def test_the_steps_are_those_that_fit_into_what_is_left(dearer: float) -> None:
     hours = Hours(3600.0, PLAN, lambda _what, share: shares.append(share), clock, dearer)
     clock.now = 1590.0
     with pytest.raises(StepsKnown) as known:
-        for step in range(1, 20):
-            clock.now += 5.0 if step < 3 else 0.5  # the first ones take longer
+        for step in range(1, 200):
+            clock.now += (
+                5.0 if step < 3 else 0.4 if step < 20 else 0.6
+            )  # the first ones take longer
             hours.status(status(step))
-    # 2,000 seconds are left, all but a tenth of them for steps of half a second.
-    assert known.value.count == pytest.approx(0.9 * 2000 / (0.5 * dearer), rel=0.01)
+    # Half a minute of steps tells; of what is left then all but a tenth is for steps of that time.
+    assert 10.0 + 30.0 < clock.now - 1590.0 < 10.0 + 35.0
+    left = 3600.0 - clock.now
+    assert 0.9 * left / (0.57 * dearer) < known.value.count < 0.9 * left / (0.5 * dearer)
     assert shares == sorted(shares)
 
 
