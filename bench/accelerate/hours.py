@@ -20,7 +20,7 @@ _ASKING = 0.1  # of the time, at most
 ANSWERING, ANSWERING_WITH_STATES = 0.33, 0.5
 """Of the time, at most, asking included: without the answers' states, and with them."""
 FEWEST_PROMPTS = 16
-# At least: six steps alone were a fifth faster than those to come.
+# At least: six steps alone say little where other programs run.
 _TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE = 12, 30.0, 0.01
 _FEWEST_STEPS = 20
 _TRAINING = 0.9  # of the time that is left: measures and writing take the rest

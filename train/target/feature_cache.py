@@ -77,20 +77,16 @@ class CachePlace:
 
 def check_cache_space(folder: Path, n_bytes: int) -> None:
     """Raise SpecrunError with both numbers unless the disk of `folder` has room for a cache."""
-    free = _free_bytes(folder)
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
     if free < n_bytes:
         raise SpecrunError(
             f"the feature cache needs {n_bytes / 2**30:.2f} GiB in {folder} and "
             f"{free / 2**30:.2f} GiB are free: name another disk with --features, train on fewer "
             "texts, or use --cache no"
         )
-
-
-def _free_bytes(folder: Path) -> int:
-    place = folder
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
 
 
 def opened_cache(place: CachePlace) -> FeatureCache:
@@ -127,7 +123,8 @@ def fill_cache(
     """
     cache = opened_cache(place)
     numbers = {text_key(text.ids): number for number, text in enumerate(corpus.sequences)}
-    missing = sorted(number for text, number in numbers.items() if text not in cache.texts)
+    there = cache.texts
+    missing = sorted(number for text, number in numbers.items() if text not in there)
     done = len(corpus.sequences) - len(missing)
     for first, last in _plan_chunks([len(corpus.sequences[number]) for number in missing]):
         chunk = missing[first:last]
