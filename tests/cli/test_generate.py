@@ -38,6 +38,7 @@ STATS_KEYS = [
     "width",
     "total_variation",
     "changed_share",
+    "rebuilt",
     "forced",
     "forced_accepted",
 ]

@@ -171,7 +171,7 @@ def test_results_are_ready_for_json(runtime):
             "time_to_first_token_s",
         ),
         *("target_s", "drafter_s", "overhead_s", "wall_s", "non_candidates", "drafting"),
-        *("acceptance_given_prefix", "tested_by_position", "width"),
+        *("acceptance_given_prefix", "tested_by_position", "width", "rebuilt"),
         *("total_variation", "changed_share", "forced", "forced_accepted"),
     }
 
