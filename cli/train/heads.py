@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specrun.train.heads.recipe import HeadRecipe
     from specrun.train.heads.run import HeadRun
     from specrun.train.trainer.run import TrainingReport
+    from specrun.train.trainer.settings import MatrixOptimizer
 
 _HEADS, _HEAD, _JOINT = Section("Heads"), Section("Head"), Section("Medusa-2")
 _POSITIVE = click.FloatRange(0, min_open=True)
@@ -196,6 +197,12 @@ _late_option = _HEAD.option(
     show_default="as --unroll",
 )
 
+_optimizer_option = _HEAD.option(
+    "--optimizer",
+    "Of the matrices between states; muon: a step teaches more and takes longer.",
+    click.Choice(["adamw", "muon"]),
+    default="adamw",
+)
 _from_option = _HEAD.option(
     "--from HEAD.gguf",
     "Learn on from this head, which was made for the same target: its draft tokens stay.",
@@ -304,6 +311,7 @@ data; other tokens are never drafted, which costs speed and never changes what t
     _from_option,
     _HEAD.option("--unroll N", "Steps of a chain that are trained.", _STEPS, default=7),
     _late_option,
+    _optimizer_option,
     _HEAD.option(
         "--draft-tokens N",
         "The most tokens that can be drafted.",
@@ -327,6 +335,7 @@ def eagle3(
     job: TrainJob,
     unroll: int,
     unroll_late: int | None,
+    optimizer: MatrixOptimizer,
     draft_tokens: int,
     law_tokens: int,
     read_layers: tuple[int, int, int] | None,
@@ -339,6 +348,7 @@ def eagle3(
     recipe = Eagle3Recipe(
         steps=unroll,
         late_steps=unroll_late or 0,
+        optimizer=optimizer,
         draft_tokens=draft_tokens,
         law_tokens=law_tokens,
         layers=read_layers,

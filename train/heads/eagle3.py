@@ -40,12 +40,14 @@ from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainReci
 from specrun.train.target.features import Features, FeatureSource
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
-from specrun.train.trainer.learner import Learner, LossPart
+from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
+from specrun.train.trainer.settings import MatrixOptimizer, TrainingDefaults
 
 N_TAPS = 3
 # Linear without a bias, and what the layer adds: a factor of it is one of these weights.
 _SCALED = ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight")
 _SCALE_TEXTS = 16
+_RATE_BESIDE_MUON = 0.5
 
 
 class _MiddleLayer(nn.Module):
@@ -141,7 +143,8 @@ class Eagle3Recipe(ChainRecipe):
 
     Laws are compared among `law_tokens` of them, 0 for all: three quarters are those said most
     often, the others drawn anew at each step. `layers` are the three layers whose inputs are read,
-    None for EAGLE-3's own choice.
+    None for EAGLE-3's own choice. `optimizer` trains the matrices between states; beside Muon,
+    AdamW trains the output matrix and the norms, at half of its rate.
     """
 
     steps: int = 7
@@ -149,6 +152,7 @@ class Eagle3Recipe(ChainRecipe):
     draft_tokens: int = 32000
     law_tokens: int = 0
     layers: tuple[int, ...] | None = None
+    optimizer: MatrixOptimizer = "adamw"
 
     kind = "eagle3"
     paper_rate = 5e-5
@@ -162,6 +166,11 @@ class Eagle3Recipe(ChainRecipe):
             raise OptionError(f"{few}: give at least {FEWEST_OF_LAW}, or 0 for all")
         if self.layers is not None and len(self.layers) != N_TAPS:
             raise OptionError(f"{len(self.layers)} layers to read: EAGLE-3 reads {N_TAPS}")
+
+    def defaults(self, shape: ModelShape) -> TrainingDefaults:
+        """Return the paper's settings for chains, by the optimizer asked for."""
+        usual = ChainRecipe.defaults(self, shape)  # super() does not know a class with slots
+        return replace(usual, matrix_optimizer=self.optimizer)
 
     def taps(self, shape: ModelShape) -> tuple[int, ...]:
         """Return the three layers, checked against the target."""
@@ -296,6 +305,17 @@ class Eagle3Learner(ChainLearner):
             # Sorted, not selected: where memory is estimated, tensors have shapes only.
             others = torch.argsort(is_often, stable=True)[: len(is_often) - len(often)]
             self._others = others.to(self.device)
+
+    def groups(self) -> list[ParameterGroup]:
+        """Return all weights; where Muon trains those between states, these and the rest."""
+        if self.recipe.optimizer == "adamw":
+            return super().groups()
+        hidden, others = [], []
+        for name, weights in self.head.named_parameters():
+            between = weights.ndim == 2 and name != "lm_head.weight"
+            (hidden if between else others).append(weights)
+        rest = ParameterGroup(others, rate=_RATE_BESIDE_MUON)
+        return [ParameterGroup(hidden, hidden_matrices=True), rest]
 
     def go_on_from(self, head: EarlierHead) -> None:
         """Take the head's weights and its draft tokens; how large inputs are is the target's."""

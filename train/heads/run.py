@@ -104,6 +104,7 @@ _UNSAID = {
     "eagle start": "random",
     "eagle late_steps": 0,
     "eagle3 late_steps": 0,
+    "eagle3 optimizer": "adamw",
     "eagle3 law_tokens": 0,
     "hydra noise": 0.0,
 }

@@ -84,6 +84,7 @@ class TrainingRun:
             seed=self.seed,
             save_seconds=self.save_seconds,
             precision=precision,
+            matrix_optimizer=usual.matrix_optimizer,
         )
 
 

@@ -23,6 +23,7 @@ class TrainingDefaults:
     betas: tuple[float, float] = (0.9, 0.95)
     clip_norm: float = 0.5
     weight_decay: float = 0.0
+    matrix_optimizer: MatrixOptimizer = "adamw"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from specrun.train.heads.unrolled import chain_states
 from specrun.train.target.features import Features
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
+from specrun.train.trainer.settings import MatrixOptimizer
 
 VOCAB, HIDDEN = 13, 16
 SHAPE = ModelShape(
@@ -551,6 +552,26 @@ def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> Non
             ]
         )
     assert all(torch.equal(first, other) for first, other in zip(*found, strict=True))
+
+
+def test_muon_trains_eagle3s_matrices_between_states(target: TargetMatrices) -> None:
+    """The rows of tokens and the norms are AdamW's. By AdamW alone all are one group, in the
+    module's order."""
+    states, drafted = FixedStates(2, 8, taps=3), torch.arange(0, VOCAB, 2)
+
+    def learner(optimizer: MatrixOptimizer) -> Eagle3Learner:
+        return Eagle3Learner(Eagle3Recipe(optimizer=optimizer), SHAPE, target, states, drafted)
+
+    usual, split = learner("adamw"), learner("muon")
+    (group,) = usual.groups()
+    assert list(map(id, group.parameters)) == list(map(id, usual.module.parameters()))
+    matrices, rest = split.groups()
+    assert (matrices.hidden_matrices, rest.hidden_matrices) == (True, False)
+    named = {id(each): name for name, each in split.module.named_parameters()}
+    parts = (*(f"self_attn.{x}" for x in "qkvo"), *(f"mlp.{x}" for x in ("gate", "up", "down")))
+    expected = {"fc.weight", *(f"midlayer.{part}_proj.weight" for part in parts)}
+    assert {named.pop(id(each)) for each in matrices.parameters} == expected
+    assert {id(each) for each in rest.parameters} == set(named)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])

@@ -40,6 +40,7 @@ from specrun.train.trainer import memory, precision
 from specrun.train.trainer.listener import NobodyListens, TrainingStatus
 from specrun.train.trainer.run import TrainingReport
 from specrun.train.trainer.run_checkpoint import earlier_run
+from specrun.train.trainer.settings import MatrixOptimizer
 
 MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
 
@@ -148,9 +149,12 @@ def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None
     assert tokens_a_round(taught, f"eagle({tmp_path / 'head.gguf'}, n=4)") > 2.5
 
 
-def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(
+    taught, tmp_path: Path, optimizer: MatrixOptimizer
+) -> None:
     """A chain of four: 5 tokens a round at best."""
-    recipe = Eagle3Recipe(steps=3, draft_tokens=150)
+    recipe = Eagle3Recipe(steps=3, draft_tokens=150, optimizer=optimizer)
     report = train_head(recipe, run_of(taught, tmp_path / "head", steps=45, learning_rate=5e-3))
     measures = report.result.curves.measures[-1][1]
     assert measures["depth 1 top-1"] > 0.8
@@ -207,7 +211,9 @@ def test_hydra_heads_draft_and_are_laid_out_as_upstreams(
 
 
 @pytest.mark.parametrize(
-    "recipe", [MEDUSA, EAGLE, Eagle3Recipe(steps=2)], ids=lambda recipe: recipe.kind
+    "recipe",
+    [MEDUSA, EAGLE, Eagle3Recipe(steps=2), Eagle3Recipe(steps=2, optimizer="muon")],
+    ids=["medusa", "eagle", "eagle3", "eagle3 by muon"],
 )
 def test_a_resumed_head_is_an_uninterrupted_one(
     taught, tmp_path: Path, recipe: HeadRecipe, monkeypatch
