@@ -36,10 +36,15 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.eagle.draft_vocabulary import DRAFT_TOKENS, FEWEST
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
-from specrun.train.heads.eagle3 import frequent_tokens
 from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.heads.law_tokens import (
+    LawTokens,
+    always_compared,
+    check_law_tokens,
+    frequent_tokens,
+)
 from specrun.train.heads.learner import best_tokens, rows_at
-from specrun.train.heads.recipe import FEWEST_OF_LAW, HeadFiles, law_cross_entropy
+from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
 from specrun.train.target.features import Features, FeatureSource
 from specrun.train.target.hf_model import TargetMatrices
@@ -152,9 +157,7 @@ class EagleRecipe(ChainRecipe):
         ChainRecipe.__post_init__(self)  # super() does not know a class with slots
         if self.token_weight < 0 or self.noise < 0:
             raise OptionError("a weight or noise below 0: give 0 or more")
-        if self.law_tokens and self.law_tokens < FEWEST_OF_LAW:
-            few = f"laws of {self.law_tokens} tokens"
-            raise OptionError(f"{few}: give at least {FEWEST_OF_LAW}, or 0 for all")
+        check_law_tokens(self.law_tokens)
         if self.draft_tokens and self.draft_tokens < FEWEST:
             few = f"{self.draft_tokens} draft tokens"
             raise OptionError(f"{few}: give at least {FEWEST}, or 0 for all")
@@ -197,7 +200,7 @@ class EagleRecipe(ChainRecipe):
         count = self.tokens_of_law(vocab)
         often = None
         if count < vocab:
-            always = count if self.draft_tokens else count - count // 4
+            always = count if self.draft_tokens else always_compared(count)
             often = frequent_tokens(corpus, vocab, always)
         return EagleLearner(self, shape, target, source, often)
 
@@ -240,21 +243,19 @@ class EagleLearner(ChainLearner):
         self.recipe, self.head = recipe, EagleHead(shape, recipe.inputs)
         self.shift = 0 if recipe.inputs == "unshifted" else 1
         super().__init__(self.head, target, source, MEASURED_DEPTH)
-        self._often = None if often is None else often.to(self.device)
-        self.drafted = self._often if recipe.draft_tokens else None
-        self._others = None
-        if often is not None and self.drafted is None:
-            is_often = torch.zeros(target.output.shape[0], dtype=torch.int8)
-            is_often[often] = 1
-            # Sorted, not selected: where memory is estimated, tensors have shapes only.
-            others = torch.argsort(is_often, stable=True)[: len(is_often) - len(often)]
-            self._others = others.to(self.device)
+        self.drafted: Tensor | None = None
+        self._law_tokens = None
+        if often is not None and recipe.draft_tokens:
+            self.drafted = often.to(self.device)
+        elif often is not None:
+            size = target.output.shape[0]
+            self._law_tokens = LawTokens(often, size, recipe.law_tokens, self.device)
 
     def go_on_from(self, head: EarlierHead) -> None:
         """Take the head's weights and its draft tokens."""
         head.put_into(self.module, {})
         if head.draft_tokens is not None:
-            self._often = self.drafted = head.draft_tokens.to(self.device)
+            self.drafted = head.draft_tokens.to(self.device)
 
     def groups(self) -> list[ParameterGroup]:
         """Return all parameters; a fitted `fc` learns more slowly."""
@@ -318,17 +319,11 @@ class EagleLearner(ChainLearner):
     def _compared(self, noise: torch.Generator) -> TargetMatrices:
         """Return the target with the rows of its output matrix that this step compares.
 
-        Some are drawn, for a token that no step looks at would be drafted where it should not be;
-        not where the others will never be drafted.
+        None are drawn where the others will never be drafted.
         """
-        if self._often is None:
-            return self._target
-        if self._others is None:
+        if self._law_tokens is None:
             return self._drafts
-        more = self.recipe.law_tokens - len(self._often)
-        order = torch.randperm(len(self._others), generator=noise, device=self.device)
-        rows = torch.cat((self._often, self._others[order[:more]]))
-        return replace(self._target, output=self._target.output[rows])
+        return replace(self._target, output=self._target.output[self._law_tokens.drawn(noise)])
 
     @functools.cached_property
     def _drafts(self) -> TargetMatrices:

@@ -5,8 +5,7 @@ chains of `steps` steps below each position, each seeing the text before it and 
 steps. There is no loss on states: step s adds decay^s CE(p, p'), where p is the target's law among
 the tokens that can be drafted; positions count where the target's first choice is among them. The
 draft vocabulary is the tokens most often said in the training texts. Laws may be compared among
-some of it: those said most, and others that are drawn anew at each step. A law's restriction to any
-tokens is matched where the law is, so that the optimum stays.
+some of it (`law_tokens`).
 
 Reference and names: SafeAILab/EAGLE, eagle/traineagle3/cnets.py: `fc`, `midlayer`, `norm`,
 `lm_head`. `d2t` are offsets (target token = draft token + d2t), `t2d` marks the target's tokens
@@ -34,8 +33,14 @@ from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.heads.law_tokens import (
+    LawTokens,
+    always_compared,
+    check_law_tokens,
+    frequent_tokens,
+)
 from specrun.train.heads.learner import best_tokens
-from specrun.train.heads.recipe import FEWEST_OF_LAW, HeadFiles, law_cross_entropy
+from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
 from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
 from specrun.train.target.features import Features, FeatureSource
 from specrun.train.target.hf_model import TargetMatrices
@@ -161,9 +166,7 @@ class Eagle3Recipe(ChainRecipe):
         ChainRecipe.__post_init__(self)  # super() does not know a class with slots
         if self.draft_tokens < 1:
             raise OptionError(f"{self.draft_tokens} draft tokens: give at least 1")
-        if self.law_tokens and self.law_tokens < FEWEST_OF_LAW:
-            few = f"laws of {self.law_tokens} tokens"
-            raise OptionError(f"{few}: give at least {FEWEST_OF_LAW}, or 0 for all")
+        check_law_tokens(self.law_tokens)
         if self.layers is not None and len(self.layers) != N_TAPS:
             raise OptionError(f"{len(self.layers)} layers to read: EAGLE-3 reads {N_TAPS}")
 
@@ -214,7 +217,7 @@ class Eagle3Recipe(ChainRecipe):
         drafted = by_count.sort().values
         often = None
         if 0 < self.law_tokens < len(drafted):
-            most = by_count[: self.law_tokens - self.law_tokens // 4]
+            most = by_count[: always_compared(self.law_tokens)]
             often = torch.searchsorted(drafted, most.sort().values)
         # Where memory is estimated there are no states to measure, and only shapes count.
         scale = 1.0 if target.output.is_meta else tap_scale(source, corpus, target.output.device)
@@ -239,21 +242,6 @@ class Eagle3Recipe(ChainRecipe):
             name = "eagle_aux_hidden_state_layer_ids"
             config["eagle_config"] = {name: outputs, "use_aux_hidden_state": True}
         return HeadFiles(config, tensors)
-
-
-def frequent_tokens(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
-    """Return the ids of the `most` tokens said most often in the training texts, in that order.
-
-    Ties go to the lower id. Where fewer were said, the lowest other ids fill up: they cost little
-    and can be learnt later.
-    """
-    counts = torch.zeros(vocab_size, dtype=torch.long)
-    for number in corpus.training:
-        sequence = corpus.sequences[number]
-        said = torch.from_numpy(sequence.ids[sequence.learnt].astype("int64"))
-        # Only tokens that are learnt: a drafter need not say what prompts say.
-        counts += torch.bincount(said, minlength=vocab_size)
-    return torch.argsort(counts, descending=True, stable=True)[:most]
 
 
 def tap_scale(source: FeatureSource, corpus: TokenCorpus, device: torch.device) -> float:
@@ -297,14 +285,10 @@ class Eagle3Learner(ChainLearner):
         self.head = Eagle3Head(shape, draft_tokens, target.output, scale)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
         self._choices: dict[int, Tensor] = {}
-        self._often = None if often is None else often.to(self.device)
-        self._others = None
+        self._law_tokens = None
         if often is not None:
-            is_often = torch.zeros(len(draft_tokens), dtype=torch.int8)
-            is_often[often] = 1
-            # Sorted, not selected: where memory is estimated, tensors have shapes only.
-            others = torch.argsort(is_often, stable=True)[: len(is_often) - len(often)]
-            self._others = others.to(self.device)
+            size, count = len(draft_tokens), recipe.law_tokens
+            self._law_tokens = LawTokens(often, size, count, self.device)
 
     def groups(self) -> list[ParameterGroup]:
         """Return all weights; where Muon trains those between states, these and the rest."""
@@ -344,7 +328,7 @@ class Eagle3Learner(ChainLearner):
         wanted = choosing(batch.learnt)
         states = found.final[wanted]
         # The target's laws among the tokens that are compared, and whether its choice is one.
-        among = self._compared(noise)
+        among = None if self._law_tokens is None else self._law_tokens.drawn(noise)
         compared = self._drafts
         if among is not None:
             compared = replace(compared, output=compared.output[among])
@@ -368,17 +352,6 @@ class Eagle3Learner(ChainLearner):
             return share * law_cross_entropy(shown, laws[numbers[counted]])
 
         yield from self.chain_losses(batch, self.first_states(found), loss, step)
-
-    def _compared(self, noise: torch.Generator) -> Tensor | None:
-        """Return the places in the draft vocabulary that this step compares, None for all.
-
-        Some are drawn, for a token that no step looks at would be drafted where it should not be.
-        """
-        if self._often is None or self._others is None:
-            return None
-        more = self.recipe.law_tokens - len(self._often)
-        order = torch.randperm(len(self._others), generator=noise, device=self.device)
-        return torch.cat((self._often, self._others[order[:more]]))
 
     @functools.cached_property
     def _place_of(self) -> Tensor:

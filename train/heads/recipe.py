@@ -21,9 +21,6 @@ from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner
 from specrun.train.trainer.settings import TrainingDefaults
 
-FEWEST_OF_LAW = 4
-"""The fewest tokens among which laws are compared."""
-
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:

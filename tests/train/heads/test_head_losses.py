@@ -24,8 +24,9 @@ from specrun.train.data.token_corpus import (
 )
 from specrun.train.heads.attention import Attention
 from specrun.train.heads.eagle import EagleLearner, EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Learner, Eagle3Recipe, frequent_tokens, tap_scale
+from specrun.train.heads.eagle3 import Eagle3Learner, Eagle3Recipe, tap_scale
 from specrun.train.heads.hydra import HydraLearner, HydraRecipe, shaken
+from specrun.train.heads.law_tokens import frequent_tokens
 from specrun.train.heads.learner import Agreement, best_tokens, shifted
 from specrun.train.heads.medusa import MedusaLearner, MedusaRecipe
 from specrun.train.heads.recipe import divergence_from_law, law_cross_entropy, token_cross_entropy
