@@ -57,7 +57,6 @@ _NARROW = 2048
 _DRAFT_TOKENS = 12288
 _LAW_TOKENS = 8192  # of EAGLE-3's, in a step: the head's output matrix is half of one's work
 _NARROW_RATE = 0.576  # over the width: 1e-3 at 576, which was found good
-_MUON_RATE = 1.728  # of a new EAGLE-3 head, likewise: three times AdamW's
 _WORTH_EAGLE3 = 12.0  # hours on a CPU for a wide target, as its steps take seven times as long
 _UNROLLED = 2  # steps of chains that narrow targets' heads learn; more take longer
 _UNROLLED_LATE = 4  # late in the training, for EAGLE-3
@@ -181,14 +180,14 @@ def _recipe(order: TrainingOrder, plan: TrainingPlan) -> HeadRecipe:
             late_steps=_UNROLLED_LATE,
             draft_tokens=_DRAFT_TOKENS,
             law_tokens=_LAW_TOKENS,
-            optimizer="muon",
         )
     return Eagle3Recipe()
 
 
 def _dearer(order: TrainingOrder, plan: TrainingPlan) -> float:
     """Return how many times as long an average step takes as one of the first."""
-    return _LATE_COST if _is_new_and_narrow(order, plan) else 1.0
+    has_late = plan.kind == "eagle3" and not plan.earlier and _width(order) < _NARROW
+    return _LATE_COST if has_late else 1.0
 
 
 def _rate(order: TrainingOrder, plan: TrainingPlan) -> float | None:
@@ -196,14 +195,7 @@ def _rate(order: TrainingOrder, plan: TrainingPlan) -> float | None:
     width = _width(order)
     if width >= _NARROW:
         return None
-    if _is_new_and_narrow(order, plan):
-        return _MUON_RATE / width
     return _NARROW_RATE / width * (_RATE_ON if plan.earlier else 1.0)
-
-
-def _is_new_and_narrow(order: TrainingOrder, plan: TrainingPlan) -> bool:
-    """Return whether an EAGLE-3 head begins anew for a narrow target: by Muon, longer late."""
-    return plan.kind == "eagle3" and not plan.earlier and _width(order) < _NARROW
 
 
 def _width(order: TrainingOrder) -> int:
