@@ -137,6 +137,21 @@ def test_orthogonalized_matrices_have_singular_values_near_one(shape):
     assert values.max() < 1.3
 
 
+@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 32, 128), (2, 128, 32), (1, 40, 50)])
+def test_orthogonalizing_is_a_polynomial_of_the_singular_values(shape):
+    """By definition, in float64, of matrices whose singular values fall to a ten-thousandth."""
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    left, _, right = torch.linalg.svd(noise.double(), full_matrices=False)
+    values = torch.logspace(0, -4, left.shape[-1], dtype=torch.float64)
+    wanted = values / values.norm()
+    for _ in range(5):
+        wanted = 3.4445 * wanted - 4.7750 * wanted**3 + 2.0315 * wanted**5
+    found = orthogonalize((left * values @ right).float())
+    torch.testing.assert_close(found.double(), left * wanted @ right, atol=1e-3, rtol=0)
+    fewer = orthogonalize((left * values @ right).float(), steps=4)
+    assert (fewer.double() - left * wanted @ right).abs().max() > 1e-2
+
+
 def test_rates_warm_up_stay_and_fall():
     settings = tiny_settings(steps=1000, warmup_steps=100)
     assert settings.rate_factor(0) == pytest.approx(1 / 101)
