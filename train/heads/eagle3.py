@@ -294,7 +294,8 @@ class Eagle3Learner(ChainLearner):
         """Return all weights; where Muon trains those between states, these and the rest."""
         if self.recipe.optimizer == "adamw":
             return super().groups()
-        hidden, others = [], []
+        hidden: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, weights in self.head.named_parameters():
             between = weights.ndim == 2 and name != "lm_head.weight"
             (hidden if between else others).append(weights)
