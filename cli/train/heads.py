@@ -197,12 +197,6 @@ _late_option = _HEAD.option(
     show_default="as --unroll",
 )
 
-_optimizer_option = _HEAD.option(
-    "--optimizer",
-    "Of the matrices between states; muon: a step teaches more and takes longer.",
-    click.Choice(["adamw", "muon"]),
-    default="adamw",
-)
 _from_option = _HEAD.option(
     "--from HEAD.gguf",
     "Learn on from this head, which was made for the same target: its draft tokens stay.",
@@ -311,7 +305,12 @@ data; other tokens are never drafted, which costs speed and never changes what t
     _from_option,
     _HEAD.option("--unroll N", "Steps of a chain that are trained.", _STEPS, default=7),
     _late_option,
-    _optimizer_option,
+    _HEAD.option(
+        "--optimizer",
+        "Of the matrices between states; muon: a step teaches more and takes longer.",
+        click.Choice(["adamw", "muon"]),
+        default="adamw",
+    ),
     _HEAD.option(
         "--draft-tokens N",
         "The most tokens that can be drafted.",

@@ -21,8 +21,8 @@ from specrun.train.trainer.settings import TrainerSettings
 # Of the quintic a x + b x^3 + c x^5, tuned by Muon's author: steep at 0, near 1 about 1.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _WIDE = 1.5
-"""The ratio of sides from which the iteration on Gram matrices is faster: 2 times at 2.7. Half
-precision would not do there, as errors of small singular values are squared and grow."""
+"""The ratio of sides from which the iteration goes on Gram matrices: fewer products, by count. Half
+precision would not do there, as errors grow with the factor of small singular values, squared."""
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
