@@ -107,16 +107,27 @@ class RecentOdds:
 
     def __init__(self) -> None:
         self._shift = 0.0
+        self._factor = 1.0  # exp(-shift), by which the odds against are multiplied
 
     def applied(self, probability: float) -> float:
         """Return an estimate shifted by what was seen lately; what is certain stays so."""
         # A shift of 0 returns the very number, so that plans do not depend on rounding.
         if not self._shift or not 0.0 < probability < 1.0:
             return probability
-        return 1.0 / (1.0 + (1.0 / probability - 1.0) * math.exp(-self._shift))
+        return 1.0 / (1.0 + (1.0 / probability - 1.0) * self._factor)
+
+    def applied_to(self, probabilities: list[float]) -> list[float]:
+        """Return several estimates, each as `applied` shifts it."""
+        if not self._shift:
+            return probabilities
+        factor = self._factor
+        return [
+            1.0 / (1.0 + (1.0 / p - 1.0) * factor) if 0.0 < p < 1.0 else p for p in probabilities
+        ]
 
     def observe(self, expected: float, came: bool) -> None:
         """Learn whether what had the probability `expected` came."""
         # Only surprise moves the shift: what came as often as expected lets it fade to 0.
         shift = _FADING * self._shift + _STEP * (came - expected)
         self._shift = max(-_FURTHEST, min(_FURTHEST, shift))
+        self._factor = math.exp(-self._shift)

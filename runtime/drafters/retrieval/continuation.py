@@ -87,6 +87,13 @@ def promised_speed_up(
 
 def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequence[int]) -> None:
     """Tell `trust` how the continuations fared against the tokens that really came."""
+    if len(continuations) == 1:  # the usual case by far
+        alone = continuations[0]
+        for depth, (known, token) in enumerate(zip(alone.tokens, tokens, strict=False)):
+            trust.learn(_standing_alone(alone, depth), 1, 0 if known == token else None)
+            if known != token:
+                return
+        return
     alive = continuations
     for depth, token in enumerate(tokens):
         alive = [continuation for continuation in alive if len(continuation.tokens) > depth]
@@ -105,8 +112,8 @@ def _likely(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits
 ) -> list[Guess]:
     """Return the best nodes of the continuations' trie, the most probable first."""
-    if len(continuations) == 1:  # the usual case by far
-        return _likely_chain(continuations, trust, limits)
+    if len(continuations) == 1:
+        return _likely_chain(continuations[0], trust, limits)
 
     def below(
         node: tuple[int, Sequence[Continuation]],
@@ -130,25 +137,32 @@ def _likely(
     )
 
 
-def _likely_chain(
-    alone: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits
-) -> list[Guess]:
+def _likely_chain(alone: Continuation, trust: MatchTrust, limits: TreeLimits) -> list[Guess]:
     """Return the likely nodes of a single continuation, whose trie is a chain."""
-    tokens, ends, match = alone[0].tokens, limits.end_tokens, alone[0].match
+    ends, count = limits.end_tokens, min(limits.nodes, limits.depth, len(alone.tokens))
     taken: list[Guess] = []
-    probability, share = 1.0, 0.0
-    for depth in range(min(limits.nodes, limits.depth, len(tokens))):
-        # Matches beyond the longest are trusted alike.
-        if not depth or match + depth <= LONGEST_MATCH:
-            share = trust.expected(_standing(alone, depth))
+    probability = 1.0
+    shares = _shares_alone(alone, trust, count)
+    for depth, (token, share) in enumerate(zip(alone.tokens, shares, strict=False)):
         probability *= share
         if probability < _LEAST_PROBABILITY:
             break
-        token = tokens[depth]
         taken.append(Guess(probability, depth - 1, token))
         if token in ends:
             break
     return taken
+
+
+def _shares_alone(alone: Continuation, trust: MatchTrust, count: int) -> list[float]:
+    """Return how probable the next `count` tokens of a single continuation are, one by one."""
+    first = _standing_alone(alone, 0)
+    if first.evidence is not Evidence.REALIGNED:
+        return trust.expected_along(first.evidence, first.length, count)
+    # Behind an edit the match begins anew, and is soon as good as any.
+    new = min(count, FOUND_AGAIN - first.length)
+    then = _standing_alone(alone, new)
+    again = trust.expected_along(first.evidence, first.length, new)
+    return again + trust.expected_along(then.evidence, then.length, count - new)
 
 
 def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:
@@ -170,18 +184,22 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
     if len(alive) > 1:
         longest = max(continuation.reach for continuation in alive)
         best = [continuation for continuation in alive if continuation.reach == longest]
-    first = best[0]
-    length = first.match + depth
-    if first.realigned and length < FOUND_AGAIN:
-        return Standing(Evidence.REALIGNED, length)
-    if len(best) == 1:
-        alone = first.weight <= 1.0
-        return Standing(Evidence.ONE_PLACE if alone else Evidence.SEVERAL_PLACES, length)
+    first, length = best[0], best[0].match + depth
+    if len(best) == 1 or (first.realigned and length < FOUND_AGAIN):
+        return _standing_alone(first, depth)
     if any(continuation.tokens[depth] != first.tokens[depth] for continuation in best[1:]):
         # Without a majority every rank has only a share of the trust.
         majority = _has_majority(best, depth)
         return Standing(Evidence.MOST_PLACES if majority else Evidence.DISAGREEING, length)
     return Standing(Evidence.SEVERAL_PLACES, length)
+
+
+def _standing_alone(best: Continuation, depth: int) -> Standing:
+    """Return that where one continuation is the best."""
+    length = best.match + depth
+    if best.realigned and length < FOUND_AGAIN:
+        return Standing(Evidence.REALIGNED, length)
+    return Standing(Evidence.ONE_PLACE if best.weight <= 1.0 else Evidence.SEVERAL_PLACES, length)
 
 
 def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:

@@ -61,17 +61,24 @@ class MatchTrust:
     def __init__(self) -> None:
         self._seen = [[[0.0] * RANKS for _ in range(LONGEST_MATCH + 1)] for _ in Evidence]
         self._right = [[[0.0] * RANKS for _ in range(LONGEST_MATCH + 1)] for _ in Evidence]
+        # The means of all Beta laws: each is asked for in many rounds, and moves in few.
+        self._means = [[list(ranks) for ranks in lengths] for lengths in _UNSEEN]
         self._lately = RecentOdds()
 
     def expected(self, standing: Standing, rank: int = 0) -> float:
         """Return the probability that the next token is the known continuation of this rank."""
-        length, rank = min(standing.length, LONGEST_MATCH), min(rank, RANKS - 1)
-        prior = _PRIOR[standing.evidence][length][rank]
-        seen = self._seen[standing.evidence][length][rank]
-        right = self._right[standing.evidence][length][rank]
-        # The mean of a Beta law that began as the prior.
-        known = (right + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
-        return self._lately.applied(known)
+        means = self._means[standing.evidence][min(standing.length, LONGEST_MATCH)]
+        return self._lately.applied(means[min(rank, RANKS - 1)])
+
+    def expected_along(self, evidence: Evidence, length: int, count: int) -> list[float]:
+        """Return the probabilities of `count` tokens of a chain, each given those before it.
+
+        They are the best known after matches of `length`, `length` + 1, ... tokens.
+        """
+        by_length = self._means[evidence]
+        means = [ranks[0] for ranks in by_length[length : length + count]]
+        means += [by_length[LONGEST_MATCH][0]] * (count - len(means))
+        return self._lately.applied_to(means)
 
     def learn(self, standing: Standing, n_known: int, rank: int | None) -> None:
         """Count one observation: of `n_known` continuations the one of this rank came, or none."""
@@ -79,6 +86,7 @@ class MatchTrust:
         self._lately.observe(self.expected(standing), rank == 0)
         length = min(standing.length, LONGEST_MATCH)
         seen, right = self._seen[standing.evidence][length], self._right[standing.evidence][length]
+        prior, means = _PRIOR[standing.evidence][length], self._means[standing.evidence][length]
         for number in range(min(n_known, RANKS)):
             # Each rank has its own Beta law; counts are halved together, so the mean stays.
             seen[number] += 1.0
@@ -86,6 +94,7 @@ class MatchTrust:
             if seen[number] > _MEMORY:
                 seen[number] /= 2.0
                 right[number] /= 2.0
+            means[number] = _mean(prior[number], seen[number], right[number])
 
     def forget(self) -> None:
         """Return to what is believed before anything was seen."""
@@ -108,3 +117,11 @@ def _priors(evidence: Evidence, length: int) -> list[float]:
 _PRIOR = [
     [_priors(evidence, length) for length in range(LONGEST_MATCH + 1)] for evidence in Evidence
 ]
+
+
+def _mean(prior: float, seen: float, right: float) -> float:
+    """Return the mean of a Beta law that began as the prior."""
+    return (right + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
+
+
+_UNSEEN = [[[_mean(prior, 0.0, 0.0) for prior in ranks] for ranks in of_kind] for of_kind in _PRIOR]
