@@ -7,7 +7,6 @@ checkpoint, the curves, and, while it runs, the cache of the target's states.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,27 +48,18 @@ def train_head(
     SpecrunError where the disk is too small for the cache, or the loss is not a number.
     """
     started = StartedHeadRun(run, recipe.files_name, listener)
-    shape, device = started.shape, started.device
+    shape = started.shape
     recipe, earlier = _begun(recipe, run, shape)
     started.target.check_taps(recipe.taps(shape))
 
     def settings_for(texts: TokenCorpus) -> TrainerSettings:
         return started.settings(recipe.defaults(shape), texts)
 
-    def need_for(
-        texts: TokenCorpus, settings: TrainerSettings, cached: bool
-    ) -> tuple[MemoryNeed, bool]:
-        def need(recompute: bool) -> MemoryNeed:
-            return _need(
-                recipe, started.target, shape, texts, settings, cached, recompute=recompute
-            )
-
-        return _fitting(need, device)
-
     def need_of_answers(texts: TokenCorpus) -> MemoryNeed:
         settings = settings_for(texts)
         # For how much disk there must be room nobody knows yet.
-        return need_for(texts, settings, may_cache(run, settings, texts))[0]
+        cached = may_cache(run, settings, texts)
+        return _fitting(recipe, started, texts, settings, cached)[0]
 
     place = states_place(started, recipe.taps(shape), started.precision)
 
@@ -82,7 +72,7 @@ def train_head(
     cached = wants_cache(started, settings, place, corpus)
     identity = {**head_identity(recipe.kind, recipe, run, corpus), CACHED: cached}
     started.check_same(settings, identity)
-    need, recompute = need_for(corpus, settings, cached)
+    need, recompute = _fitting(recipe, started, corpus, settings, cached)
     started.require_memory(need)
     started.open_output()
     torch.manual_seed(run.seed)
@@ -97,8 +87,7 @@ def train_head(
             learner.start(corpus)
         report = started.train(learner, corpus, settings, identity)
     shape = dataclasses.replace(shape, vocab_size=matrices.output.shape[0])
-    settled = dataclasses.asdict(recipe)
-    by = started.target.computed_by
+    settled, by = dataclasses.asdict(recipe), started.target.computed_by
     card = head_card(recipe.kind, run, corpus, report, settings, settled, by)
     write_head(run, recipe.files(learner, shape), recipe.files_name, card)
     remove_private_states(run, source)
@@ -127,12 +116,22 @@ def write_head(run: HeadRun, files: HeadFiles, weights_name: str, card: str) -> 
     write_weights(run.output / weights_name, files.tensors)
 
 
-def _fitting(need: Callable[[bool], MemoryNeed], device: torch.device) -> tuple[MemoryNeed, bool]:
+def _fitting(
+    recipe: HeadRecipe,
+    started: StartedHeadRun,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    cached: bool,
+) -> tuple[MemoryNeed, bool]:
     """Return what a run takes, and whether it computes again what it cannot keep."""
-    ample = need(False)
-    if ample.total <= free_memory(device) / 2:  # others may want some too
+    target, shape = started.target, started.shape
+    ample, scarce = (
+        _need(recipe, target, shape, corpus, settings, cached, recompute=recompute)
+        for recompute in (False, True)
+    )
+    if ample.total <= free_memory(started.device) / 2:  # others may want some too
         return ample, False
-    return need(True), True
+    return scarce, True
 
 
 def _need(
