@@ -74,6 +74,11 @@ class DraftModelState:
         """Return a row cut to the tokens of both models, a view."""
         return logits[: self._shared_size]
 
+    def shared_rows(self, rows: Rows) -> list[Logits]:
+        """Return all rows of an evaluation, each cut to the tokens of both models, views."""
+        every, size = rows.all_logits(), self._shared_size
+        return every if size == self._own_size else [row[:size] for row in every]
+
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens after the cached ones; return the last one's logits, a view [shared]."""
         if len(tokens) == 1:
@@ -331,13 +336,13 @@ class DraftTreeState(DraftModelState):
             self._inherited.add(parent)
             return source
         # Tips are this round's paths, whose cells a new path must not share.
-        used = {self.main, *self._tips}
-        free = [sequence for sequence in range(self._n_sequences) if sequence not in used]
-        if not free:
+        main, tips, sequence = self.main, self._tips, 0
+        while sequence == main or sequence in tips:
+            sequence += 1
+        if sequence >= self._n_sequences:
             limit = f"the draft context's {self._n_sequences} sequences"
             raise OptionError(f"a draft tree with more paths than {limit}")
-        sequence = free[0]
-        self._tips[sequence] = parent
+        tips[sequence] = parent
         # The free sequence holds the text up to `_synced`;
         # branch shares the rest up to `end` at once.
         self.context.memory.branch(source, sequence, self._synced[sequence], end)
@@ -361,18 +366,17 @@ class DraftTreeState(DraftModelState):
         base = self.cells(len(self.cached))
         end = base + len(path)
         memory = self.context.memory
-        if max(self._depths) > len(path):
+        parents, depths = self._parents, self._depths
+        if max(depths) > len(path):
             memory.truncate(end)  # one walk drops everything deeper, for all sequences
         for sequence, tip in self._tips.items():
-            own: list[int] = []
-            while tip != ROOT:
-                own.append(tip)
-                tip = self._parents[tip]
-            own.reverse()
-            # Up to where the sequence agrees with the path its
-            # cells are the text's own, and may stay.
-            shared = common_prefix(own, path)
-            if min(len(own), len(path)) > shared:
+            # Up to where the sequence agrees with the path its cells are the text's own, and may
+            # stay: that is its deepest node on the path.
+            length, node = 0 if tip == ROOT else depths[tip], tip
+            while node != ROOT and node not in path:
+                node = parents[node]
+            shared = 0 if node == ROOT else depths[node]
+            if min(length, len(path)) > shared:
                 memory.truncate(base + shared, end, sequence)
             self._synced[sequence] = base + shared
         if path:
