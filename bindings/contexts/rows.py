@@ -234,12 +234,6 @@ class Rows:
             return self._buffers.uncut(self._native_count)[index]  # type: ignore[no-any-return]
         return self._buffers.logits(self._native_count)[index]
 
-    def all_logits(self) -> list[FloatRows]:
-        """Return the logits of every row, float32 of shape [n_vocab], views."""
-        if self._are_plain and self._generation == self._buffers.generation:
-            return self._buffers.logits(self._native_count)[: self.count]
-        return [self.logits(row) for row in range(self.count)]
-
     def matrix(self) -> memoryview | None:
         """Return the logits of all rows, [count or more, n_vocab]; None where they lie apart."""
         buffers = self._buffers

@@ -74,11 +74,6 @@ class DraftModelState:
         """Return a row cut to the tokens of both models, a view."""
         return logits[: self._shared_size]
 
-    def shared_rows(self, rows: Rows) -> list[Logits]:
-        """Return all rows of an evaluation, each cut to the tokens of both models, views."""
-        every, size = rows.all_logits(), self._shared_size
-        return every if size == self._own_size else [row[:size] for row in every]
-
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens after the cached ones; return the last one's logits, a view [shared]."""
         if len(tokens) == 1:

@@ -82,7 +82,7 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
         depth = state.answer_depth()
         if depth is None:
             return None
-        return state.shared_rows(depth)
+        return [state.shared(depth.logits(row)) for row in range(state.depth_batch.n_tokens)]
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller where a limit, the drafter's own context or `p_min` cuts it."""
@@ -94,7 +94,8 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
             parents, tokens = next(steps)
             while True:
                 if parents:
-                    rows = state.shared_rows(state.evaluate(parents, tokens))
+                    depth = state.evaluate(parents, tokens)
+                    rows = [state.shared(depth.logits(row)) for row in range(len(tokens))]
                 else:
                     rows = [state.feed(tokens)]
                 parents, tokens = steps.send(rows)
@@ -176,7 +177,8 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
             return [state.feed(self._uncached(request))]
 
         def below(parents: Sequence[int], drafted: Sequence[int], _paths: Paths) -> EvaluatedDepth:
-            return state.shared_rows(state.evaluate(parents, drafted))
+            evaluated = state.evaluate(parents, drafted)
+            return [state.shared(evaluated.logits(row)) for row in range(len(drafted))]
 
         return PathLaws(root, below, request, params)
 

@@ -244,18 +244,6 @@ def test_rows_are_stale_after_the_next_evaluation(context):
         rows.logits(0)
 
 
-def test_all_rows_at_once_are_the_rows_and_no_more_of_the_buffer(context):
-    context.decode(chain(PROMPT, n_outputs=3))  # the buffer has room for three from here on
-    rows = context.decode(chain([14, 15], start=3, n_outputs=2))
-    every = rows.all_logits()
-    assert len(every) == rows.count == 2
-    for row, logits in enumerate(every):
-        np.testing.assert_array_equal(logits, rows.logits(row))
-    context.decode(chain([16], start=5))
-    with pytest.raises(StaleViewError):
-        rows.all_logits()
-
-
 def test_rows_are_stale_after_a_failed_evaluation(context):
     rows = context.decode(chain(PROMPT))
     with pytest.raises(InvalidBatchError):
