@@ -226,8 +226,7 @@ class TreeBuilder:
         """
         first, n, depth = len(self._tokens), len(tokens), 1
         if parent != ROOT:
-            if not ROOT < parent < first or not self._is_candidate[parent]:
-                self._require_parent(parent, first, True)
+            self._require_parent(parent, first, True)
             depth = self._depths[parent] + 1
         self._tokens += tokens
         self._parents += [parent] * n

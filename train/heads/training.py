@@ -7,6 +7,7 @@ checkpoint, the curves, and, while it runs, the cache of the target's states.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -124,14 +125,11 @@ def _fitting(
     cached: bool,
 ) -> tuple[MemoryNeed, bool]:
     """Return what a run takes, and whether it computes again what it cannot keep."""
-    target, shape = started.target, started.shape
-    ample, scarce = (
-        _need(recipe, target, shape, corpus, settings, cached, recompute=recompute)
-        for recompute in (False, True)
-    )
+    need = functools.partial(_need, recipe, started.target, started.shape, corpus, settings, cached)
+    ample = need(recompute=False)
     if ample.total <= free_memory(started.device) / 2:  # others may want some too
         return ample, False
-    return scarce, True
+    return need(recompute=True), True
 
 
 def _need(
