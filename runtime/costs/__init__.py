@@ -1,6 +1,6 @@
 """Costs of evaluations on this machine, and trees that pay for them: Sequoia, Medusa's tree."""
 
-from specrun.runtime.costs.account import START, Account
+from specrun.runtime.costs.account import ASKING, START, Account
 from specrun.runtime.costs.curves import CostCurve, RoundCosts
 from specrun.runtime.costs.live_curve import STALL, LiveCurve, lower_median
 from specrun.runtime.costs.measure import (

@@ -3,11 +3,10 @@
 What it proposes is chosen by estimates, of acceptance and of costs, which a text and a machine may
 belie. So its rounds are timed: they teach the curve that it plans with (`LiveCurve`), and what they
 lose against plain decoding, its own Python included, is booked (`Account`). It may draft as many
-nodes as fit the account if all of them are rejected. Where none fits it is asked all the same, for
-it learns from what it would have drafted; where not even that fits, it sleeps until a short draft
-does: what it costs to be asked may be all that a token allows (a small model, a fast machine), and
-a drafter that is only asked would then never draft again, however much repeats. To look at the
-clock costs too much there as well: it sleeps in naps, in which it is not called at all.
+nodes as fit the account if all of them are rejected. Where not one fits, it sleeps until a short
+draft does: to be asked in vain takes the time that is being saved up, and may be all that a token
+allows (a small model, a fast machine). To be told that it sleeps costs too much there as well: it
+is not called at all until it wakes.
 
 Its drafts are point masses, so the text is plain decoding's own whenever it is stopped. Nothing of
 this is for drafters that draw: what they draft is part of which text comes of a seed.
@@ -20,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specrun.runtime.costs import STALL, Account, LiveCurve, lower_median
+from specrun.runtime.costs import ASKING, STALL, Account, LiveCurve, lower_median
 from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, Pace, Pause, RoundOutcome
 from specrun.runtime.language import ExpressionOptions
 from specrun.runtime.target import EvaluatedRows
@@ -32,8 +31,6 @@ _YES_NO = ["yes", "no"]
 _SHARE, _MOST = 0.015, 1.25
 _OWN = 9  # rounds that tell what the drafter's own Python usually takes
 _WAKES = 2  # nodes of the draft that must fit the account before a drafter is asked again
-NAP = 7
-"""Rounds of a drafter's sleep in which it is not called, between two that are timed."""
 
 
 def pace_of(options: ExpressionOptions) -> Pace:
@@ -159,16 +156,17 @@ class PayingDrafter(TimedDrafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Pass on; the account goes on, for what was lost is lost."""
-        self._end_nap()
+        self._end_pause()
         super().begin(tokens)
         self._stopped = 0
+        self.pause.begin(self._rest)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return what the drafter proposes within what it may lose."""
         self._asked = self._clock()
-        self._end_nap()
-        if not self._rest and (room := self._account.room) <= 0.0:
-            self._rest = math.ceil((self._waking() - room) / _SHARE)
+        self._end_pause()
+        if not self._rest and (room := self._account.room) < self._loss_of(1):
+            self._rest = math.ceil((self._loss_of(_WAKES) - room) / _SHARE)
         self._asks = not self._rest
         if not self._asks:
             self._rest -= 1
@@ -182,7 +180,7 @@ class PayingDrafter(TimedDrafter):
             request = request.within(most, most)
         return super().propose(request)
 
-    def _end_nap(self) -> None:
+    def _end_pause(self) -> None:
         """Count the rounds in which it was not called."""
         lasted = self.pause.end()
         if lasted:
@@ -191,11 +189,12 @@ class PayingDrafter(TimedDrafter):
             self._account.allow(lasted)
             self._costs.pass_over(lasted)
 
-    def _waking(self) -> float:
-        """Return the room that a drafter which sleeps waits for."""
+    def _loss_of(self, nodes: int) -> float:
+        """Return what a draft of so many nodes loses if all are rejected; 0 before it is known."""
+        if not self._costs.widest:
+            return 0.0
         # No more than can be saved up: a steep curve must not let it sleep for ever.
-        short = self._costs.seconds(1 + _WAKES) / self._costs.seconds(1) - 1.0
-        return max(0.0, min(short, _MOST))
+        return max(0.0, min(self._costs.seconds(1 + nodes) / self._costs.seconds(1) - 1.0, _MOST))
 
     def _affordable(self, wanted: int) -> int:
         """Return how many nodes, of so many, may all be rejected."""
@@ -216,12 +215,12 @@ class PayingDrafter(TimedDrafter):
         evaluated = self._time(outcome)
         self._account.allow(outcome.n_new)
         if not self._asks:
-            self.pause.begin(min(NAP, self._rest))
+            self.pause.begin(self._rest)
             return
         self.inner.observe(outcome)
         costs, width = self._costs, 1 + len(outcome.tree)
         # Pauses of the machine are no loss of the drafter's, as far as they can be told.
-        lost = self._usual_own(max(0.0, self._clock() - self._asked - evaluated))
+        lost = ASKING * self._usual_own(max(0.0, self._clock() - self._asked - evaluated))
         if width > 1:
             lost += min(evaluated, STALL * costs.seconds(width)) - outcome.n_new * costs.seconds(1)
         self._account.lose(lost / costs.seconds(1))
@@ -235,6 +234,6 @@ class PayingDrafter(TimedDrafter):
 
     def report(self) -> dict[str, Any]:
         """Return what the drafter says, and in how many rounds it was stopped."""
-        self._end_nap()
+        self._end_pause()
         stopped = {"stopped": self._stopped} if self._stopped else {}
         return {**self.inner.report(), **stopped}

@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from specrun.runtime.costs import STALL, START, Account
+from specrun.runtime.costs import ASKING, STALL, START, Account
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 
 SHARE = 0.025
@@ -63,7 +63,7 @@ class Resting:
         if self._own:
             # Pauses of the machine are no loss of the chooser's, as far as they can be told. Not
             # the median: where every second round asks for more, each kind is usual.
-            self._choosing.lose(min(seconds, STALL * max(self._own)) / plain)
+            self._choosing.lose(ASKING * min(seconds, STALL * max(self._own)) / plain)
         # The very first time everything is cold, which does not come again.
         self._own.append(seconds)
 

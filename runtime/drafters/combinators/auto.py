@@ -21,7 +21,6 @@ from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
 from specrun.runtime.drafters.combinators.arm_ledger import Resting
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.members import MembersDrafter, outcome_for_idle
-from specrun.runtime.drafters.paying import NAP
 from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import DraftTree
 
@@ -261,7 +260,7 @@ class AutoDrafter(MembersDrafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the proposal of the member that is likely fastest."""
         self._started = self._clock()
-        self._end_nap()
+        self._end_pause()
         if self._rest.left:
             return NOTHING
         if self._rest.rounds:
@@ -352,9 +351,9 @@ class AutoDrafter(MembersDrafter):
         rest.count(1, self._clock() - self._started)
         rest.text = outcome.tokens
         # Of the next ones nobody has to tell, either: to be called takes more than all the rest.
-        self.pause.begin(min(NAP, rest.left))
+        self.pause.begin(rest.left)
 
-    def _end_nap(self) -> None:
+    def _end_pause(self) -> None:
         """Count the rounds in which it was not called: they took what others of the rest did."""
         lasted, rest = self.pause.end(), self._rest
         if lasted:
@@ -362,7 +361,7 @@ class AutoDrafter(MembersDrafter):
 
     def _count_rest(self) -> None:
         """Take the rounds in which nobody was asked into the account and the log."""
-        self._end_nap()
+        self._end_pause()
         rest = self._rest
         if rest.rounds:
             self._known += rest.text[len(self._known) :]

@@ -197,11 +197,12 @@ def test_a_text_that_begins_to_repeat_is_noticed_and_that_it_ends_costs_what_was
 
 @pytest.mark.parametrize("heeds", [True, False])
 def test_a_drafter_that_is_slow_itself_sleeps(heeds: bool) -> None:
-    """Its own Python takes a tenth of a plain round: it is asked in a fifth of the rounds."""
+    """Its own Python takes a tenth of a plain round, and the loop as much again to ask it: it is
+    asked in a twelfth of the rounds."""
     drafter, chains, clock = paying(0, pause=0.1)
     played = play(drafter, clock, TYPICAL_CPU, lambda _: 0.0, length=1000, heeds=heeds)
     assert played.per_token < 1.03
-    assert 100 < chains.proposed < 300
+    assert 60 < chains.proposed < 120
     assert chains.observed == chains.proposed
     assert drafter.report()["stopped"] == len(played.drafted) - chains.proposed
 
@@ -221,9 +222,8 @@ def test_what_begins_to_repeat_late_is_found_though_asking_costs_all_that_may_be
     assert min(late) == 4
 
 
-def test_while_it_sleeps_it_is_called_in_one_round_of_eight(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_while_it_sleeps_it_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, to fall asleep; whoever does not heed its pauses calls it in vain."""
     calls, propose = [], PayingDrafter.propose
     monkeypatch.setattr(
         PayingDrafter, "propose", lambda self, request: calls.append(1) or propose(self, request)
@@ -235,7 +235,30 @@ def test_while_it_sleeps_it_is_called_in_one_round_of_eight(
         n_rounds = len(played.drafted)
         asleep = n_rounds - chains.proposed
         assert asleep > 0.8 * n_rounds
-        assert len(calls) < n_rounds - 0.8 * asleep if heeds else len(calls) == n_rounds
+        assert len(calls) <= 2 * chains.proposed if heeds else len(calls) == n_rounds
+
+
+def test_it_sleeps_on_in_the_next_answer() -> None:
+    drafter, chains, clock = paying(4, pause=0.1)
+    play(drafter, clock, STEEPEST, lambda _: 0.0, length=1000)
+    while not drafter.pause.rounds:
+        play(drafter, clock, STEEPEST, lambda _: 0.0, length=1)
+    left, asked = drafter.pause.rounds, chains.proposed
+    drafter.begin([3, 1, 4])
+    assert drafter.pause.rounds == left
+    play(drafter, clock, STEEPEST, lambda _: 0.0, length=left)
+    assert chains.proposed == asked
+    play(drafter, clock, STEEPEST, lambda _: 0.0, length=1)
+    assert chains.proposed == asked + 1
+
+
+def test_where_not_even_one_node_can_be_lost_it_is_not_asked() -> None:
+    """Two tokens take as long as two rounds: a node may be lost once in 67 tokens."""
+    drafter, chains, clock = paying(4)
+    played = play(drafter, clock, STEEP, lambda _: 0.0, length=1000)
+    drafted = sum(1 for n in played.drafted if n)
+    assert 10 < drafted < 20
+    assert chains.proposed < 3 * drafted
 
 
 def test_how_often_it_was_stopped_is_reported() -> None:
