@@ -351,6 +351,8 @@ class Answer:
         else:
             event = TokenEvent(text, token, origin, number, None)
         said.append(((token,), text))
+        if index + 1 == len(pieces):
+            self._spoken = None
         self.clock.hand_out()
         return event
 

@@ -80,11 +80,14 @@ class Graph:
         self._open()
         return self._outputs[name].fetch()
 
-    def numbers(self, name: str) -> list[int]:
-        """Return all whole numbers of an output of the last `compute`, one row after the other."""
-        self.peek(name)
-        numbers: list[int] = self._outputs[name].cells.tolist()
-        return numbers
+    def numbers(self, *names: str) -> list[list[int]]:
+        """Return the whole numbers of outputs of the last `compute`: of each all, row by row."""
+        self._open()
+        ends = [self._outputs[name] for name in names]
+        for end in ends:
+            if not end.is_mapped:
+                end.fetch()
+        return [end.cells.tolist() for end in ends]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute with these inputs, return copies of the outputs; shapes are numpy's: [n, h]."""

@@ -203,7 +203,7 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
     def run(graph: Graph, *, probabilities: bool) -> ChainTokens:
         """Compute a graph whose inputs are filled; return its tokens."""
         graph.compute()
-        tokens = graph.numbers("tokens")
+        [tokens] = graph.numbers("tokens")
         if not probabilities:
             return ChainTokens(tokens)
         return ChainTokens(tokens, graph.read("log_probs")[0].astype(np.float32, copy=False))

@@ -126,7 +126,8 @@ class Topology:
 
     def limited(self, max_depth: int, max_nodes: int) -> Topology:
         """Return the first `max_nodes` nodes down to `max_depth`, the deepest going first."""
-        if max_nodes >= len(self) and max_depth >= self.max_depth:
+        parents = self.parents
+        if max_nodes >= len(parents) and (not parents or max_depth >= self.depths[-1]):
             return self
         return _limited(self, max(0, max_depth), max(0, max_nodes))
 

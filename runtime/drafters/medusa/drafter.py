@@ -102,8 +102,11 @@ class MedusaDrafter(Drafter):
         """Have the heads asked about this state with those of other conversations."""
         if self._asked is not None:
             return self._asked.is_answered
-        together, state = self._together, self._asked_about(request)
-        if together is None or state is None or not together.waits or self.keeps_rows:
+        together = self._together
+        if together is None or not together.waits or self.keeps_rows:
+            return True
+        state = self._asked_about(request)
+        if state is None:
             return True
         if self._size is not None and not self._size.depth_to_ask():
             return True
@@ -112,8 +115,8 @@ class MedusaDrafter(Drafter):
 
     def _asked_about(self, request: DraftRequest) -> npt.NDArray[np.float32] | None:
         """Return the state to draft from; of another length of text it would be a wrong one."""
-        known = self._state is not None and len(request.tokens) == self._state[1]
-        return self._state[0] if known and self._state is not None else None
+        state = self._state
+        return None if state is None or len(request.tokens) != state[1] else state[0]
 
     def _ask(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
         """Return what the heads say of a state, if they were not asked about it before."""
@@ -144,14 +147,14 @@ class MedusaDrafter(Drafter):
     def _drafted_tree(self, request: DraftRequest) -> DraftTree:
         topology = self._topology.limited(request.max_depth, request.max_nodes)
         state = self._asked_about(request)
-        if state is None or not len(topology):
+        if state is None or not topology.parents:
             return DraftTree()
         if self._size is not None:
             return self._what_pays(topology, state, self._size)
         named = self._ask(state).tokens
         # Medusa's tree is a Cartesian product cut to a shape: a
         # token depends on depth and rank alone.
-        if topology is not self._topology or len(topology) < 2:
+        if topology is not self._topology or len(topology.parents) < 2:
             places = zip(topology.depths, topology.ranks, strict=True)
             tokens = (named[depth - 1][rank] for depth, rank in places)
             return DraftTree.of_points((*tokens,), topology.parents)

@@ -74,6 +74,7 @@ class MedusaHead:
         self.whole_rows = False
         self._graphs: dict[int, Graph] = {}  # by how many states they take
         self._ranks: tuple[int, ...] = ()
+        self._named: tuple[str, ...] = ()  # the outputs of each head's tokens
         self._probabilities = False
         self._device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
         self._target = TargetTensors(target, self._device)
@@ -104,6 +105,7 @@ class MedusaHead:
         self.whole_rows, self._probabilities = whole_rows, probabilities
         self._close_graphs()
         self._graphs[1], self._ranks = graph, tuple(ranks)
+        self._named = tuple(f"tokens{head}" for head in range(len(self._ranks)))
 
     def _close_graphs(self) -> None:
         while self._graphs:
@@ -181,12 +183,11 @@ class MedusaHead:
         graph = self._graph_of(1)
         graph.inputs["features"][0] = state
         graph.compute()
-        heads = range(len(self._ranks))
-        tokens = [graph.numbers(f"tokens{head}") for head in heads]
-        shares = heads if self._probabilities else ()
-        return HeadsSaid(
-            tokens, [np.exp(graph.peek(f"log_probs{head}")[0]).tolist() for head in shares]
-        )
+        tokens = graph.numbers(*self._named)
+        if not self._probabilities:
+            return HeadsSaid(tokens, [])
+        shares = (graph.peek(f"log_probs{head}") for head in range(len(self._ranks)))
+        return HeadsSaid(tokens, [np.exp(share[0]).tolist() for share in shares])
 
     def _graph_of(self, n: int) -> Graph:
         """Return a graph for n states: one, or the next power of two of them."""
