@@ -76,19 +76,20 @@ def grow_likely(
 
 
 def most_worthwhile(
-    guesses: Sequence[Guess], curve: CostCurve, least_gain: float, beside: int = 0
+    probabilities: Sequence[float], curve: CostCurve, least_gain: float, beside: int = 0
 ) -> tuple[int, float]:
     """Return how many guesses, the first ones, yield the most tokens a second; and that rate.
 
-    n of them yield 1 + sum of their probabilities in T(1 + n), with `beside` other nodes in
-    T(1 + beside + n). None are drafted unless they gain `least_gain` over drafting none.
+    n of them, whose paths have these probabilities, yield 1 + their sum in T(1 + n), with `beside`
+    other nodes in T(1 + beside + n). None are drafted unless they gain `least_gain` over drafting
+    none.
     """
     # The root is evaluated in any case, and its token is the 1 that every round yields.
     seconds, first = curve.seconds, 1 + beside
     best, rate, tokens = 0, least_gain / seconds(first), 1.0
     # All counts are tried, not up to the first loss: a cost curve has steps where kernels change.
-    for count, guess in enumerate(guesses, 1):
-        tokens += guess.probability
+    for count, probability in enumerate(probabilities, 1):
+        tokens += probability
         achieved = tokens / seconds(first + count)
         if achieved > rate:
             best, rate = count, achieved
@@ -116,14 +117,22 @@ class RecentOdds:
             return probability
         return 1.0 / (1.0 + (1.0 / probability - 1.0) * self._factor)
 
-    def applied_to(self, probabilities: list[float]) -> list[float]:
-        """Return several estimates, each as `applied` shifts it."""
-        if not self._shift:
-            return probabilities
-        factor = self._factor
-        return [
-            1.0 / (1.0 + (1.0 / p - 1.0) * factor) if 0.0 < p < 1.0 else p for p in probabilities
-        ]
+    def along(self, probabilities: Iterable[float], least: float) -> list[float]:
+        """Return how likely a path is down to each of its places, as far as it reaches `least`.
+
+        The estimates are of the places, each given those before it; `applied` shifts every one.
+        """
+        factor, is_shifted, path = self._factor, bool(self._shift), 1.0
+        likely: list[float] = []
+        for probability in probabilities:
+            if is_shifted and 0.0 < probability < 1.0:
+                path *= 1.0 / (1.0 + (1.0 / probability - 1.0) * factor)
+            else:
+                path *= probability
+            if path < least:
+                break
+            likely.append(path)
+        return likely
 
     def observe(self, expected: float, came: bool) -> None:
         """Learn whether what had the probability `expected` came."""

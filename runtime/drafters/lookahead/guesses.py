@@ -171,7 +171,8 @@ class PlannedGuesses:
             end_tokens=request.end_tokens,
             least=_UNLIKELY,
         )
-        count, _ = most_worthwhile(likely, self._curve, _WORTH, beside)
+        chances = [guess.probability for guess in likely]
+        count, _ = most_worthwhile(chances, self._curve, _WORTH, beside)
         nodes = {ROOT: ROOT}
         for number, guess in enumerate(likely[:count]):
             nodes[number] = tree.add(nodes[guess.parent], guess.token)

@@ -68,12 +68,16 @@ def continuation_tree(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
 ) -> DraftTree:
     """Return the best nodes as point masses; empty where no draft would pay."""
+    if len(continuations) == 1:  # the usual case by far
+        alone = continuations[0]
+        count, _ = most_worthwhile(_likely_chain(alone, trust, limits), costs, _LEAST_GAIN)
+        return DraftTree.chain([*alone.tokens[:count]])
     taken = _likely(continuations, trust, limits)
-    # grow_likely orders by probability, so a prefix is a tree: parents come before their children.
-    best = taken[: most_worthwhile(taken, costs, _LEAST_GAIN)[0]]
-    if not best:
+    count, _ = most_worthwhile([guess.probability for guess in taken], costs, _LEAST_GAIN)
+    if not count:
         return DraftTree()
-    _, parents, tokens = zip(*best, strict=True)
+    # grow_likely orders by probability, so a prefix is a tree: parents come before their children.
+    _, parents, tokens = zip(*taken[:count], strict=True)
     return DraftTree.of_points(tokens, parents)
 
 
@@ -81,7 +85,11 @@ def promised_speed_up(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
 ) -> float:
     """Return the expected speed-up of that tree's round over plain decoding; 1 for an empty one."""
-    count, rate = most_worthwhile(_likely(continuations, trust, limits), costs, _LEAST_GAIN)
+    if len(continuations) == 1:
+        likely = _likely_chain(continuations[0], trust, limits)
+    else:
+        likely = [guess.probability for guess in _likely(continuations, trust, limits)]
+    count, rate = most_worthwhile(likely, costs, _LEAST_GAIN)
     return rate * costs.seconds(1) if count else 1.0
 
 
@@ -112,8 +120,6 @@ def _likely(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits
 ) -> list[Guess]:
     """Return the best nodes of the continuations' trie, the most probable first."""
-    if len(continuations) == 1:
-        return _likely_chain(continuations[0], trust, limits)
 
     def below(
         node: tuple[int, Sequence[Continuation]],
@@ -137,32 +143,25 @@ def _likely(
     )
 
 
-def _likely_chain(alone: Continuation, trust: MatchTrust, limits: TreeLimits) -> list[Guess]:
-    """Return the likely nodes of a single continuation, whose trie is a chain."""
-    ends, count = limits.end_tokens, min(limits.nodes, limits.depth, len(alone.tokens))
-    taken: list[Guess] = []
-    probability = 1.0
-    shares = _shares_alone(alone, trust, count)
-    for depth, (token, share) in enumerate(zip(alone.tokens, shares, strict=False)):
-        probability *= share
-        if probability < _LEAST_PROBABILITY:
-            break
-        taken.append(Guess(probability, depth - 1, token))
-        if token in ends:
-            break
-    return taken
+def _likely_chain(alone: Continuation, trust: MatchTrust, limits: TreeLimits) -> list[float]:
+    """Return how likely a single continuation, whose trie is a chain, is down to each token."""
+    tokens, ends = alone.tokens, limits.end_tokens
+    count = min(limits.nodes, limits.depth, len(tokens))
+    if not ends.isdisjoint(tokens):
+        count = min(count, 1 + next(place for place, token in enumerate(tokens) if token in ends))
+    return trust.path(_means_alone(alone, trust, count), _LEAST_PROBABILITY)
 
 
-def _shares_alone(alone: Continuation, trust: MatchTrust, count: int) -> list[float]:
+def _means_alone(alone: Continuation, trust: MatchTrust, count: int) -> list[float]:
     """Return how probable the next `count` tokens of a single continuation are, one by one."""
     first = _standing_alone(alone, 0)
     if first.evidence is not Evidence.REALIGNED:
-        return trust.expected_along(first.evidence, first.length, count)
+        return trust.means_along(first.evidence, first.length, count)
     # Behind an edit the match begins anew, and is soon as good as any.
     new = min(count, FOUND_AGAIN - first.length)
     then = _standing_alone(alone, new)
-    again = trust.expected_along(first.evidence, first.length, new)
-    return again + trust.expected_along(then.evidence, then.length, count - new)
+    again = trust.means_along(first.evidence, first.length, new)
+    return again + trust.means_along(then.evidence, then.length, count - new)
 
 
 def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:

@@ -61,24 +61,28 @@ class MatchTrust:
     def __init__(self) -> None:
         self._seen = [[[0.0] * RANKS for _ in range(LONGEST_MATCH + 1)] for _ in Evidence]
         self._right = [[[0.0] * RANKS for _ in range(LONGEST_MATCH + 1)] for _ in Evidence]
-        # The means of all Beta laws: each is asked for in many rounds, and moves in few.
-        self._means = [[list(ranks) for ranks in lengths] for lengths in _UNSEEN]
+        # The means of all Beta laws, of each evidence and rank by length: each is asked for in many
+        # rounds, and moves in few.
+        self._means = [[list(lengths) for lengths in ranks] for ranks in _UNSEEN]
         self._lately = RecentOdds()
 
     def expected(self, standing: Standing, rank: int = 0) -> float:
         """Return the probability that the next token is the known continuation of this rank."""
-        means = self._means[standing.evidence][min(standing.length, LONGEST_MATCH)]
-        return self._lately.applied(means[min(rank, RANKS - 1)])
+        means = self._means[standing.evidence][min(rank, RANKS - 1)]
+        return self._lately.applied(means[min(standing.length, LONGEST_MATCH)])
 
-    def expected_along(self, evidence: Evidence, length: int, count: int) -> list[float]:
-        """Return the probabilities of `count` tokens of a chain, each given those before it.
+    def means_along(self, evidence: Evidence, length: int, count: int) -> list[float]:
+        """Return the means of `count` tokens of a chain, each given those before it.
 
         They are the best known after matches of `length`, `length` + 1, ... tokens.
         """
-        by_length = self._means[evidence]
-        means = [ranks[0] for ranks in by_length[length : length + count]]
-        means += [by_length[LONGEST_MATCH][0]] * (count - len(means))
-        return self._lately.applied_to(means)
+        by_length = self._means[evidence][0]
+        means = by_length[length : length + count]
+        return means + [by_length[LONGEST_MATCH]] * (count - len(means))
+
+    def path(self, means: list[float], least: float) -> list[float]:
+        """Return how likely such a chain is down to each token, as far as it reaches `least`."""
+        return self._lately.along(means, least)
 
     def learn(self, standing: Standing, n_known: int, rank: int | None) -> None:
         """Count one observation: of `n_known` continuations the one of this rank came, or none."""
@@ -86,7 +90,7 @@ class MatchTrust:
         self._lately.observe(self.expected(standing), rank == 0)
         length = min(standing.length, LONGEST_MATCH)
         seen, right = self._seen[standing.evidence][length], self._right[standing.evidence][length]
-        prior, means = _PRIOR[standing.evidence][length], self._means[standing.evidence][length]
+        prior, means = _PRIOR[standing.evidence][length], self._means[standing.evidence]
         for number in range(min(n_known, RANKS)):
             # Each rank has its own Beta law; counts are halved together, so the mean stays.
             seen[number] += 1.0
@@ -94,7 +98,7 @@ class MatchTrust:
             if seen[number] > _MEMORY:
                 seen[number] /= 2.0
                 right[number] /= 2.0
-            means[number] = _mean(prior[number], seen[number], right[number])
+            means[number][length] = _mean(prior[number], seen[number], right[number])
 
     def forget(self) -> None:
         """Return to what is believed before anything was seen."""
@@ -124,4 +128,7 @@ def _mean(prior: float, seen: float, right: float) -> float:
     return (right + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
 
 
-_UNSEEN = [[[_mean(prior, 0.0, 0.0) for prior in ranks] for ranks in of_kind] for of_kind in _PRIOR]
+_UNSEEN = [
+    [[_mean(ranks[rank], 0.0, 0.0) for ranks in lengths] for rank in range(RANKS)]
+    for lengths in _PRIOR
+]

@@ -3,6 +3,9 @@ learns."""
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -259,4 +262,7 @@ def test_a_chains_probabilities_are_those_of_its_tokens_one_by_one():
         for length in (0, 1, 5, LONGEST_MATCH, 40):
             for count in (0, 1, 30):
                 alone = [trust.expected(Standing(evidence, length + i)) for i in range(count)]
-                assert trust.expected_along(evidence, length, count) == alone
+                paths = [*accumulate(alone, mul)]
+                means = trust.means_along(evidence, length, count)
+                assert trust.path(means, 0.0) == paths
+                assert trust.path(means, 0.3) == [path for path in paths if path >= 0.3]
