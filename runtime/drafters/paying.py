@@ -26,9 +26,9 @@ from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
 _YES_NO = ["yes", "no"]
-# Of each token, and at a time, in plain rounds, what may be lost: 2.1 % of any 200 tokens.
+# Of each token, and at a time, in plain rounds, what may be lost: 1.9 % of any 200 tokens.
 # The rest of 3 % is what a context for trees costs over one for single tokens.
-_SHARE, _MOST = 0.015, 1.25
+_SHARE, _MOST = 0.0125, 1.25
 _OWN = 9  # rounds that tell what the drafter's own Python usually takes
 _WAKES = 2  # nodes of the draft that must fit the account before a drafter is asked again
 
@@ -149,7 +149,7 @@ class PayingDrafter(TimedDrafter):
         self.pause = Pause()
         self._account = Account(_SHARE, _MOST)
         self._asked = 0.0
-        self._asks = False
+        self._asks = self._drafted = False
         self._rest = 0  # rounds that it sleeps on
         self._stopped = 0
         self._own: deque[float] = deque(maxlen=_OWN)  # seconds of its own, lately
@@ -213,17 +213,20 @@ class PayingDrafter(TimedDrafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Book what the round lost or won; the drafter hears of it unless it sleeps."""
         evaluated = self._time(outcome)
+        costs, width, lost = self._costs, 1 + len(outcome.tree), 0.0
         self._account.allow(outcome.n_new)
-        if not self._asks:
+        # The round after a draft has another shape again: its graph is built anew.
+        if width > 1 or self._drafted:
+            # Pauses of the machine are no loss of the drafter's, as far as they can be told.
+            lost = min(evaluated, STALL * costs.seconds(width)) - outcome.n_new * costs.seconds(1)
+        self._drafted = width > 1
+        if self._asks:
+            self.inner.observe(outcome)
+            lost += ASKING * self._usual_own(max(0.0, self._clock() - self._asked - evaluated))
+        else:
             self.pause.begin(self._rest)
-            return
-        self.inner.observe(outcome)
-        costs, width = self._costs, 1 + len(outcome.tree)
-        # Pauses of the machine are no loss of the drafter's, as far as they can be told.
-        lost = ASKING * self._usual_own(max(0.0, self._clock() - self._asked - evaluated))
-        if width > 1:
-            lost += min(evaluated, STALL * costs.seconds(width)) - outcome.n_new * costs.seconds(1)
-        self._account.lose(lost / costs.seconds(1))
+        if lost:
+            self._account.lose(lost / costs.seconds(1))
 
     def _usual_own(self, seconds: float) -> float:
         """Return the seconds that the drafter took itself, cut to what is usual."""
