@@ -212,18 +212,18 @@ class PayingDrafter(TimedDrafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Book what the round lost or won; the drafter hears of it unless it sleeps."""
-        evaluated = self._time(outcome)
         costs, width, lost = self._costs, 1 + len(outcome.tree), 0.0
-        self._account.allow(outcome.n_new)
         # The round after a draft has another shape again: its graph is built anew.
-        if width > 1 or self._drafted:
+        follows, self._drafted = self._drafted, width > 1
+        evaluated = self._time(outcome)
+        self._account.allow(outcome.n_new)
+        if width > 1 or follows:
             # Pauses of the machine are no loss of the drafter's, as far as they can be told.
             lost = min(evaluated, STALL * costs.seconds(width)) - outcome.n_new * costs.seconds(1)
-        self._drafted = width > 1
         if self._asks:
             self.inner.observe(outcome)
             lost += ASKING * self._usual_own(max(0.0, self._clock() - self._asked - evaluated))
-        else:
+        elif not follows:  # one more is timed otherwise: that one was not what plain rounds take
             self.pause.begin(self._rest)
         if lost:
             self._account.lose(lost / costs.seconds(1))

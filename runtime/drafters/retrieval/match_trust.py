@@ -81,7 +81,7 @@ class MatchTrust:
         return means + [by_length[LONGEST_MATCH]] * (count - len(means))
 
     def path(self, means: list[float], least: float) -> list[float]:
-        """Return how likely such a chain is down to each token, as far as it reaches `least`."""
+        """Return how likely a chain of these means is down to each token, while it is `least`."""
         return self._lately.along(means, least)
 
     def learn(self, standing: Standing, n_known: int, rank: int | None) -> None:
