@@ -5,7 +5,6 @@ A session's stream makes it step by step, in an engine beside others'.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -157,7 +156,7 @@ class Answer:
         self._said: list[tuple[Sequence[int], str]] = []
         # The round that is handed out, its number, its tokens' pieces, and how many items there
         # were before it: a tuple, because they change together.
-        self._spoken: tuple[Round, int, list[bytes], int] | None = None
+        self.spoken: tuple[Round, int, list[bytes], int] | None = None
         self._cached = 0
         self._finish: FinishReason = "cancelled"
         self.clock = AnswerClock(0.0, (0.0, 0.0))
@@ -199,7 +198,7 @@ class Answer:
             self._conclude()
 
     def _conclude(self) -> None:
-        self._spoken = None  # what was not handed out was not said
+        self.spoken = None  # what was not handed out was not said
         if self._finish == "cancelled":
             # What waited for the rest of a character or a stop string was said.
             self._said.append(((), self._assembler.finish()))
@@ -254,7 +253,7 @@ class Answer:
             self._count(this_round)
             if session.rejections is not None and this_round.rejected:
                 note_rejected(session.rejections, conversation, this_round)
-            self._spoken = this_round, number, pieces, len(self._said)
+            self.spoken = this_round, number, pieces, len(self._said)
             yield "round"
             if self._stops and self._assembler.stopped_by is not None:
                 finish = "stop"
@@ -323,17 +322,18 @@ class Answer:
     @property
     def is_at_end(self) -> bool:
         """Whether there is no round after the one that is to be handed out."""
-        return self._spoken is not None and self._spoken[0].is_last
+        return self.spoken is not None and self.spoken[0].is_last
 
     def next_event(self) -> TokenEvent | None:
         """Hand out the next token of the round; None: all of them were."""
-        spoken = self._spoken
+        spoken = self.spoken
         if spoken is None:
             return None
         this_round, number, pieces, base = spoken
         said = self._said
         index = len(said) - base
         if index == len(pieces) or (self._stops and self._assembler.stopped_by is not None):
+            self.spoken = None
             return None
         text = self._assembler.push(pieces[index])
         if this_round.is_last and index == len(pieces) - 1:
@@ -342,8 +342,8 @@ class Answer:
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
-            logits = functools.partial(this_round.rows.logits, this_round.row_before(index))
-            event = TokenEvent(text, token, origin, number, logits, self._n_top)
+            logits, row = this_round.rows.logits, this_round.path[index - 1] + 1 if index else 0
+            event = TokenEvent(text, token, origin, number, logits, row, self._n_top)
             if self.session.settles:
                 event.settle()
             else:
@@ -352,13 +352,13 @@ class Answer:
             event = TokenEvent(text, token, origin, number, None)
         said.append(((token,), text))
         if index + 1 == len(pieces):
-            self._spoken = None
+            self.spoken = None
         self.clock.hand_out()
         return event
 
     def take_round(self) -> None:
         """Hand out what is left of the round, if anything, without events."""
-        spoken, self._spoken = self._spoken, None
+        spoken, self.spoken = self.spoken, None
         if spoken is None or self._assembler.stopped_by is not None:
             return
         this_round, _, pieces, base = spoken

@@ -2,69 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.tree import DraftTree
 
 
-@dataclass(slots=True)
-class Allowance:
-    """The deepest and the largest tree of one round."""
-
-    # Not frozen: that costs a call for every field, in every round.
-    max_depth: int
-    max_nodes: int
-
-    def check(self, tree: DraftTree, drafter: str) -> None:
-        """Raise if a drafter proposed more than it was allowed."""
-        n_nodes = len(tree.tokens)
-        if n_nodes <= self.max_depth and n_nodes <= self.max_nodes:  # no tree is deeper than large
-            return
-        if n_nodes > self.max_nodes or tree.max_depth > self.max_depth:
-            allowed = f"{self.max_nodes} nodes of depth {self.max_depth} were allowed"
-            proposed = f"{len(tree)} nodes of depth {tree.max_depth}"
-            raise OptionError(f"{drafter} proposed {proposed} where {allowed}")
-
-
 class RoundLimits:
-    """Counts down an answer's tokens and the context's positions.
+    """Says round by round how much may be drafted, and when an answer is as long as it may be.
 
     `n_ctx` is the context size, `max_nodes` the widest tree one evaluation takes, `max_tokens` the
-    length of the answer (None: until the context is full), `n_max` the most nodes that whoever asks
-    for it wants drafted at once (None: any number).
+    length of the answer (None: until the context is full), which begins where the first round is
+    asked for. `n_max` is the most nodes that whoever asks for it wants drafted at once (None: any
+    number).
     """
+
+    __slots__ = (
+        *("_end", "_max_tokens", "_most_depth", "_most_nodes", "_n_ctx"),
+        *("max_depth", "max_nodes"),
+    )
+
+    max_depth: int
+    """The deepest tree of the round that `next_round` allowed last."""
+    max_nodes: int
+    """The largest one."""
 
     def __init__(
         self, *, n_ctx: int, max_nodes: int, max_tokens: int | None, n_max: int | None = None
     ) -> None:
         self._n_ctx = n_ctx
-        self._max_nodes = max_nodes if n_max is None else min(max_nodes, n_max)
-        self._max_depth = n_ctx if n_max is None else n_max
-        self._left = max_tokens
-        self.context_full = False
+        self._most_nodes = max_nodes if n_max is None else min(max_nodes, n_max)
+        self._most_depth = n_ctx if n_max is None else n_max
+        self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
+        self._end: int | None = None  # how many tokens there are where the answer ends
+        self.max_depth = self.max_nodes = 0
 
-    def next_round(self, n_committed: int) -> Allowance | None:
-        """Return what the next round may draft after `n_committed` tokens; None: it may not start.
+    def next_round(self, n_committed: int) -> bool:
+        """Whether another round may start after `n_committed` tokens; how much it may draft.
 
         The last committed token is not cached yet, so it needs a position; then come the tree's
         nodes. The tree shrinks before the context overflows.
         """
-        if self._left is not None and self._left <= 0:
-            return None
-        room = self._n_ctx - n_committed
-        # At 0 the last token still has its position: a round without drafts.
-        if room < 0:
-            self.context_full = True
-            return None
+        if self._end is None:
+            self._end = n_committed + self._max_tokens
+        left, room = self._end - n_committed, self._n_ctx - n_committed
+        # Without room the last token still has its position: a round without drafts.
+        if left <= 0 or room < 0:
+            return False
         # A round produces at most depth + 1 tokens.
-        depth = room if self._left is None or self._left > room else self._left - 1
-        if depth > self._max_depth:
-            depth = self._max_depth
+        depth = room if left > room else left - 1
+        self.max_depth = depth if depth < self._most_depth else self._most_depth
         # Siblings share a position but not a cell: the whole tree has to fit.
-        return Allowance(depth, room if room < self._max_nodes else self._max_nodes)
+        self.max_nodes = room if room < self._most_nodes else self._most_nodes
+        return True
 
-    def spend(self, n_tokens: int) -> None:
-        """Count the tokens a round produced."""
-        if self._left is not None:
-            self._left -= n_tokens
+    def check(self, tree: DraftTree, drafter: str) -> None:
+        """Raise if a drafter proposed more than it was allowed."""
+        if len(tree) > self.max_nodes or tree.max_depth > self.max_depth:
+            allowed = f"{self.max_nodes} nodes of depth {self.max_depth} were allowed"
+            proposed = f"{len(tree)} nodes of depth {tree.max_depth}"
+            raise OptionError(f"{drafter} proposed {proposed} where {allowed}")

@@ -30,7 +30,7 @@ from specrun.runtime.backend_laws import CutRows
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, Keep, RoundOutcome
 from specrun.runtime.law import SHORT, Law
-from specrun.runtime.limits import Allowance, RoundLimits
+from specrun.runtime.limits import RoundLimits
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.samplers.mirostat import mu_after
 from specrun.runtime.samplers.state import FRESH, SamplerState
@@ -48,7 +48,7 @@ rows, its law after any node, and what was accepted (which an end token may cut 
 class DecodeSettings:
     """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
-    `limits` counts down: it is good for one answer. `state` is what samplers start from. `witness`
+    `limits` are good for one answer. `state` is what samplers start from. `witness`
     decides nothing: it is for traces. `drafter` drafts for this answer in place of the
     conversation's.
     """
@@ -148,17 +148,19 @@ def decode_rounds(
     tokens, noise = conversation.tokens, conversation.noise
     drafter = settings.drafter or conversation.drafter
     limits, state, pause = settings.limits, settings.state, drafter.pause
-    allowance = limits.next_round(len(tokens))
-    while allowance is not None:
+    next_token: int | None
+    goes_on = limits.next_round(len(tokens))
+    while goes_on:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
         tree, asked = NOTHING, not pause.rounds
         if asked:
-            request = _ask(conversation, settings, allowance, state)
+            request = _ask(conversation, settings, state)
             while not drafter.prepare(request):  # others draft with the same model meanwhile
                 yield None
             tree = drafter.propose(request)
-            allowance.check(tree, drafter.name)
+            if len(tree.tokens) > limits.max_depth or len(tree.tokens) > limits.max_nodes:
+                limits.check(tree, drafter.name)  # no tree is deeper than it is large
         else:
             pause.rounds -= 1
         # Evaluate: the last token and the whole tree, in one batch, others' trees maybe beside it.
@@ -166,7 +168,9 @@ def decode_rounds(
             yield None
         # Accept: a path down the tree, and the target's own token after it.
         accepted, state = _accept(settings, state, tokens, tree, rows, noise)
-        path, next_token, state = _cut_at_end(settings, state, tree, accepted)
+        path, next_token = accepted.path, accepted.next_token
+        if path or state.grammar is not None:  # else nothing was kept, and nothing is bound
+            path, next_token, state = _cut_at_end(settings, state, tree, accepted)
         # Commit: keep the keys and values of the path, drop those of all other nodes.
         target.commit(conversation, tree, path)
         if next_token is not None:
@@ -174,10 +178,9 @@ def decode_rounds(
         # Observe: let the drafter learn what became of its guesses.
         if asked:
             drafter.observe(RoundOutcome(tokens, tree, path, next_token, rows))
-        limits.spend(len(tokens) - start)
         whole = is_whole(tokens, settings.end_tokens, state)
-        allowance = None if whole else limits.next_round(len(tokens))
-        new, is_last, laws = tokens[start:], allowance is None, accepted.laws
+        goes_on = not whole and limits.next_round(len(tokens))
+        new, is_last, laws = tokens[start:], not goes_on, accepted.laws
         yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last, laws, whole)
 
 
@@ -186,20 +189,15 @@ def is_whole(tokens: Sequence[int], end_tokens: frozenset[int], state: SamplerSt
     return tokens[-1] in end_tokens or (state.grammar is not None and state.grammar.is_over)
 
 
-def _ask(
-    conversation: Conversation,
-    settings: DecodeSettings,
-    allowance: Allowance,
-    state: SamplerState,
-) -> DraftRequest:
+def _ask(conversation: Conversation, settings: DecodeSettings, state: SamplerState) -> DraftRequest:
     """Return what a drafter is told; its draws are independent of acceptance."""
-    tokens, rule = conversation.tokens, settings.pair_rule
+    tokens, rule, limits = conversation.tokens, settings.pair_rule, settings.limits
     return DraftRequest(
         tokens,
         settings.params,
         conversation.noise.for_drafting(len(tokens)),
-        allowance.max_depth,
-        allowance.max_nodes,
+        limits.max_depth,
+        limits.max_nodes,
         settings.end_tokens,
         settings.keep if conversation.drafter.keeps_rows else "nothing",
         0.0 if rule is None else rule.fallback,
@@ -403,8 +401,6 @@ def _cut_at_end(
     follow is the end of the text: no draw of it is needed.
     """
     path, tokens, place, end_tokens = accepted.path, tree.tokens, state.grammar, settings.end_tokens
-    if not path and place is None:  # nothing was kept, and nothing is bound
-        return path, accepted.next_token, state
     for index, node in enumerate(path):
         if place is not None:
             place = place.moved(tokens[node])

@@ -139,7 +139,7 @@ class SeededNoise:
         It depends on this source's own stream: a drafter that drafts for a drafter draws other
         numbers.
         """
-        return DraftNoise(self._key, self._stream_number(), round_start)
+        return DraftNoise(self._key, self._stream, round_start)
 
     def _stream_number(self) -> int:
         return self._stream
@@ -185,6 +185,10 @@ class DraftNoise(SeededNoise):
             self._own_stream = int.from_bytes(digest, "little", signed=True)
         return self._own_stream
 
+    def for_drafting(self, round_start: int) -> DraftNoise:
+        """Return the drafting stream of whoever drafts for this one's drafter."""
+        return DraftNoise(self._key, self._stream_number(), round_start)
+
     def choose(self, law: Law) -> int:
         """Return a token of `law` by the next choice draw of this position."""
         size = len(law.probs)
@@ -198,6 +202,9 @@ class DraftNoise(SeededNoise):
 
     def words(self, start: int, count: int) -> tuple[int, ...]:
         """Return what the draws of `count` positions from `start` on are made of: see `choose`."""
+        if LOOPS is not None:
+            key, stream = self._key, self._stream_number()
+            return tuple([LOOPS.digest(key, stream, start + place) for place in range(count)])
         words: list[int] = []
         for position in range(start, start + count):
             self.seek(position)

@@ -26,12 +26,12 @@ class TokenEvent:
     `text` is the text that became certain with it: empty while a character or a possible stop
     string is incomplete. `origin` is "drafted" for an accepted guess and "target" for the target's
     own token. `round` counts from 0. `logprob` is the target's log-probability in nats, before any
-    transformation; without `logits` it was not asked for. So are `top_logprobs`, of at most `n_top`
-    tokens.
+    transformation, by what `logits` gives of `row`; without, it was not asked for. So are
+    `top_logprobs`, of at most `n_top` tokens.
     """
 
     __slots__ = (
-        *("__weakref__", "_logits", "_logprob", "_n_top", "_top"),
+        *("__weakref__", "_logits", "_logprob", "_n_top", "_row", "_top"),
         *("origin", "round", "text", "token_id"),
     )
 
@@ -41,15 +41,18 @@ class TokenEvent:
         token_id: int,
         origin: Origin,
         round_number: int,
-        logits: Callable[[], Logits] | None,
+        logits: Callable[[int], Logits] | None,
+        row: int = 0,
         n_top: int = 0,
     ) -> None:
         self.text = text
         self.token_id = token_id
         self.origin: Origin = origin
         self.round = round_number
-        # None once the number is known: a row keeps its whole round in memory.
-        self._logits: Callable[[], Logits] | None = logits
+        # A copy of the row where it was overwritten. None once the number is known: a row keeps its
+        # whole round in memory.
+        self._logits: Callable[[int], Logits] | Logits | None = logits
+        self._row = row
         self._logprob: float | None = None
         self._n_top = n_top
         self._top: list[tuple[int, float]] | None = None
@@ -78,9 +81,10 @@ class TokenEvent:
 
     def settle(self) -> None:
         """Compute what may be asked for, now that the row is there."""
-        if self._logits is None:
+        logits = self._logits
+        if logits is None:
             return
-        row = self._logits()
+        row = logits if isinstance(logits, np.ndarray) else logits(self._row)
         best = highest_tokens(row, self._n_top)
         self._logprob, *others = log_probabilities(row, [self.token_id, *best])
         self._top = [*zip(best, others, strict=True)] or None
@@ -92,13 +96,14 @@ class TokenEvent:
         The copy goes into `room`, if given, and is returned; where the value is known already,
         `room` comes back.
         """
-        if self._logits is None:
+        logits = self._logits
+        if logits is None:
             return room
-        logits = self._logits()
-        copied = np.empty_like(logits) if room is None else room
-        copied[:] = logits
+        row = logits if isinstance(logits, np.ndarray) else logits(self._row)
+        copied = np.empty_like(row) if room is None else room
+        copied[:] = row
         # In place of the view, which raises once the next evaluation has begun.
-        self._logits = lambda: copied
+        self._logits = copied
         return copied
 
     def __repr__(self) -> str:
@@ -128,25 +133,17 @@ class LogprobKeeper:
 
     def before_evaluation(self) -> None:
         """Save what is still held, because the rows are about to be overwritten."""
-        if len(self._current) == 1 and self._copied is None and self._current[0]() is None:
-            self._current.clear()  # as where each token is printed and forgotten
-            return
-        copied, self._copied = self._copied, None
-        earlier = copied() if copied is not None else None
-        if earlier is not None:
+        current, copied, self._copied = self._current, self._copied, None
+        if copied is not None and (earlier := copied()) is not None:
             earlier.settle()
-        if not self._current:
-            return
-        for reference in self._current[:-1]:
-            event = reference()
+        while len(current) > 1:
+            event = current.pop(0)()
             if event is not None:
                 event.settle()
-        reference = self._current[-1]
-        last = reference()
-        if last is not None:
+        if current and (last := current[0]()) is not None:
             self._room = last.keep_logits(self._room)
-            self._copied = reference
-        self._current.clear()
+            self._copied = current[0]
+        current.clear()
 
     def finish(self) -> None:
         """Save what is still held as numbers: no reader of a copy is to come."""

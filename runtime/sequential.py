@@ -102,6 +102,7 @@ class _Answer:
         self._target, self._conversation, self._small = target, conversation, small
         self._params, self._limits = settings.params, settings.limits
         self._end_tokens, self._state = settings.end_tokens, settings.state
+        self._has_no_room()  # from here on the limits count
 
     def token_by_token(self, rule: TokenCascade) -> Iterator[Round]:
         """Let the small model speak where it is sure, else ask the target."""
@@ -137,14 +138,13 @@ class _Answer:
         tokens, noise = [*self._conversation.tokens], self._conversation.noise.for_drafting(start)
         log_probs: list[float] = []
         limits, state = copy.copy(self._limits), self._state
-        while limits.next_round(len(tokens)) is not None:
+        while limits.next_round(len(tokens)):
             row = self._small_row(tokens)
             if row is None:
                 return tokens[start:], log_probs, False
             token = self._draw(row, noise, tokens, state)
             log_probs.append(log_probability(row, token))
             tokens.append(token)
-            limits.spend(1)
             if state.grammar is not None:
                 state = state.at(state.grammar.after((token,)))
             if is_whole(tokens, self._end_tokens, state):
@@ -180,14 +180,13 @@ class _Answer:
         """Append a token; return whether it is the answer's last, and whether that is whole."""
         tokens, state = self._conversation.tokens, self._state
         tokens.append(token)
-        self._limits.spend(1)
         if state.grammar is not None:
             self._state = state.at(state.grammar.moved(token))
         whole = is_whole(tokens, self._end_tokens, self._state)
         return whole or self._has_no_room(), whole
 
     def _has_no_room(self) -> bool:
-        return self._limits.next_round(len(self._conversation.tokens)) is None
+        return not self._limits.next_round(len(self._conversation.tokens))
 
 
 def _largest(row: Logits) -> float:

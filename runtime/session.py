@@ -325,7 +325,9 @@ class GenerationStream(Iterator[TokenEvent]):
         session = self._session
         answer.clock.come_back()
         # The consumer had control and may have closed the runtime: a step says so.
-        while session._step is None or (event := answer.next_event()) is None:
+        while (
+            session._step is None or answer.spoken is None or (event := answer.next_event()) is None
+        ):
             session.step(self._making)
         return event
 

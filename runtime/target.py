@@ -275,7 +275,10 @@ class TargetModel:
         """Keep root and `path` for every sequence, touching only the round's positions."""
         if tree.parents:
             self._keep_at(text.n_cached, tree.parents, path)
-        text.commit([tree.tokens[node] for node in path] if path else ())
+        if path:
+            text.commit([tree.tokens[node] for node in path])
+        else:
+            text.n_cached = len(text.tokens)
 
     def _pieces(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield where pieces of a prompt begin and end, of at most so many tokens."""
@@ -296,12 +299,12 @@ class TargetModel:
     def _evaluate_at(
         self, start: int, tokens: list[int], parents: tuple[int, ...]
     ) -> EvaluatedRows:
-        """Evaluate a root, the text's token `start`, and below it the tree of the other tokens."""
+        """Evaluate a root in the cell `start`, and below it the tree of the other tokens."""
         known = self._known
         layout = known[1] if known and known[0] is parents else self._layout(parents)
         if self._inputs is not None and self._inputs.takes(tokens):
             return self._evaluate_embedded(self._inputs, start, tokens, layout)
-        self._batch.fill_shape(self._fed(tokens), self._cell(start), layout.shape)
+        self._batch.fill_shape(tokens, start, layout.shape)
         return self.context.decode(self._batch)
 
     def _layout(self, parents: tuple[int, ...]) -> TreeLayout:
@@ -330,29 +333,29 @@ class TargetModel:
         batch = self._embedded
         assert batch is not None
         rows = inputs.rows(tokens)
-        batch.fill_shape([0] * len(tokens), self._cell(start), layout.shape)
+        batch.fill_shape([0] * len(tokens), start, layout.shape)
         batch.give(rows)
         return self.context.decode(batch)
 
     def _keep_at(self, root: int, parents: tuple[int, ...], path: Sequence[int]) -> None:
-        """Keep the text's token `root` and the nodes of `path` below it, for every sequence."""
-        known = self._known
+        """Keep the cell `root` and the nodes of `path` below it, for every sequence."""
+        known, memory = self._known, self.context.memory
         if known is not None and known[0] is parents:
             layout = known[1]
         else:
             layout = layout_tree(parents, self._n_sequences, self._first_id)
-        root = self._cell(root)
         end = root + 1 + len(path)
         # Before anything is changed: it raises for what is no path.
         moves: tuple[Move, ...] = ()
         if path:
             moves = moves_onto(tuple(path), parents, self._n_sequences, self._first_id)
-        if layout.depth > len(path):
-            self._drop(end)  # what is deeper than the path
+        if layout.depth > len(path):  # what is deeper is dropped
+            for sequence in self._dropped:
+                memory.truncate(end, -1, sequence)
         if moves:
             # Its last node's sequences hold the whole path: the others take over what they lack.
             # Each move walks all cells of the context: sequences that hold the path make none.
-            source, memory = layout.ids[path[-1]][0], self.context.memory
+            source = layout.ids[path[-1]][0]
             if LOOPS is not None and memory.follow(source, root + 1, end, moves, LOOPS.follow):
                 return
             for sequence, shared, strays in moves:

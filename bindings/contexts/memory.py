@@ -78,7 +78,7 @@ class Memory:
             sequences = range(self._n_sequences) if sequence == ALL_SEQUENCES else (sequence,)
             for seq_id in sequences:
                 self._take_back(seq_id, start, end)
-        elif not self._remove(self._handle, sequence, start, end):
+        elif not self._remove(self._open_handle or self._handle, sequence, start, end):
             problem = f"llama.cpp cannot drop positions from {start} on of this memory"
             raise UnsupportedModelError(problem)
 
@@ -101,7 +101,7 @@ class Memory:
             self._check_sequence(target)
         if not self._can_branch or (not self._unified and source != target):
             raise UnsupportedModelError("sequences of this memory cannot share positions")
-        self._share(self._handle, source, target, start, end)
+        self._share(self._open_handle or self._handle, source, target, start, end)
 
     def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
         """Let compiled code share positions up to `end` of `source` with sequences that lack them.

@@ -73,7 +73,8 @@ class OutputBuffers:
         if known == generation and len(rows) >= count:
             return rows
         # The buffer only moves when it grows, so views are made once and are good for all rounds.
-        if self._addresses[_LOGITS](self._open()) != address or len(rows) < count:
+        found = self._addresses[_LOGITS](self._handle or self._open())
+        if found != address or len(rows) < count:
             whole = self._view(_LOGITS, count, self._n_vocab)
             rows, self.matrix = list(whole), whole.data
             address = self._addresses[_LOGITS](self._open())  # a signal may close it on any line
@@ -105,6 +106,9 @@ class OutputBuffers:
 
     def hidden_states(self, count: int) -> FloatRows:
         """Return the first `count` final hidden states, or more, [.., n_embd]."""
+        fresh = self._fresh.get(_HIDDEN)
+        if fresh is not None and fresh[0] == self.generation and len(fresh[1]) >= count:
+            return fresh[1]
         if not self._options.hidden_states:
             self._require("hidden_states", "hidden states")
         return self._view(_HIDDEN, count, self._n_embd)
@@ -157,7 +161,7 @@ class OutputBuffers:
         fresh = self._fresh.get(source)
         if fresh is not None and fresh[0] == generation and len(fresh[1]) >= count:
             return fresh[1]
-        handle = self._open()
+        handle = self._handle or self._open()
         address: int | None
         if isinstance(source, int):
             address = self._layer_address(handle, source)
@@ -252,8 +256,10 @@ class Rows:
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
-        index = self._index_of(row)
-        return self._buffers.hidden_states(self._native_count)[index]  # type: ignore[no-any-return]
+        buffers, is_fresh = self._buffers, self._generation == self._buffers.generation
+        plain = is_fresh and self._indices is None and 0 <= row < self.count
+        index = row if plain else self._index_of(row)
+        return buffers.hidden_states(self._native_count)[index]  # type: ignore[no-any-return]
 
     def layer_input(self, token: int, layer: int) -> FloatRows:
         """Return the input of a layer at one token of the batch, float32 of shape [n_embd], a view.

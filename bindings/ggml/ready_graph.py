@@ -58,7 +58,7 @@ class Graph:
 
     def compute(self) -> None:
         """Compute with what `inputs` hold; the device counts the time."""
-        scheduler = self._open()
+        scheduler = self._scheduler or self._open()
         check_fork()
         if self._device.n_threads > 1:
             note_work()
@@ -82,12 +82,15 @@ class Graph:
 
     def numbers(self, *names: str) -> list[list[int]]:
         """Return the whole numbers of outputs of the last `compute`: of each all, row by row."""
-        self._open()
-        ends = [self._outputs[name] for name in names]
-        for end in ends:
+        if self._scheduler is None:
+            self._open()  # raises
+        found: list[list[int]] = []
+        for name in names:  # no comprehension: behind an evaluation a frame costs as much as a read
+            end = self._outputs[name]
             if not end.is_mapped:
                 end.fetch()
-        return [end.cells.tolist() for end in ends]
+            found.append(end.cells.tolist())
+        return found
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute with these inputs, return copies of the outputs; shapes are numpy's: [n, h]."""

@@ -267,7 +267,8 @@ class Vocabulary:
         return None
 
     def _render(self, token: int, *, special: bool = False) -> bytes:
-        self._check(token)
+        if not 0 <= token < self.size:
+            self._check(token)
         return self._piece_of(self._open_handle or self._handle, token, special)
 
     def _check(self, token: int) -> None:

@@ -12,7 +12,7 @@
 #include <math.h>
 
 #define LANES 64         /* of a block: entry i is in lane i % LANES */
-#define SHALLOW 16       /* entries of a lane of a block, */
+#define SHALLOW 16       /* entries of a lane of a block, an even number, */
 #define DEEP 32          /* and of one of a long row: what is kept is to stay in the caches */
 #define LONG 65536
 #define MOST_MAXIMA 8192 /* that are kept */
@@ -27,13 +27,19 @@ static int lane_maxima(const float *row, ptrdiff_t blocks, ptrdiff_t depth, floa
 {
     int strange[LANES] = {0}, any = 0;
     for (ptrdiff_t block = 0; block < blocks; block++, maxima += LANES) {
+        float here[LANES]; /* in registers: `maxima` might be a part of the row */
         for (int j = 0; j < LANES; j++)
-            maxima[j] = -INFINITY;
-        for (ptrdiff_t i = 0; i < depth; i++, row += LANES)
+            here[j] = -INFINITY;
+        /* In pairs: one comparison finds a NaN in either. */
+        for (ptrdiff_t i = 0; i < depth; i += 2, row += 2 * LANES)
             for (int j = 0; j < LANES; j++) {
-                maxima[j] = row[j] > maxima[j] ? row[j] : maxima[j];
-                strange[j] |= row[j] != row[j];
+                float one = row[j], other = row[LANES + j];
+                float higher = one > other ? one : other;
+                here[j] = higher > here[j] ? higher : here[j];
+                strange[j] |= isunordered(one, other);
             }
+        for (int j = 0; j < LANES; j++)
+            maxima[j] = here[j];
     }
     for (int j = 0; j < LANES; j++)
         any |= strange[j];
@@ -146,10 +152,11 @@ static void rank_block(
     float bound)
 {
     int lanes[LANES], count = 0;
-    for (int j = 0; j < LANES; j++) { /* without a branch, which nothing could predict */
-        lanes[count] = j;
-        count += maxima[j] >= bound;
-    }
+    for (ptrdiff_t j = 0; (j = next_few(maxima, j, LANES, bound)) < LANES;)
+        for (ptrdiff_t end = j + FEW; j < end; j++) { /* without a branch: nothing predicts it */
+            lanes[count] = (int)j;
+            count += maxima[j] >= bound;
+        }
     for (ptrdiff_t i = 0; count && i < depth; i++, start += LANES)
         for (int place = 0; place < count; place++)
             if (row[start + lanes[place]] >= bound)

@@ -176,10 +176,10 @@ class TextRows(Generic[Said]):
         missing before these, or come before all that are known, the others are given up: the head
         then sees less of the text, which costs acceptance and nothing else.
         """
-        held, after = self._held, start + len(rows)
-        if 0 <= start == held.end > held.base and after + self._ahead <= len(tokens):
+        base, count, pending, last, said, early = held = self._held
+        after = start + len(rows)
+        if start == base + count + pending._n > base and after + self._ahead <= len(tokens):
             # What most rounds do: rows that follow those that are known, with all their tokens.
-            base, count, pending, last, said, early = held
             pending = pending.add(rows)
             if early is None and after - base <= self._n_cells and pending._n <= self._chunk:
                 self._text[start:] = tokens[start : after + self._ahead]
@@ -251,10 +251,10 @@ class TextRows(Generic[Said]):
 
     def _is_known(self, tokens: Sequence[int]) -> bool:
         """Return whether the last row is the one before a text's last token."""
-        held = self._held
-        end = held.end
+        base, count, pending, *_ = self._held
+        end = base + count + pending._n
         # No row of this text at all, or the state of the last but one token is missing.
-        if end != len(tokens) - 1 or end == held.base:
+        if end != len(tokens) - 1 or end == base:
             return False
         newest = end - 1 + self._ahead
         # With `ahead` 1 the row depends on the text's last token, which may be another one now.
@@ -279,7 +279,9 @@ class TextRows(Generic[Said]):
         return RowPiece(self._text[first : first + len(rows)], rows, position, count)
 
 
-def copied_rows(views: Sequence[FloatRows]) -> FloatRows:
+def copied_rows(read: Callable[[int], FloatRows], wanted: Sequence[int]) -> FloatRows:
     """Return a copy [n, ...] of rows that die with the next evaluation."""
     # One row is what most rounds have, and several times as quick as a stack of one.
-    return np.array(views[0], ndmin=2) if len(views) == 1 else np.stack(views)
+    if len(wanted) == 1:
+        return np.array(read(wanted[0]), ndmin=2)
+    return np.stack([read(row) for row in wanted])

@@ -9,7 +9,7 @@ import pytest
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.devices import Device, offload_devices
-from specrun.runtime.limits import Allowance, RoundLimits
+from specrun.runtime.limits import RoundLimits
 from specrun.runtime.offload import parse_layer_count, resolve_gpu_layers
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
@@ -19,41 +19,48 @@ def limits(n_ctx=100, max_nodes=16, max_tokens=None) -> RoundLimits:
 
 
 @pytest.mark.parametrize(
-    ("committed", "expected"),
+    ("committed", "allowed"),
     [
-        (1, Allowance(99, 16)),
-        (84, Allowance(16, 16)),
-        (90, Allowance(10, 10)),
-        (99, Allowance(1, 1)),
-        (100, Allowance(0, 0)),  # the last position is the pending token's
-        (101, None),
+        (1, (99, 16)),
+        (84, (16, 16)),
+        (90, (10, 10)),
+        (99, (1, 1)),
+        (100, (0, 0)),  # the last position is the pending token's
     ],
 )
-def test_the_tree_shrinks_before_the_context_overflows(committed, expected):
+def test_the_tree_shrinks_before_the_context_overflows(committed, allowed):
     limit = limits()
-    assert limit.next_round(committed) == expected
-    assert limit.context_full == (expected is None)
+    assert limit.next_round(committed)
+    assert (limit.max_depth, limit.max_nodes) == allowed
 
 
-@pytest.mark.parametrize(("left", "depth"), [(0, None), (1, 0), (2, 1), (6, 5)])
+def test_a_full_context_has_no_further_round():
+    assert not limits().next_round(101)
+
+
+@pytest.mark.parametrize(("left", "depth"), [(1, 0), (2, 1), (6, 5)])
 def test_a_round_never_produces_more_than_is_left(left, depth):
-    allowance = limits(max_tokens=left).next_round(10)
-    assert (allowance.max_depth if allowance else None) == depth
+    limit = limits(max_tokens=left)
+    assert limit.next_round(10)
+    assert limit.max_depth == depth
 
 
-def test_spending_counts_down():
+def test_an_answer_of_no_tokens_has_no_round():
+    assert not limits(max_tokens=0).next_round(10)
+
+
+def test_the_length_counts_from_the_first_round_on():
     limit = limits(max_tokens=5)
-    limit.spend(3)
-    assert limit.next_round(10).max_depth == 1
-    limit.spend(2)
-    assert limit.next_round(10) is None
-    assert not limit.context_full
+    assert limit.next_round(10)
+    assert limit.next_round(13)
+    assert limit.max_depth == 1
+    assert not limit.next_round(15)
 
 
 def test_without_a_length_only_the_context_ends_the_answer():
-    limit = limits()
-    limit.spend(10**6)
-    assert limit.next_round(10) is not None
+    limit = limits(n_ctx=10**7)
+    assert limit.next_round(10)
+    assert limit.next_round(10**6)
 
 
 def tree(*depths_of_leaves: int) -> DraftTree:
@@ -78,12 +85,13 @@ def tree(*depths_of_leaves: int) -> DraftTree:
     ids=["empty", "chain", "two-chains", "too-deep", "too-large", "one"],
 )
 def test_a_drafter_that_proposes_more_than_allowed_is_named(proposed, fits):
-    allowance = Allowance(max_depth=3, max_nodes=4)
+    limit = limits(n_ctx=10, max_nodes=4, max_tokens=4)
+    assert limit.next_round(1)  # trees of depth 3
     if fits:
-        allowance.check(proposed, "greedy drafter")
+        limit.check(proposed, "greedy drafter")
     else:
         with pytest.raises(OptionError, match="greedy drafter proposed"):
-            allowance.check(proposed, "greedy drafter")
+            limit.check(proposed, "greedy drafter")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class Row:
         self.reads = 0
         self.stale = False
 
-    def __call__(self) -> np.ndarray:
+    def __call__(self, row: int = 0) -> np.ndarray:
         if self.stale:
             raise StaleViewError("overwritten")
         self.reads += 1
@@ -108,7 +108,7 @@ def bytes_held(kind: Callable[..., TokenEvent]) -> int:
         for number in range(300):
             rows = np.zeros((2, 32_000), np.float32)
             for row in rows:
-                events.append(kind("x", 7, "target", number, lambda row=row: row))
+                events.append(kind("x", 7, "target", number, lambda _, row=row: row))
                 keeper.add(events[-1])
             del rows, row
             keeper.before_evaluation()

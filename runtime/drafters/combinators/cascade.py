@@ -315,15 +315,15 @@ class DraftModelTarget(TargetModel):
             super().prefill(text, len(text.tokens) - 1)
         # Missing tokens become the chain above the tree: one evaluation reads the weights once.
         joined, n_missing = _joined(text, tree)
-        tokens = [text.tokens[text.n_cached], *joined.tokens]
-        rows = self._evaluate_at(text.n_cached, tokens, joined.parents)
+        tokens = self._fed([text.tokens[text.n_cached], *joined.tokens])
+        rows = self._evaluate_at(self._cell(text.n_cached), tokens, joined.parents)
         return _Rows(rows, n_missing, self._shared_size)
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep the evaluated root and these nodes, a path from the root down; drop the others."""
         joined, n_missing = _joined(text, tree)
         kept = [*range(n_missing), *(n_missing + node for node in path)]
-        self._keep_at(text.n_cached, joined.parents, kept)
+        self._keep_at(self._cell(text.n_cached), joined.parents, kept)
         text.commit(tree.tokens[node] for node in path)
 
     def close(self) -> None:

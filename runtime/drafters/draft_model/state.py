@@ -50,7 +50,8 @@ class DraftModelState:
         # asks the memory itself.
         self._changing = False
         self.main = 0
-        self.batch = Batch(context.n_batch, 1)
+        # Two, because what a batch repeats is not written again.
+        self.batch, self._single = Batch(context.n_batch, 1), Batch(1, 1)
         self._own_size = context.model.vocabulary.size
         self._shared_size = min(self._own_size, target_vocab_size)
         eos = context.model.vocabulary.eos
@@ -95,9 +96,9 @@ class DraftModelState:
     def feed_one(self, token: int) -> Logits:
         """Evaluate a token after the cached ones; return its logits, a view [shared vocab]."""
         known = token if token < self._own_size else self._stand_in
-        self.batch.fill_one(known, self.cells(len(self.cached)), self.main)
+        self._single.fill_one(known, self.cells(len(self.cached)), self.main)
         self._changing = True
-        rows = self.context.decode(self.batch)
+        rows = self.context.decode(self._single)
         self.cached.append(token)
         self._changing = False
         return self.shared(rows.logits(0))
@@ -147,7 +148,7 @@ class DraftModelState:
         one is among `ends`: the tokens that `feed_one` and `greedy_token` give in turn. None where
         compiled code cannot. Raises `DecodeFailedError` for a broken row.
         """
-        loops, cached, batch, known = LOOPS, self.cached, self.batch, self._shared_size
+        loops, cached, batch, known = LOOPS, self.cached, self._single, self._shared_size
         if loops is None or batch.n_bytes != loops.BATCH_BYTES or token >= self._own_size:
             return None
         start = self.cells(len(cached))
@@ -184,7 +185,7 @@ class DraftModelState:
         and the noise's `choose` give in turn. Only where it `can_draw_on` the settings. Raises
         `DecodeFailedError` for a broken row.
         """
-        loops, cached, batch, known = LOOPS, self.cached, self.batch, self._shared_size
+        loops, cached, batch, known = LOOPS, self.cached, self._single, self._shared_size
         assert loops is not None
         k, share, lowest, temperature = params.cuts
         arrays = tuple([(np.empty(k, np.intp), np.empty(k)) for _ in words])

@@ -185,7 +185,7 @@ class EagleDrafter(StatesDrafter):
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, or of the hidden states."""
         if not self._taps:
-            return copied_rows([rows.hidden_state(row) for row in wanted])
+            return copied_rows(rows.hidden_state, wanted)
         # Features stand in the head's order of layers, which
         # need not be ascending: fc is trained so.
         return np.stack(

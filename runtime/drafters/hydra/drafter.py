@@ -237,7 +237,7 @@ class HydraDrafter(StatesDrafter):
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, hidden] of the hidden states."""
-        return copied_rows([rows.hidden_state(row) for row in wanted])
+        return copied_rows(rows.hidden_state, wanted)
 
     def _learn(
         self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]

@@ -71,7 +71,7 @@ class MedusaDrafter(Drafter):
         self.max_nodes = len(topology)
         self.max_leaves = topology.n_leaves
         self._heads = heads
-        self._native = NativeShare(heads)
+        self._native = NativeShare(heads.device)
         self._together = together
         self._asked: AskedState | None = None
         self._topology = topology

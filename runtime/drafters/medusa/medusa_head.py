@@ -76,12 +76,12 @@ class MedusaHead:
         self._ranks: tuple[int, ...] = ()
         self._named: tuple[str, ...] = ()  # the outputs of each head's tokens
         self._probabilities = False
-        self._device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
-        self._target = TargetTensors(target, self._device)
+        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
+        self._target = TargetTensors(target, self.device)
         self._weights: TensorStore | None = None
         try:
             names = [name for head in self._names for name in head]
-            self._weights = load_tensors(path, self._device, names)
+            self._weights = load_tensors(path, self.device, names)
             if ranks is not None:
                 self.prepare(ranks)
         except BaseException:
@@ -91,7 +91,7 @@ class MedusaHead:
     @property
     def native_seconds(self) -> float:
         """Time in the graphs."""
-        return self._device.native_seconds
+        return self.device.native_seconds
 
     def prepare(
         self, ranks: Sequence[int], *, probabilities: bool = False, whole_rows: bool = False
@@ -143,7 +143,7 @@ class MedusaHead:
             known = f"these Medusa heads know {self._vocab_size} tokens"
             raise OptionError(f"a tree of {max(ranks)} branches: {known}")
         n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
-        with closing(GraphBuilder(self._device, n_operations)) as builder:
+        with closing(GraphBuilder(self.device, n_operations)) as builder:
             features = builder.input("features", F32, self._width, rows)
             for head, count in enumerate(ranks):
                 logits = self._logits(builder, head, features)
@@ -180,7 +180,7 @@ class MedusaHead:
 
     def said_of_one(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
         """Return what the heads say after one final hidden state [hidden], as `said_of`."""
-        graph = self._graph_of(1)
+        graph = self._graphs.get(1) or self._graph_of(1)
         graph.inputs["features"][0] = state
         graph.compute()
         tokens = graph.numbers(*self._named)
@@ -219,7 +219,7 @@ class MedusaHead:
             self._weights.close()
             self._weights = None
         self._target.close()
-        self._device.close()
+        self.device.close()
 
     def _logits(self, builder: GraphBuilder, head: int, features: Tensor) -> Tensor:
         assert self._weights is not None
