@@ -45,7 +45,7 @@ def output_matrix(path: Path) -> np.ndarray:
 def logits_of(path: Path, target: Model, heads: int) -> np.ndarray:
     """Logits [head, n, vocab] after FEATURES, from the operations of the runtime's own graph."""
     head = MedusaHead(path, target, n_threads=1, ranks=[VOCAB] * heads)
-    builder = GraphBuilder(head._device, 256)
+    builder = GraphBuilder(head.device, 256)
     try:
         states = builder.input("features", F32, FEATURES.shape[1], len(FEATURES))
         for k in range(heads):
