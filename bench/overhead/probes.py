@@ -2,7 +2,8 @@
 
 Each proxy adds the seconds of its calls to a `Stopwatch`. Native evaluation is told by the counters
 of context and drafter and subtracted; what no proxy saw is the loop's own time. With a simulated
-device what counts is the wall time that it was not busy.
+device what counts is the wall time that it was not busy. What proxies do lies within a round, so
+they only add and note: everything is worked out between two rounds.
 """
 
 from __future__ import annotations
@@ -86,10 +87,11 @@ class Stopwatch:
         self._native = (target, drafter)  # seconds in native evaluation so far
         self._device = device
         self._device_before = device.copy()
-        self._parts = dict.fromkeys(("draft", "evaluate", "law", "rule", "commit"), 0.0)
         self._started: float | None = None
         self._native_before = (0.0, 0.0)
-        self._drafted = self._accepted = 0
+        # Seconds in each of them, of this round.
+        self.draft = self.evaluate = self.law = self.rule = self.commit = 0.0
+        self.outcome: RoundOutcome | None = None  # if the drafter was told
         self._is_drafted = False  # a drafter was asked since the last evaluation
 
     @property
@@ -97,7 +99,7 @@ class Stopwatch:
         """Seconds of the drafter's native evaluation so far."""
         return self._native[1]()
 
-    def evaluate(self) -> None:
+    def begin_evaluation(self) -> None:
         """Start the next round, unless a drafter that was asked has done so."""
         if not self._is_drafted:
             self.begin_round()
@@ -112,42 +114,32 @@ class Stopwatch:
             self._finish(now - self._started, native)
         self._native_before = native
         self._device_before = self._device.copy()
-        self._parts = dict.fromkeys(self._parts, 0.0)
-        self._drafted = self._accepted = 0
+        self.draft = self.evaluate = self.law = self.rule = self.commit = 0.0
+        self.outcome = None
         self._started = time.perf_counter()
 
     def abandon(self) -> None:
         """Forget the round under way: what follows it is not the loop's time."""
         self._started = None
 
-    def add(self, part: str, seconds: float) -> None:
-        """Add to one part of the round."""
-        self._parts[part] += seconds
-
-    def count(self, outcome: RoundOutcome) -> None:
-        """Note how many tokens were drafted and kept."""
-        self._drafted = outcome.tree.n_candidates
-        self._accepted = len(outcome.path)
-
     def _finish(self, wall: float, native: tuple[float, float]) -> None:
-        parts = self._parts
         target, drafter = (
             now - before for now, before in zip(native, self._native_before, strict=True)
         )
-        # The laws are asked for by the rule, so they are part of its time.
-        timed = parts["draft"] + parts["evaluate"] + parts["rule"] + parts["commit"]
+        outcome = self.outcome
         self.rounds.append(
             RoundTimes(
-                draft=parts["draft"] - drafter,
-                batch=parts["evaluate"] - target,
-                law=parts["law"],
-                acceptance=parts["rule"] - parts["law"],
-                commit=parts["commit"],
-                text=wall - timed,
+                draft=self.draft - drafter,
+                batch=self.evaluate - target,
+                law=self.law,
+                # The laws are asked for by the rule, so they are part of its time.
+                acceptance=self.rule - self.law,
+                commit=self.commit,
+                text=wall - self.draft - self.evaluate - self.rule - self.commit,
                 target_native=target,
                 drafter_native=drafter,
-                n_drafted=self._drafted,
-                n_accepted=self._accepted,
+                n_drafted=0 if outcome is None else outcome.tree.n_candidates,
+                n_accepted=0 if outcome is None else len(outcome.path),
                 device=self._device.since(self._device_before),
             )
         )
@@ -184,18 +176,19 @@ class TimedDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Start a round and time the proposal."""
-        self._watch.begin_round()
+        watch = self._watch
+        watch.begin_round()
         started = time.perf_counter()
         tree = self._inner.propose(request)
-        self._watch.add("draft", time.perf_counter() - started)
+        watch.draft += time.perf_counter() - started
         return tree
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Time the observation."""
-        started = time.perf_counter()
+        watch = self._watch
+        watch.outcome, started = outcome, time.perf_counter()
         self._inner.observe(outcome)
-        self._watch.add("draft", time.perf_counter() - started)
-        self._watch.count(outcome)
+        watch.draft += time.perf_counter() - started
 
     def close(self) -> None:
         """Close the wrapped drafter."""
@@ -213,17 +206,18 @@ class TimedTarget(TargetModel):
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Time filling the batch and evaluating it."""
-        self._watch.evaluate()
+        watch = self._watch
+        watch.begin_evaluation()
         started = time.perf_counter()
-        rows = super().evaluate(text, tree)
-        self._watch.add("evaluate", time.perf_counter() - started)
+        rows = TargetModel.evaluate(self, text, tree)
+        watch.evaluate += time.perf_counter() - started
         return rows
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Time keeping the accepted path."""
         started = time.perf_counter()
-        super().commit(text, tree, path)
-        self._watch.add("commit", time.perf_counter() - started)
+        TargetModel.commit(self, text, tree, path)
+        self._watch.commit += time.perf_counter() - started
 
 
 class TimedRule:
@@ -239,18 +233,19 @@ class TimedRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Time the whole walk."""
-
-        def timed_law(node: int) -> Law:
-            started = time.perf_counter()
-            law = law_at(node)
-            self._watch.add("law", time.perf_counter() - started)
-            return law
-
+        watch, laws = self._watch, law_at
         # Laws that a rule follows at once are not asked for one by one.
-        laws = law_at if isinstance(law_at, FollowedLaws) else timed_law
+        if not isinstance(law_at, FollowedLaws):
+
+            def laws(node: int) -> Law:
+                started = time.perf_counter()
+                law = law_at(node)
+                watch.law += time.perf_counter() - started
+                return law
+
         started = time.perf_counter()
         accepted = self._inner.accept(tree, laws, noise, position)
-        self._watch.add("rule", time.perf_counter() - started)
+        watch.rule += time.perf_counter() - started
         return accepted
 
 
@@ -275,16 +270,16 @@ class TimedPairRule(PairRule):
         def timed_pair(node: int) -> LawPair:
             started = time.perf_counter()
             pair = pair_at(node)
-            watch.add("law", time.perf_counter() - started)
+            watch.law += time.perf_counter() - started
             return pair
 
         started, native = time.perf_counter(), watch.drafter_native
         accepted = self._inner.accept(tree, timed_pair, noise, position)
         # Laws are where the drafter is evaluated, once at most: after a whole draft.
         native = watch.drafter_native - native
-        watch.add("rule", time.perf_counter() - started - native)
-        watch.add("law", -native)
-        watch.add("draft", native)
+        watch.rule += time.perf_counter() - started - native
+        watch.law -= native
+        watch.draft += native
         return accepted
 
 

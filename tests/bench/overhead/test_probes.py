@@ -40,14 +40,14 @@ def test_parts_add_up_to_the_round(clock: Clock) -> None:
 
     def spend(part: str, seconds: float, inside: str = "", native_s: float = 0.0) -> None:
         clock.now += seconds
-        watch.add(part, seconds)
+        setattr(watch, part, getattr(watch, part) + seconds)
         if inside:
             native[inside] += native_s
 
     watch.begin_round()
     spend("draft", 5.0, "drafter", 4.0)
     spend("evaluate", 10.0, "target", 8.0)
-    watch.add("law", 2.0)
+    watch.law += 2.0
     spend("rule", 3.0)
     spend("commit", 1.0)
     clock.now += 0.5
@@ -74,7 +74,7 @@ def test_where_the_drafter_is_not_asked_a_round_begins_with_its_evaluation(clock
         if asked:
             watch.begin_round()
             clock.now += 1.0
-        watch.evaluate()
+        watch.begin_evaluation()
         clock.now += 10.0
     assert [times.overhead for times in watch.rounds] == [11.0, 10.0, 10.0, 11.0]
 
