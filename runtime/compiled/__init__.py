@@ -181,7 +181,7 @@ class Loops(Protocol):
         counts: list[int],
         cuts: tuple[np.ufunc, float, float, float],
     ) -> tuple[int, float, list[int]]:
-        """Evaluate a token, draw the next one from the law after it, and so on."""
+        """Evaluate a token (-1: it was), draw the next one from the law after it, and so on."""
 
     def greedy_chain(
         self,

@@ -153,7 +153,7 @@ const char drawn_chain_doc[] =
 "drawn_chain(addresses, token, position, n_known, ends, words, arrays, counts, cuts): a drawn chain.\n\n"
 "Evaluates a token, draws the next one from the law of the first `n_known` after it, and so on: once\n"
 "for each of `words`, from whose SplitMix64 sequences the draws take a number, unless it drew one of\n"
-"`ends`. `arrays` are pairs of ids and probabilities, into which the laws are written, by `cuts`: exp,\n"
+"`ends`. With the token -1 it begins with a draw, from the row that is there. `arrays` are pairs of ids and probabilities, into which the laws are written, by `cuts`: exp,\n"
 "share, lowest and temperature, as in `truncate`; how many tokens each has is appended to `counts`.\n"
 "Returns llama.cpp's last code, the seconds in its evaluation, and the tokens; -1 ends them where a\n"
 "row's highest is not finite.";
@@ -176,6 +176,7 @@ PyObject *drawn_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     PyObject *tokens = PyErr_Occurred() ? NULL : PyList_New(0);
     int32_t code = 0;
     double seconds = 0.0;
+    long is_there = token < 0; /* the first row */
     for (Py_ssize_t i = 0; tokens != NULL && i < PyTuple_GET_SIZE(args[5]); i++) {
         PyObject *pair = PyTuple_GET_ITEM(args[6], i);
         uint64_t word = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args[5], i));
@@ -185,7 +186,8 @@ PyObject *drawn_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
             PyErr_SetString(PyExc_TypeError, "a law's arrays are a pair");
         else if (!PyErr_Occurred()) {
             PyObject *const own[] = {PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)};
-            code = step(&steps, token, position + i, &seconds);
+            if (i > 0 || !is_there)
+                code = step(&steps, token, position + i - is_there, &seconds);
             if (code != 0)
                 break;
             /* Ctrl-C, as between two evaluations in Python. */

@@ -158,18 +158,13 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         self, request: DraftRequest, noise: DraftNoise, uncached: Sequence[int], count: int
     ) -> tuple[list[int], list[Law]]:
         """Draw tokens in turn, as `chain_steps` does; return them and the laws they are from."""
-        state, start, params = self._state, len(request.tokens), request.params
-        ends = request.end_tokens
+        state, token = self._state, None
         if len(uncached) == 1 and state.feeds_singly and state.known(uncached[0]) == uncached[0]:
-            return state.feed_drawn(uncached[0], noise.words(start, count), params, ends)
-        law = transformed_law(state.feed(uncached), params, (), request.state)
-        noise.seek(start)
-        first = noise.choose(law)
-        if first in ends:
-            return [first], [law]
-        words = noise.words(start + 1, count - 1)
-        tokens, laws = state.feed_drawn(first, words, params, ends)
-        return [first, *tokens], [law, *laws]
+            token = uncached[0]
+        else:
+            state.feed(uncached)
+        words = noise.words(len(request.tokens), count)
+        return state.feed_drawn(token, words, request.params, request.end_tokens)
 
     def _count(self, request: DraftRequest) -> int:
         """Return how many tokens may be drafted; the last token's row is needed again."""

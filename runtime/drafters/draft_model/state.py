@@ -176,14 +176,19 @@ class DraftModelState:
         return few and self.context.can_repeat
 
     def feed_drawn(
-        self, token: int, words: tuple[int, ...], params: SamplingParams, ends: frozenset[int]
+        self,
+        token: int | None,
+        words: tuple[int, ...],
+        params: SamplingParams,
+        ends: frozenset[int],
     ) -> tuple[list[int], list[Law]]:
         """Evaluate a token after the cached ones, draw the next one from its law, and so on.
 
-        Returns the tokens drawn, one for each of `words` (`DraftNoise.words`) or fewer where one is
-        among `ends`, and the laws they were drawn from: those that `feed_one`, `transformed_law`
-        and the noise's `choose` give in turn. Only where it `can_draw_on` the settings. Raises
-        `DecodeFailedError` for a broken row.
+        Without a token the first draw is from the row of what was fed last. Returns the tokens
+        drawn, one for each of `words` (`DraftNoise.words`) or fewer where one is among `ends`, and
+        the laws they were drawn from: those that `feed_one`, `transformed_law` and the noise's
+        `choose` give in turn. Only where it `can_draw_on` the settings. Raises `DecodeFailedError`
+        for a broken row.
         """
         loops, cached, batch, known = LOOPS, self.cached, self._single, self._shared_size
         assert loops is not None
@@ -191,15 +196,17 @@ class DraftModelState:
         arrays = tuple([(np.empty(k, np.intp), np.empty(k)) for _ in words])
         start, counts, cuts = self.cells(len(cached)), list[int](), (share, lowest, temperature)
 
+        first = -1 if token is None else token
+
         def draw(addresses: tuple[int, ...]) -> tuple[int, float, list[int]]:
-            place = addresses, token, start, known, ends
+            place = addresses, first, start, known, ends
             return loops.drawn_chain(*place, words, arrays, counts, (np.exp, *cuts))
 
-        batch.fill_one(token, start, self.main)
+        batch.fill_one(max(first, 0), start, self.main)
         self._changing = True
         tokens = self.context.repeat(batch, draw)
         assert tokens is not None
-        cached += [token, *tokens[:-1]]
+        cached += tokens[:-1] if token is None else [token, *tokens[:-1]]
         self._changing = False
         if tokens[-1] < 0:
             row = self.context.rows_of(batch).logits(0)
