@@ -155,7 +155,7 @@ class Answer:
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
         self._said: list[tuple[Sequence[int], str]] = []
         # The round that is handed out, its number, its tokens' pieces, and how many items there
-        # were before it: a tuple, because they change together.
+        # were before it: a tuple, because they change together. None where all of it was.
         self.spoken: tuple[Round, int, list[bytes], int] | None = None
         self._cached = 0
         self._finish: FinishReason = "cancelled"
@@ -342,7 +342,7 @@ class Answer:
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
-            logits, row = this_round.rows.logits, this_round.path[index - 1] + 1 if index else 0
+            logits, row = this_round.rows.logits, this_round.row_before(index)
             event = TokenEvent(text, token, origin, number, logits, row, self._n_top)
             if self.session.settles:
                 event.settle()

@@ -38,7 +38,7 @@ class RoundLimits:
         self.max_depth = self.max_nodes = 0
 
     def next_round(self, n_committed: int) -> bool:
-        """Whether another round may start after `n_committed` tokens; how much it may draft.
+        """Whether another round may start after `n_committed` tokens: `max_depth` and `max_nodes`.
 
         The last committed token is not cached yet, so it needs a position; then come the tree's
         nodes. The tree shrinks before the context overflows.
@@ -46,7 +46,7 @@ class RoundLimits:
         if self._end is None:
             self._end = n_committed + self._max_tokens
         left, room = self._end - n_committed, self._n_ctx - n_committed
-        # Without room the last token still has its position: a round without drafts.
+        # Where room is 0 the last token still has its position: a round without drafts.
         if left <= 0 or room < 0:
             return False
         # A round produces at most depth + 1 tokens.

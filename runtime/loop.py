@@ -48,9 +48,8 @@ rows, its law after any node, and what was accepted (which an end token may cut 
 class DecodeSettings:
     """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
-    `limits` are good for one answer. `state` is what samplers start from. `witness`
-    decides nothing: it is for traces. `drafter` drafts for this answer in place of the
-    conversation's.
+    `limits` are good for one answer. `state` is what samplers start from. `witness` decides
+    nothing: it is for traces. `drafter` drafts for this answer in place of the conversation's.
     """
 
     rule: Rule

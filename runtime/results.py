@@ -133,16 +133,17 @@ class LogprobKeeper:
 
     def before_evaluation(self) -> None:
         """Save what is still held, because the rows are about to be overwritten."""
-        current, copied, self._copied = self._current, self._copied, None
+        current, copied = self._current, self._copied
         if copied is not None and (earlier := copied()) is not None:
             earlier.settle()
-        while len(current) > 1:
-            event = current.pop(0)()
-            if event is not None:
-                event.settle()
-        if current and (last := current[0]()) is not None:
+        self._copied = None
+        if len(current) > 1:
+            for reference in current[:-1]:
+                if (event := reference()) is not None:
+                    event.settle()
+        if current and (last := current[-1]()) is not None:
             self._room = last.keep_logits(self._room)
-            self._copied = current[0]
+            self._copied = current[-1]
         current.clear()
 
     def finish(self) -> None:

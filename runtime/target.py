@@ -276,7 +276,7 @@ class TargetModel:
         if tree.parents:
             self._keep_at(text.n_cached, tree.parents, path)
         if path:
-            text.commit([tree.tokens[node] for node in path])
+            text.commit(map(tree.tokens.__getitem__, path))
         else:
             text.n_cached = len(text.tokens)
 

@@ -286,7 +286,7 @@ class Context:
         nothing is done, where it cannot (`can_repeat`). Raises as `decode` does, for the evaluation
         that failed; those before it stay in the memory.
         """
-        handle = self.handle
+        handle = self._handle or self.handle
         if not self.can_repeat:
             return None
         if batch.checked_by is not self:

@@ -153,8 +153,9 @@ const char drawn_chain_doc[] =
 "drawn_chain(addresses, token, position, n_known, ends, words, arrays, counts, cuts): a drawn chain.\n\n"
 "Evaluates a token, draws the next one from the law of the first `n_known` after it, and so on: once\n"
 "for each of `words`, from whose SplitMix64 sequences the draws take a number, unless it drew one of\n"
-"`ends`. With the token -1 it begins with a draw, from the row that is there. `arrays` are pairs of ids and probabilities, into which the laws are written, by `cuts`: exp,\n"
-"share, lowest and temperature, as in `truncate`; how many tokens each has is appended to `counts`.\n"
+"`ends`. With the token -1 it begins with a draw, from the row that is there. `arrays` are pairs of\n"
+"ids and probabilities, into which the laws are written, by `cuts`: exp, share, lowest and\n"
+"temperature, as in `truncate`; how many tokens each has is appended to `counts`.\n"
 "Returns llama.cpp's last code, the seconds in its evaluation, and the tokens; -1 ends them where a\n"
 "row's highest is not finite.";
 
