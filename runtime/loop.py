@@ -406,5 +406,5 @@ def _cut_at_end(
         if tokens[node] in end_tokens or (place is not None and place.is_over):
             return path[: index + 1], None, state.at(place)
     if place is not None:
-        place = place.moved(accepted.next_token)
-    return path, accepted.next_token, state.at(place)
+        state = state.at(place.moved(accepted.next_token))
+    return path, accepted.next_token, state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from typing import Any
@@ -67,13 +67,17 @@ def stored_fingerprint(header: GGUFHeader) -> bytes | None:
 
 
 class _Pieces(dict[int, bytes]):
-    """The bytes of tokens, each asked for once."""
+    """The bytes of a vocabulary's tokens, each asked for once."""
 
-    def __init__(self, render: Callable[[int], bytes]) -> None:
-        self._render = render
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
 
     def __missing__(self, token: int) -> bytes:
-        piece = self[token] = self._render(token)
+        vocabulary = self._vocabulary
+        if not 0 <= token < vocabulary.size:
+            vocabulary._check(token)
+        handle = vocabulary._open_handle or vocabulary._handle
+        piece = self[token] = vocabulary._piece_of(handle, token, False)
         return piece
 
 
@@ -87,7 +91,7 @@ class Vocabulary:
         self.kind: str = _KIND_NAMES.get(self._native.llama_vocab_type(handle), "unknown")
         self.adds_bos: bool = bool(self._native.llama_vocab_get_add_bos(handle))
         self.adds_eos: bool = bool(self._native.llama_vocab_get_add_eos(handle))
-        self._pieces = _Pieces(self._render)
+        self._pieces = _Pieces(self)
         self._piece_of = piece_function()
 
     @property
@@ -231,7 +235,8 @@ class Vocabulary:
 
     def named(self, token: int) -> bytes:
         """Return the bytes the token stands for, of control tokens those of their names."""
-        return self._render(token, special=True)
+        self._check(token)
+        return self._piece_of(self._handle, token, True)
 
     def label(self, token: int) -> str:
         """Return the token's text for messages: control tokens are shown by name."""
@@ -265,11 +270,6 @@ class Vocabulary:
             if get(mine, token) != get(theirs, token):
                 return token
         return None
-
-    def _render(self, token: int, *, special: bool = False) -> bytes:
-        if not 0 <= token < self.size:
-            self._check(token)
-        return self._piece_of(self._open_handle or self._handle, token, special)
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.size:

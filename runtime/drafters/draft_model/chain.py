@@ -101,9 +101,10 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter where the drafter's own context ends or `p_min` stops it."""
-        prepared = self._take_prepared(request)
-        if prepared is not None:
-            return prepared
+        if self._request is not None:  # one was asked for with others'
+            prepared = self._take_prepared(request)
+            if prepared is not None:
+                return prepared
         chain = self._compiled_chain(request)
         if chain is not None:
             return chain
