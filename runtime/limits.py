@@ -14,18 +14,8 @@ class RoundLimits:
     `n_ctx` is the context size, `max_nodes` the widest tree one evaluation takes, `max_tokens` the
     length of the answer (None: until the context is full), which begins where the first round is
     asked for. `n_max` is the most nodes that whoever asks for it wants drafted at once (None: any
-    number).
+    number). `max_depth` and `max_nodes` are the deepest and the largest tree of a round.
     """
-
-    __slots__ = (
-        *("_end", "_max_tokens", "_most_depth", "_most_nodes", "_n_ctx"),
-        *("max_depth", "max_nodes"),
-    )
-
-    max_depth: int
-    """The deepest tree of the round that `next_round` allowed last."""
-    max_nodes: int
-    """The largest one."""
 
     def __init__(
         self, *, n_ctx: int, max_nodes: int, max_tokens: int | None, n_max: int | None = None
@@ -35,7 +25,7 @@ class RoundLimits:
         self._most_depth = n_ctx if n_max is None else n_max
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._end: int | None = None  # how many tokens there are where the answer ends
-        self.max_depth = self.max_nodes = 0
+        self.max_depth = self.max_nodes = 0  # of the round that was allowed last
 
     def next_round(self, n_committed: int) -> bool:
         """Whether another round may start after `n_committed` tokens: `max_depth` and `max_nodes`.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.law import Law, LawWithout
+from specrun.runtime.law import FloatArray, IdArray, Law, LawWithout
 
 ROOT = -1
 """The last committed token, parent of the first drafted ones."""
@@ -37,6 +37,10 @@ class Draw(NamedTuple):
 
     node: int
     law: Law | None = None
+
+
+UnmadeDraw = tuple[int, tuple[IdArray, FloatArray, int]]
+"""A draw's node, and its law as ids, probabilities, and how many of them are the law's."""
 
 
 # Not frozen: that costs a call for every field, in every round. Trees share what they are made of.
@@ -82,9 +86,9 @@ class DraftTree:
 
     @property
     def draws_below(self) -> Callable[[int], tuple[object, ...] | None]:
-        """What gives a parent's draws, or None, to compiled code: siblings as `Siblings`."""
+        """What gives a parent's draws, or None, to compiled code: unmade where that can be."""
         draws = self.draws
-        return draws.unmade if isinstance(draws, _SiblingDraws) else draws.get
+        return draws.get if type(draws) is dict else getattr(draws, "unmade", draws.get)
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
@@ -117,6 +121,11 @@ class DraftTree:
             tree.draws = {i - 1: (Draw(i, laws[i]),) for i in range(len(tokens))}
         return tree
 
+    @staticmethod
+    def drawn_chain(tokens: list[int], draws: ChainDraws) -> DraftTree:
+        """Return a chain of tokens with the draws that they are from."""
+        return DraftTree(tuple(tokens), *_chain_structure(len(tokens))[:3], draws)
+
 
 @functools.lru_cache(maxsize=256)
 def _candidates(depths: tuple[int, ...], is_candidate: tuple[bool, ...]) -> tuple[int, int]:
@@ -146,6 +155,40 @@ def _chain_structure(
     """Return the parents, depths, candidates and draws of a chain of n point masses."""
     parents = (*range(ROOT, n - 1),)
     return parents, *_structure(parents)
+
+
+class ChainDraws(Mapping[int, tuple[Draw, ...]]):
+    """The draws of a chain, by their parents; laws are made when they are asked for.
+
+    Draw i is from the law of `counts[i]` tokens at the beginning of `arrays[i]`, ids and
+    probabilities. Acceptance in compiled code reads the arrays themselves: `unmade` gives it the
+    draws of a parent as (node, (ids, probabilities, count)).
+    """
+
+    __slots__ = ("_made", "_places", "unmade")
+
+    def __init__(self, arrays: Sequence[tuple[IdArray, FloatArray]], counts: Sequence[int]) -> None:
+        places: list[tuple[UnmadeDraw, ...]] = []
+        for node, ((ids, probs), count) in enumerate(zip(arrays, counts, strict=False)):
+            places.append(((node, (ids, probs, count)),))
+        # At i what hangs below node i: nothing below the last. ROOT is -1, and so the last place.
+        self._places = [*places[1:], (), places[0]]
+        self.unmade = self._places.__getitem__
+        self._made: dict[int, tuple[Draw, ...]] = {}
+
+    def __getitem__(self, parent: int) -> tuple[Draw, ...]:
+        if parent not in self._made:
+            if not ROOT <= parent < len(self) - 1:
+                raise KeyError(parent)
+            [(node, (ids, probs, count))] = self._places[parent]
+            self._made[parent] = (Draw(node, Law(probs[:count], ids[:count])),)
+        return self._made[parent]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(ROOT, len(self) - 1))
+
+    def __len__(self) -> int:
+        return len(self._places) - 1
 
 
 class Siblings(NamedTuple):

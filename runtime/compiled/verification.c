@@ -43,7 +43,8 @@ typedef struct {
     Py_ssize_t path[DEEPEST], n_path;
 } Walk;
 
-/* The draws at a node: a tuple of (node, law), or siblings without replacement: (first, tokens, law). */
+/* The draws at a node: a tuple of (node, law), or siblings without replacement: (first, tokens, law).
+   A law may be unmade. */
 typedef struct {
     PyObject *drawn, *tokens, *law;
     Py_ssize_t count, first;
@@ -185,10 +186,29 @@ static void close_draft(Draft *draft)
     draft->is_open = 0;
 }
 
+/* Open a draft law that is the first so many of ids and probabilities: (ids, probabilities, count). */
+static int open_unmade(PyObject *law, Draft *draft)
+{
+    PyObject *arrays[] = {PyTuple_GET_ITEM(law, 1), PyTuple_GET_ITEM(law, 0)};
+    draft->size = PyLong_AsSsize_t(PyTuple_GET_ITEM(law, 2));
+    if (PyErr_Occurred() || open_arrays(arrays, draft->views, "dq"))
+        return FAILED;
+    draft->probs = draft->views[0].buf;
+    draft->ids = draft->views[1].buf;
+    draft->is_open = 1;
+    if (draft->size > 0 && draft->size <= length_of(&draft->views[0])
+        && draft->size <= length_of(&draft->views[1]))
+        return DONE;
+    close_draft(draft);
+    return UNUSUAL;
+}
+
 /* Open a draft law; None is the point mass on a token. */
 static int open_draft(PyObject *law, int64_t token, Draft *draft)
 {
     draft->is_open = 0;
+    if (PyTuple_CheckExact(law) && PyTuple_GET_SIZE(law) == 3)
+        return open_unmade(law, draft);
     if (law == Py_None) {
         draft->token = token;
         draft->certain = 1.0;

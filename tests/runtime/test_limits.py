@@ -34,8 +34,9 @@ def test_the_tree_shrinks_before_the_context_overflows(committed, allowed):
     assert (limit.max_depth, limit.max_nodes) == allowed
 
 
-def test_a_full_context_has_no_further_round():
+def test_a_full_context_has_no_further_round_and_an_answer_of_no_tokens_none():
     assert not limits().next_round(101)
+    assert not limits(max_tokens=0).next_round(10)
 
 
 @pytest.mark.parametrize(("left", "depth"), [(1, 0), (2, 1), (6, 5)])
@@ -43,10 +44,6 @@ def test_a_round_never_produces_more_than_is_left(left, depth):
     limit = limits(max_tokens=left)
     assert limit.next_round(10)
     assert limit.max_depth == depth
-
-
-def test_an_answer_of_no_tokens_has_no_round():
-    assert not limits(max_tokens=0).next_round(10)
 
 
 def test_the_length_counts_from_the_first_round_on():

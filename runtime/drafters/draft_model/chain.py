@@ -139,7 +139,7 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         if params.is_greedy:
             return DraftTree.chain(self._likeliest(request, uncached, count))
         assert isinstance(request.noise, DraftNoise)
-        return DraftTree.chain(*self._drawn(request, request.noise, uncached, count))
+        return self._drawn(request, request.noise, uncached, count)
 
     def _likeliest(self, request: DraftRequest, uncached: Sequence[int], count: int) -> list[int]:
         """Return the most likely tokens in turn."""
@@ -157,8 +157,8 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
 
     def _drawn(
         self, request: DraftRequest, noise: DraftNoise, uncached: Sequence[int], count: int
-    ) -> tuple[list[int], list[Law]]:
-        """Draw tokens in turn, as `chain_steps` does; return them and the laws they are from."""
+    ) -> DraftTree:
+        """Draw tokens in turn, as `chain_steps` does."""
         state, token = self._state, None
         if len(uncached) == 1 and state.feeds_singly and state.known(uncached[0]) == uncached[0]:
             token = uncached[0]

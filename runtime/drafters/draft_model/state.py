@@ -22,12 +22,12 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.drafters.meeting import ContextPart
-from specrun.runtime.law import SHORT, Law
+from specrun.runtime.law import SHORT
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import Logits, greedy_token, transformed_law
-from specrun.runtime.tree import ROOT
+from specrun.runtime.tree import ROOT, ChainDraws, DraftTree
 
 _LIKELIEST = SamplingParams(temperature=0.0)
 
@@ -181,14 +181,14 @@ class DraftModelState:
         words: tuple[int, ...],
         params: SamplingParams,
         ends: frozenset[int],
-    ) -> tuple[list[int], list[Law]]:
+    ) -> DraftTree:
         """Evaluate a token after the cached ones, draw the next one from its law, and so on.
 
-        Without a token the first draw is from the row of what was fed last. Returns the tokens
-        drawn, one for each of `words` (`DraftNoise.words`) or fewer where one is among `ends`, and
-        the laws they were drawn from: those that `feed_one`, `transformed_law` and the noise's
-        `choose` give in turn. Only where it `can_draw_on` the settings. Raises `DecodeFailedError`
-        for a broken row.
+        Without a token the first draw is from the row of what was fed last. Returns the chain of
+        the tokens drawn, one for each of `words` (`DraftNoise.words`) or fewer where one is among
+        `ends`, with the laws they were drawn from: those that `feed_one`, `transformed_law` and the
+        noise's `choose` give in turn. Only where it `can_draw_on` the settings. Raises
+        `DecodeFailedError` for a broken row.
         """
         loops, cached, batch, known = LOOPS, self.cached, self._single, self._shared_size
         assert loops is not None
@@ -211,8 +211,7 @@ class DraftModelState:
         if tokens[-1] < 0:
             row = self.context.rows_of(batch).logits(0)
             transformed_law(self.shared(row), params)  # says what is wrong
-        pairs = zip(arrays, counts, strict=False)
-        return tokens, [Law(probs[:n], ids[:n]) for (ids, probs), n in pairs]
+        return DraftTree.drawn_chain(tokens, ChainDraws(arrays, counts))
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what a text shares with the last one."""

@@ -17,7 +17,7 @@ from specrun.runtime.law import Law
 from specrun.runtime.noise import DraftNoise, SeededNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import transformed_law
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.tree import ROOT, ChainDraws, DraftTree, TreeBuilder
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 
@@ -87,26 +87,46 @@ def random_round(seed: int) -> tuple[DraftTree, list[np.ndarray], SamplingParams
     return builder.build(), rows, params
 
 
+def unmade(tree: DraftTree) -> DraftTree:
+    """A chain of draws as compiled code leaves it, room behind its laws; others as they are."""
+    drawn = [tree.draws.get(parent, ()) for parent in range(ROOT, len(tree) - 1)]
+    laws = [draws[0].law for draws in drawn if len(draws) == 1]
+    if not laws or None in laws or tree.parents != tuple(range(ROOT, len(laws) - 1)):
+        return tree
+    arrays = [(np.append(law.ids, law.ids[-1] + 1), np.append(law.probs, 0.5)) for law in laws]
+    chain = DraftTree.drawn_chain(
+        [*tree.tokens], ChainDraws(arrays, [len(law.ids) for law in laws])
+    )
+    assert [(at, draws[0].node, *draws[0].law.ids) for at, draws in chain.draws.items()] == [
+        (at, at + 1, *law.ids) for at, law in enumerate(laws, ROOT)
+    ]
+    return chain
+
+
 def python_way(rule, tree, laws, noise, position) -> Acceptance:
     return rule.accept(tree, lambda node: laws(node), noise, position)
 
 
 @pytest.mark.parametrize("name", list(RULES))
 def test_a_compiled_walk_keeps_what_the_rules_keep(name: str) -> None:
-    rule, lengths, refused, differing = RULES[name], set(), set(), 0
+    rule, lengths, refused, differing, chains = RULES[name], set(), set(), 0, 0
     for seed in range(2500):
         tree, rows, params = random_round(seed)
         laws, noise = ShortLaws(rows.__getitem__, params), SeededNoise(seed + 2**63, seed % 5 - 2)
         kept = laws.followed(tree, noise, seed, as_block=name == "exact")
         expected = python_way(rule, tree, laws, SeededNoise(*noise.source), seed)
         assert kept == expected, seed
-        assert rule.accept(tree, laws, noise, seed) == expected
+        chain = unmade(tree)
+        chains += chain is not tree
+        assert rule.accept(chain, laws, noise, seed) == expected
+        assert python_way(rule, chain, laws, SeededNoise(*noise.source), seed) == expected
         lengths.add(len(kept.path))
         refused.add((kept.rejected, bool(kept.path)))
         other = laws.followed(tree, noise, seed + 1, as_block=name == "exact")
         differing += kept != other
     assert lengths >= {0, 1, 2, 3, 4, 5}
     assert len(refused) == 4
+    assert chains > 100
     assert differing > 500  # with other numbers, this test sees another walk
 
 
