@@ -87,13 +87,18 @@ def random_round(seed: int) -> tuple[DraftTree, list[np.ndarray], SamplingParams
     return builder.build(), rows, params
 
 
+ROOM = np.arange(1, 90)  # what lies behind a law, which would change it
+
+
 def unmade(tree: DraftTree) -> DraftTree:
     """A chain of draws as compiled code leaves it, room behind its laws; others as they are."""
     drawn = [tree.draws.get(parent, ()) for parent in range(ROOT, len(tree) - 1)]
     laws = [draws[0].law for draws in drawn if len(draws) == 1]
     if not laws or None in laws or tree.parents != tuple(range(ROOT, len(laws) - 1)):
         return tree
-    arrays = [(np.append(law.ids, law.ids[-1] + 1), np.append(law.probs, 0.5)) for law in laws]
+    arrays = [
+        (np.append(law.ids, law.ids[-1] + ROOM), np.append(law.probs, ROOM / 9.0)) for law in laws
+    ]
     chain = DraftTree.drawn_chain(
         [*tree.tokens], ChainDraws(arrays, [len(law.ids) for law in laws])
     )
