@@ -93,13 +93,13 @@ class TokenEvent:
     def keep_logits(self, room: Logits | None = None) -> Logits | None:
         """Copy the target's row, which the next evaluation overwrites: cheaper than the softmax.
 
-        The copy goes into `room`, if given, and is returned; where the value is known already,
-        `room` comes back.
+        The copy goes into `room`, if given, and is returned; where the value is known already, or
+        the row was copied before, `room` comes back.
         """
         logits = self._logits
-        if logits is None:
+        if logits is None or isinstance(logits, np.ndarray):
             return room
-        row = logits if isinstance(logits, np.ndarray) else logits(self._row)
+        row = logits(self._row)
         copied = np.empty_like(row) if room is None else room
         copied[:] = row
         # In place of the view, which raises once the next evaluation has begun.

@@ -209,14 +209,14 @@ class TimedTarget(TargetModel):
         watch = self._watch
         watch.begin_evaluation()
         started = time.perf_counter()
-        rows = TargetModel.evaluate(self, text, tree)
+        rows = super().evaluate(text, tree)
         watch.evaluate += time.perf_counter() - started
         return rows
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Time keeping the accepted path."""
         started = time.perf_counter()
-        TargetModel.commit(self, text, tree, path)
+        super().commit(text, tree, path)
         self._watch.commit += time.perf_counter() - started
 
 

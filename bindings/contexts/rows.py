@@ -106,9 +106,6 @@ class OutputBuffers:
 
     def hidden_states(self, count: int) -> FloatRows:
         """Return the first `count` final hidden states, or more, [.., n_embd]."""
-        fresh = self._fresh.get(_HIDDEN)
-        if fresh is not None and fresh[0] == self.generation and len(fresh[1]) >= count:
-            return fresh[1]
         if not self._options.hidden_states:
             self._require("hidden_states", "hidden states")
         return self._view(_HIDDEN, count, self._n_embd)

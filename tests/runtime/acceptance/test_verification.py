@@ -123,7 +123,8 @@ def test_a_compiled_walk_keeps_what_the_rules_keep(name: str) -> None:
         assert kept == expected, seed
         chain = unmade(tree)
         chains += chain is not tree
-        assert rule.accept(chain, laws, noise, seed) == expected
+        assert laws.followed(chain, noise, seed, as_block=name == "exact") == expected
+        assert rule.accept(tree, laws, noise, seed) == expected
         assert python_way(rule, chain, laws, SeededNoise(*noise.source), seed) == expected
         lengths.add(len(kept.path))
         refused.add((kept.rejected, bool(kept.path)))
