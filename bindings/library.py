@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import ModelLoadError, UnsupportedModelError
-from specrun.bindings.threads import is_forked, note_work, yielding_threads
+from specrun.bindings.threads import FORK, yielding_threads
 
 logger = logging.getLogger("specrun.llama")
 # Without a handler somewhere, Python's last-resort handler would write llama.cpp's warnings to
@@ -51,7 +51,7 @@ class NativeHandle(int):
         return handle
 
     def __del__(self) -> None:
-        if self._free is not None and not is_forked():
+        if self._free is not None and not FORK.lost:
             self._free(int(self))
 
 
@@ -110,7 +110,7 @@ def llama() -> Any:  # noqa: ANN401 - the ctypes module is untyped by nature
     native.llama_log_set(callback, ctypes.c_void_p(0))
     native.llama_backend_init()
     if _has_gpu(native._lib):
-        note_work()  # a GPU's driver is started by looking for the GPU
+        FORK.note_work()  # a GPU's driver is started by looking for the GPU
     return native
 
 

@@ -166,33 +166,31 @@ def describe_waiting(*, has_libgomp: bool) -> str:
 
 # -- fork ------------------------------------------------------------------------------------------
 
-_at_work = False
-_forked = False
+
+class Fork:
+    """What a fork left behind: `lost` if threads or a GPU were at work for the process before.
+
+    Who evaluates in every round looks at that before it calls `check`.
+    """
+
+    lost = False
+    _at_work = False
+
+    def note_work(self) -> None:
+        """Remember that threads or a GPU are at work for this process: a fork copies neither."""
+        self._at_work = True
+
+    def check(self) -> None:
+        """Raise `ForkedError` where evaluating would wait for threads that are not there."""
+        if self.lost:
+            problem = "this process was forked from one in which llama.cpp was already at work"
+            advice = "fork before the first evaluation, or start processes by spawn"
+            raise ForkedError(f"{problem}, and its threads stayed there: {advice}")
+
+    def _after(self) -> None:
+        self.lost = self.lost or self._at_work
 
 
-def note_work() -> None:
-    """Remember that threads or a GPU are at work for this process, which a fork does not copy."""
-    global _at_work
-    _at_work = True
-
-
-def is_forked() -> bool:
-    """Return whether this process was forked from one whose threads or GPU were at work."""
-    return _forked
-
-
-def check_fork() -> None:
-    """Raise `ForkedError` where evaluating would wait for threads that are not there."""
-    if _forked:
-        problem = "this process was forked from one in which llama.cpp was already at work"
-        advice = "fork before the first evaluation, or start processes by spawn"
-        raise ForkedError(f"{problem}, and its threads stayed there: {advice}")
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = _forked or _at_work
-
-
+FORK = Fork()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=FORK._after)

@@ -6,6 +6,7 @@ A session's stream makes it step by step, in an engine beside others'.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -39,6 +40,7 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.sequential import SequentialSettings, sequential_rounds, small_model
 from specrun.runtime.target import Target, TargetModel
 from specrun.runtime.text import TextAssembler
+from specrun.runtime.tree import count_candidates
 
 Stage = Literal["reading", "waiting", "round"]
 """Why an answer in the making gave back control: a piece of its prompt was read; its tree waits for
@@ -297,13 +299,13 @@ class Answer:
             self._departures.count(this_round.laws, this_round.tokens, conversation.noise, start)
         n_nodes = len(tree.tokens)
         if not n_nodes:
-            self._counter.add((0, 0, 0, n_new, 0, 0))
+            self._counter.kinds[0, 0, 0, n_new, 0, 0] += 1
             return
         # A path that was cut at its end token was not refused there.
         tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
-        n_candidates, depth = tree.candidates()
+        n_candidates, depth = count_candidates(tree.depths, tree.is_candidate)
         others = n_nodes - n_candidates
-        self._counter.add((n_candidates, depth, n_accepted, n_new, others, tested))
+        self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
 
     # -- handing it out ----------------------------------------------------------------------------
 
@@ -342,12 +344,11 @@ class Answer:
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
-            logits, row = this_round.rows.logits, this_round.row_before(index)
-            event = TokenEvent(text, token, origin, number, logits, row, self._n_top)
+            event = TokenEvent(text, token, origin, number, this_round, index, self._n_top)
             if self.session.settles:
                 event.settle()
             else:
-                self._keeper.add(event)
+                self._keeper.current.append(weakref.ref(event))
         else:
             event = TokenEvent(text, token, origin, number, None)
         said.append(((token,), text))
@@ -423,8 +424,7 @@ def note_rejected(notes: RejectionNotes, conversation: Conversation, this_round:
     """Keep the row where a round's draft was rejected: the one that its last token came from."""
     if this_round.next_token is None or this_round.rows is NOT_EVALUATED:
         return
-    row = this_round.row_before(len(this_round.path))
-    notes.note(len(conversation.tokens) - 2, this_round.rows.logits(row))
+    notes.note(len(conversation.tokens) - 2, this_round.logits_of(len(this_round.path)))
 
 
 def _rate(count: int, seconds: float) -> float | None:

@@ -185,6 +185,9 @@ class Drafter(ABC):
         it is drafted for.
         """
 
+    waits: bool = False
+    """Whether `prepare` has to be asked before it proposes."""
+
     def prepare(self, request: DraftRequest) -> bool:
         """Draft a step further, where that waits for other conversations' drafts; True: propose.
 

@@ -130,9 +130,9 @@ class Round:
         """Return the node (or ROOT) whose law decided the round's `index`-th token."""
         return ROOT if index == 0 else self.path[index - 1]
 
-    def row_before(self, index: int) -> int:
+    def logits_of(self, index: int) -> Logits:
         """Return the row whose law decided the round's `index`-th token."""
-        return self.path[index - 1] + 1 if index else ROOT + 1
+        return self.rows.logits(self.path[index - 1] + 1 if index else ROOT + 1)
 
 
 def decode_rounds(
@@ -155,7 +155,7 @@ def decode_rounds(
         tree, asked = NOTHING, not pause.rounds
         if asked:
             request = _ask(conversation, settings, state)
-            while not drafter.prepare(request):  # others draft with the same model meanwhile
+            while drafter.waits and not drafter.prepare(request):  # others draft meanwhile
                 yield None
             tree = drafter.propose(request)
             if len(tree.tokens) > limits.max_depth or len(tree.tokens) > limits.max_nodes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,18 +21,25 @@ FinishReason = Literal["stop", "length", "cancelled"]
 Origin = Literal["drafted", "target"]
 
 
+class DecidingRows(Protocol):
+    """What decided a round's tokens."""
+
+    def logits_of(self, index: int) -> Logits:
+        """Return the logits that decided the token number `index`, valid until the next round."""
+
+
 class TokenEvent:
     """One token of an answer.
 
     `text` is the text that became certain with it: empty while a character or a possible stop
     string is incomplete. `origin` is "drafted" for an accepted guess and "target" for the target's
     own token. `round` counts from 0. `logprob` is the target's log-probability in nats, before any
-    transformation, by what `logits` gives of `row`; without, it was not asked for. So are
-    `top_logprobs`, of at most `n_top` tokens.
+    transformation, by the row of `decided_by` that decided the round's token number `index`;
+    without, it was not asked for. So are `top_logprobs`, of at most `n_top` tokens.
     """
 
     __slots__ = (
-        *("__weakref__", "_logits", "_logprob", "_n_top", "_row", "_top"),
+        *("__weakref__", "_decided_by", "_index", "_logprob", "_n_top", "_row", "_top"),
         *("origin", "round", "text", "token_id"),
     )
 
@@ -41,18 +49,17 @@ class TokenEvent:
         token_id: int,
         origin: Origin,
         round_number: int,
-        logits: Callable[[int], Logits] | None,
-        row: int = 0,
+        decided_by: DecidingRows | None,
+        index: int = 0,
         n_top: int = 0,
     ) -> None:
         self.text = text
         self.token_id = token_id
         self.origin: Origin = origin
         self.round = round_number
-        # A copy of the row where it was overwritten. None once the number is known: a row keeps its
-        # whole round in memory.
-        self._logits: Callable[[int], Logits] | Logits | None = logits
-        self._row = row
+        # None once the number is known: a row keeps its whole round in memory.
+        self._decided_by, self._index = decided_by, index
+        self._row: Logits | None = None  # a copy, where the round's was overwritten
         self._logprob: float | None = None
         self._n_top = n_top
         self._top: list[tuple[int, float]] | None = None
@@ -81,14 +88,15 @@ class TokenEvent:
 
     def settle(self) -> None:
         """Compute what may be asked for, now that the row is there."""
-        logits = self._logits
-        if logits is None:
-            return
-        row = logits if isinstance(logits, np.ndarray) else logits(self._row)
+        row, decided_by = self._row, self._decided_by
+        if row is None:
+            if decided_by is None:
+                return
+            row = decided_by.logits_of(self._index)
         best = highest_tokens(row, self._n_top)
         self._logprob, *others = log_probabilities(row, [self.token_id, *best])
         self._top = [*zip(best, others, strict=True)] or None
-        self._logits = None
+        self._decided_by = self._row = None
 
     def keep_logits(self, room: Logits | None = None) -> Logits | None:
         """Copy the target's row, which the next evaluation overwrites: cheaper than the softmax.
@@ -96,14 +104,14 @@ class TokenEvent:
         The copy goes into `room`, if given, and is returned; where the value is known already, or
         the row was copied before, `room` comes back.
         """
-        logits = self._logits
-        if logits is None or isinstance(logits, np.ndarray):
+        decided_by = self._decided_by
+        if decided_by is None:
             return room
-        row = logits(self._row)
+        row = decided_by.logits_of(self._index)
         copied = np.empty_like(row) if room is None else room
         copied[:] = row
         # In place of the view, which raises once the next evaluation has begun.
-        self._logits = copied
+        self._row, self._decided_by = copied, None
         return copied
 
     def __repr__(self) -> str:
@@ -121,19 +129,16 @@ class LogprobKeeper:
     """
 
     def __init__(self) -> None:
-        self._current: list[weakref.ref[TokenEvent]] = []
+        # Those of the current round: weak, or no event would ever be dropped and each would cost
+        # its softmax. Who makes an event notes it here.
+        self.current: list[weakref.ref[TokenEvent]] = []
         self._copied: weakref.ref[TokenEvent] | None = None
         # One row of memory for all copies in turn: the last one's reader gets its value first.
         self._room: Logits | None = None
 
-    def add(self, event: TokenEvent) -> None:
-        """Watch an event of the current round."""
-        # Weak, or no event would ever be dropped and each would cost its softmax.
-        self._current.append(weakref.ref(event))
-
     def before_evaluation(self) -> None:
         """Save what is still held, because the rows are about to be overwritten."""
-        current, copied = self._current, self._copied
+        current, copied = self.current, self._copied
         if copied is not None and (earlier := copied()) is not None:
             earlier.settle()
         self._copied = None
@@ -148,11 +153,11 @@ class LogprobKeeper:
 
     def finish(self) -> None:
         """Save what is still held as numbers: no reader of a copy is to come."""
-        for reference in (*self._current, self._copied):
+        for reference in (*self.current, self._copied):
             event = reference() if reference is not None else None
             if event is not None:
                 event.settle()
-        self._current.clear()
+        self.current.clear()
         self._copied = self._room = None
 
 
@@ -215,13 +220,13 @@ RoundKind = tuple[int, int, int, int, int, int]
 
 
 class RoundCounter:
-    """Adds up rounds: how often there was one of each kind is all that it keeps.
+    """Adds up rounds: how often there was one of each of `kinds` is all that it keeps.
 
     So a round is counted in one assignment, as a whole or not at all, wherever Ctrl-C may come.
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[RoundKind, int] = {}  # how many rounds of each
+        self.kinds = defaultdict[RoundKind, int](int)  # how many rounds of each
         self._spoken = 0
 
     def count(
@@ -241,23 +246,19 @@ class RoundCounter:
         """
         # A chain tests one token more than it keeps, unless it is kept whole.
         tested = min(depth, n_accepted + 1) if n_tested is None else n_tested
-        self.add((n_candidates, depth, n_accepted, n_tokens, n_others, tested))
-
-    def add(self, kind: RoundKind) -> None:
-        """Count a round of a kind: see `count`."""
-        self._kinds[kind] = self._kinds.get(kind, 0) + 1
+        self.kinds[n_candidates, depth, n_accepted, n_tokens, n_others, tested] += 1
 
     def count_spoken(self, n_tokens: int) -> None:
         """Count tokens that a small model said without a round: drafted, accepted, not tested."""
         self._spoken += n_tokens
 
     def _total(self, index: int) -> int:
-        return sum(kind[index] * times for kind, times in self._kinds.items())
+        return sum(kind[index] * times for kind, times in self.kinds.items())
 
     def _reached(self, *indices: int) -> list[int]:
         """Return how many rounds came to each depth, by the least of what stands at `indices`."""
-        reached = [0] * max((kind[1] for kind in self._kinds), default=0)
-        for kind, times in self._kinds.items():
+        reached = [0] * max((kind[1] for kind in self.kinds), default=0)
+        for kind, times in self.kinds.items():
             for position in range(min(kind[index] for index in indices)):
                 reached[position] += times
         return reached
@@ -265,7 +266,7 @@ class RoundCounter:
     @property
     def rounds(self) -> int:
         """How many rounds there were."""
-        return sum(self._kinds.values())
+        return sum(self.kinds.values())
 
     @property
     def tokens(self) -> int:

@@ -73,16 +73,12 @@ class DraftTree:
     @property
     def n_candidates(self) -> int:
         """How many nodes can be accepted."""
-        return _candidates(self.depths, self.is_candidate)[0]
+        return count_candidates(self.depths, self.is_candidate)[0]
 
     @property
     def candidate_depth(self) -> int:
         """The depth of the deepest node that can be accepted, 0 without any."""
-        return _candidates(self.depths, self.is_candidate)[1]
-
-    def candidates(self) -> tuple[int, int]:
-        """Return how many nodes can be accepted, and the depth of the deepest of them, or 0."""
-        return _candidates(self.depths, self.is_candidate)
+        return count_candidates(self.depths, self.is_candidate)[1]
 
     @property
     def draws_below(self) -> Callable[[int], tuple[object, ...] | None]:
@@ -128,7 +124,7 @@ class DraftTree:
 
 
 @functools.lru_cache(maxsize=256)
-def _candidates(depths: tuple[int, ...], is_candidate: tuple[bool, ...]) -> tuple[int, int]:
+def count_candidates(depths: tuple[int, ...], is_candidate: tuple[bool, ...]) -> tuple[int, int]:
     """Return how many nodes can be accepted, and the depth of the deepest of them."""
     return sum(is_candidate), max(compress(depths, is_candidate), default=0)
 
@@ -139,13 +135,20 @@ def _structure(
     parents: tuple[int, ...],
 ) -> tuple[tuple[int, ...], tuple[bool, ...], Mapping[int, tuple[Draw, ...]]]:
     """Return the depths, candidates and draws of a tree of point masses."""
-    depths: list[int] = []
     draws: dict[int, list[Draw]] = {}
     for node, parent in enumerate(parents):
-        depths.append(1 if parent == ROOT else depths[parent] + 1)
         draws.setdefault(parent, []).append(Draw(node))
     shared = MappingProxyType({parent: tuple(drawn) for parent, drawn in draws.items()})
-    return tuple(depths), (True,) * len(parents), shared
+    return *_depths_below(parents), shared
+
+
+@functools.lru_cache(maxsize=256)
+def _depths_below(parents: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Return the depths of nodes, and as candidates all of them."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return tuple(depths), (True,) * len(parents)
 
 
 @functools.lru_cache(maxsize=256)
@@ -239,8 +242,7 @@ class TreeBuilder:
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._parents: list[int] = []
-        self._depths: list[int] = []
-        self._is_candidate: list[bool] = []
+        self._hidden: set[int] = set()  # nodes that are no candidates
         self._draws: dict[int, list[Draw]] = {}
         self._children: dict[tuple[int, int], int] = {}
         self._siblings: dict[int, Siblings] = {}
@@ -255,7 +257,7 @@ class TreeBuilder:
         # Equal siblings stand for one text: one row of the target decides below both.
         node = self._children.get((parent, token))
         if node is None:
-            node = self._children[parent, token] = self._append(parent, token, True)
+            node = self._children[parent, token] = self._append(parent, token)
         draws = self._draws.get(parent)
         if draws is None:
             draws = self._draws[parent] = []
@@ -267,14 +269,11 @@ class TreeBuilder:
 
         It has no children yet.
         """
-        first, n, depth = len(self._tokens), len(tokens), 1
+        first, n = len(self._tokens), len(tokens)
         if parent != ROOT:
-            self._require_parent(parent, first, True)
-            depth = self._depths[parent] + 1
-        self._tokens += tokens
-        self._parents += [parent] * n
-        self._depths += [depth] * n
-        self._is_candidate += [True] * n
+            self._require_parent(parent, first)
+        self._tokens.extend(tokens)
+        self._parents.extend([parent] * n)
         self._siblings[parent] = Siblings(first, tokens, law)
         return range(first, first + n)
 
@@ -288,37 +287,33 @@ class TreeBuilder:
     def add_hidden(self, parent: int, token: int) -> int:
         """Add a node that is evaluated and reported back, but never accepted."""
         # Not among the children: a drafted sibling with the same token needs a node of its own.
-        return self._append(parent, token, False)
+        node = len(self._tokens)
+        self._hidden.add(node)
+        return self._append(parent, token)
 
     def build(self) -> DraftTree:
         """Return the finished tree."""
-        return DraftTree(
-            tuple(self._tokens),
-            tuple(self._parents),
-            tuple(self._depths),
-            tuple(self._is_candidate),
-            self._all_draws(),
-        )
+        parents = tuple(self._parents)
+        depths, candidates = _depths_below(parents)
+        if self._hidden:
+            candidates = tuple([node not in self._hidden for node in range(len(parents))])
+        return DraftTree(tuple(self._tokens), parents, depths, candidates, self._all_draws())
 
     def _all_draws(self) -> Mapping[int, tuple[Draw, ...]]:
         made = {parent: tuple(draws) for parent, draws in self._draws.items()}
         return _SiblingDraws(made, self._siblings) if self._siblings else made
 
-    def _append(self, parent: int, token: int, candidate: bool) -> int:
+    def _append(self, parent: int, token: int) -> int:
         node = len(self._tokens)
-        self._require_parent(parent, node, candidate)
-        depth = 1 if parent == ROOT else self._depths[parent] + 1
+        if parent != ROOT:
+            self._require_parent(parent, node)
         self._tokens.append(token)
         self._parents.append(parent)
-        self._depths.append(depth)
-        self._is_candidate.append(candidate)
         return node
 
-    def _require_parent(self, parent: int, node: int, candidate: bool) -> None:
-        if parent == ROOT:
-            return
+    def _require_parent(self, parent: int, node: int) -> None:
         if not ROOT < parent < node:
             raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
-        if candidate and not self._is_candidate[parent]:
+        if parent in self._hidden and node not in self._hidden:
             problem = f"node {parent} cannot be accepted"
             raise OptionError(f"{problem}, so nothing below it can be a candidate")

@@ -17,9 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch
@@ -27,6 +26,7 @@ from specrun.bindings.contexts.context import Context, StepLoop
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.library import llama
 
+_Array = TypeVar("_Array", bound=npt.NDArray[Any])
 _Repeat = Callable[[Context, Batch, StepLoop], list[int] | None]
 
 _FLOAT = 4  # bytes of a logit, a state's number, a token id
@@ -169,6 +169,8 @@ def simulated_device() -> Iterator[SimulatedDevice]:
         (native, "llama_decode", device.decode),
         (native, "llama_synchronize", device.synchronize),
         (Graph, "peek", _noted(Graph.peek, device)),
+        (Graph, "floats", _noted(Graph.floats, device)),
+        (Graph, "numbers", _numbers_noted(Graph.numbers, device)),
         (Context, "repeat", _counted(Context.repeat, device)),
     ]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
@@ -195,14 +197,28 @@ def _counted(repeat: _Repeat, device: SimulatedDevice) -> _Repeat:
 
 
 def _noted(
-    peek: Callable[[Graph, str], npt.NDArray[np.generic]], device: SimulatedDevice
-) -> Callable[[Graph, str], npt.NDArray[np.generic]]:
+    read: Callable[[Graph, str], _Array], device: SimulatedDevice
+) -> Callable[[Graph, str], _Array]:
     """Return what reads a graph's output and counts its bytes."""
 
-    def reading(graph: Graph, name: str) -> npt.NDArray[np.generic]:
-        array = peek(graph, name)
+    def reading(graph: Graph, name: str) -> _Array:
+        array = read(graph, name)
         if device.wait_s is not None:
             device.counts.drafter_bytes += array.nbytes
         return array
+
+    return reading
+
+
+def _numbers_noted(
+    read: Callable[..., list[list[int]]], device: SimulatedDevice
+) -> Callable[..., list[list[int]]]:
+    """Return what reads whole numbers of a graph's outputs and counts their bytes."""
+
+    def reading(graph: Graph, *names: str) -> list[list[int]]:
+        found = read(graph, *names)
+        if device.wait_s is not None:
+            device.counts.drafter_bytes += _FLOAT * sum(map(len, found))
+        return found
 
     return reading

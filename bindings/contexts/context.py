@@ -27,7 +27,7 @@ from specrun.bindings.machine.workers import freed_while_there
 from specrun.bindings.models.lora import set_loras
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import show_nextn_states
-from specrun.bindings.threads import available_cores, check_fork, note_work
+from specrun.bindings.threads import FORK, available_cores
 
 StepLoop = Callable[[tuple[int, ...]], tuple[int, float, list[int]]]
 """Compiled code that evaluates a batch again and again. It takes the addresses of llama_decode,
@@ -51,7 +51,7 @@ class Context:
         *,
         observer: InputObserver | None = None,
     ) -> None:
-        check_fork()
+        FORK.check()
         self._handle: Any = None
         self._native = llama()
         self.model = model
@@ -235,9 +235,10 @@ class Context:
         known = batch.checked_by is self and batch.first_position >= 0
         if not (known and 0 <= low <= high < self._n_vocab):
             self._check_batch(batch)
-        check_fork()
+        if FORK.lost:
+            FORK.check()
         if self._has_threads_to_note:
-            note_work()
+            FORK.note_work()
             self._has_threads_to_note = False
         native, memory, struct = self._native, self.memory, batch.struct
         buffers, samplers = self._buffers, self._samplers
@@ -291,9 +292,10 @@ class Context:
             return None
         if batch.checked_by is not self:
             self._check_batch(batch)
-        check_fork()
+        if FORK.lost:
+            FORK.check()
         if self._has_threads_to_note:
-            note_work()
+            FORK.note_work()
             self._has_threads_to_note = False
         self._buffers.generation += 1
         self._buffers.n_candidates = None

@@ -9,7 +9,7 @@ from specrun.bindings.errors import ClosedError, SpecrunError
 from specrun.bindings.ggml.functions import call
 from specrun.bindings.library import NativeHandle
 from specrun.bindings.machine.workers import freed_while_there, worker_of
-from specrun.bindings.threads import available_cores, check_fork
+from specrun.bindings.threads import FORK, available_cores
 
 _CPU = 0  # enum ggml_backend_dev_type
 
@@ -22,7 +22,7 @@ class ComputeDevice:
     """
 
     def __init__(self, device: int = 0, *, n_threads: int = 0) -> None:
-        check_fork()
+        FORK.check()
         self.native_seconds = 0.0
         """The time that its graphs have taken so far."""
         self._backends: list[NativeHandle] = []

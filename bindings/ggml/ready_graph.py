@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import call, fields
 from specrun.bindings.ggml.tensor import DTYPES, Tensor
 from specrun.bindings.library import NativeHandle
-from specrun.bindings.threads import check_fork, note_work
+from specrun.bindings.threads import FORK
 
 Array = npt.NDArray[np.generic]
 
@@ -59,9 +59,10 @@ class Graph:
     def compute(self) -> None:
         """Compute with what `inputs` hold; the device counts the time."""
         scheduler = self._scheduler or self._open()
-        check_fork()
+        if FORK.lost:
+            FORK.check()
         if self._device.n_threads > 1:
-            note_work()
+            FORK.note_work()
         started = time.perf_counter()
         for end in self._copied_in:
             end.write()
@@ -77,8 +78,17 @@ class Graph:
 
     def peek(self, name: str) -> Array:
         """Return an output of the last `compute`, valid until the next or until `close`."""
-        self._open()
-        return self._outputs[name].fetch()
+        if self._scheduler is None:
+            self._open()  # raises
+        end = self._outputs[name]
+        return end.array if end.is_mapped else end.fetch()
+
+    def floats(self, name: str) -> npt.NDArray[np.float32]:
+        """Return an output of 32-bit floats, as `peek`."""
+        if self._scheduler is None:
+            self._open()  # raises
+        end = self._outputs[name]
+        return cast("npt.NDArray[np.float32]", end.array if end.is_mapped else end.fetch())
 
     def numbers(self, *names: str) -> list[list[int]]:
         """Return the whole numbers of outputs of the last `compute`: of each all, row by row."""

@@ -27,7 +27,7 @@ from typing import Any
 from specrun.bindings.errors import OptionError, WorkerLostError
 from specrun.bindings.installation import build_command
 from specrun.bindings.library import native_function
-from specrun.bindings.threads import note_work
+from specrun.bindings.threads import FORK
 
 PROTOCOL = (7, 0)
 """The version of ggml-rpc's protocol, major and minor, in the llama.cpp that is pinned."""
@@ -164,7 +164,7 @@ def _add(endpoint: Endpoint) -> None:
     count = native_function("ggml_backend_reg_dev_count", ctypes.c_size_t, pointer)(registry)
     get = native_function("ggml_backend_reg_dev_get", pointer, pointer, ctypes.c_size_t)
     _added[str(endpoint)] = [get(registry, number) for number in range(count)]
-    note_work()  # the connection has a thread of its own
+    FORK.note_work()  # the connection has a thread of its own
 
 
 def _connect(endpoint: Endpoint) -> socket.socket:

@@ -26,7 +26,7 @@ from specrun.bindings.models.model_checks import check_model
 from specrun.bindings.models.nextn import ROLLBACK_ARCHITECTURES, read_nextn
 from specrun.bindings.models.trial import require_tried
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.bindings.threads import check_fork
+from specrun.bindings.threads import FORK
 
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
@@ -76,7 +76,7 @@ class Model:
         self.adapters: list[tuple[Any, float]] = []
         if n_gpu_layers < -1:
             raise OptionError(f"n_gpu_layers is {n_gpu_layers}: give -1 (all) or a count of layers")
-        check_fork()
+        FORK.check()
         self.path = Path(path)
         self.header: GGUFHeader = read_header(self.path)
         check_model(self.path, self.header, vocab_only=vocab_only)

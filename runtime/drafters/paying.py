@@ -51,6 +51,7 @@ class TimedDrafter(Drafter):
         self.reads_logits = inner.reads_logits
         self.keeps_rows, self.finds_text = inner.keeps_rows, inner.finds_text
         self.embedding_inputs, self.pause = inner.embedding_inputs, inner.pause
+        self.waits = inner.waits
         self._costs, self._clock = costs, clock
         self._proposed: float | None = None
 

@@ -67,9 +67,11 @@ class StatesDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take the states of the root and the accepted nodes; learn how much pays."""
-        # Row 0 is the root's, the last committed token: its
-        # position is one before the round's first.
-        self._learn(outcome.start - 1, outcome.rows, outcome.path_rows, outcome.tokens)
+        # Row 0 is the root's, the last committed token: its position is one before the round's
+        # first, and there is a row for it and for each token of the path.
+        tokens, wanted = outcome.tokens, outcome.path_rows
+        start = len(tokens) - len(wanted) - (outcome.next_token is not None)
+        self._learn(start, outcome.rows, wanted, tokens)
         if self._length is not None:
             self._length.observe(self._drafted, outcome)
             self._drafted = ()
@@ -98,7 +100,10 @@ class StatesDrafter(Drafter):
     def _learn(
         self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]
     ) -> None:
-        self._text_rows.learn(start, self.read_states(rows, wanted), tokens)
+        held = self._text_rows
+        if not held.reads_all:  # earlier states would be copied and never read
+            start, wanted = start + len(wanted) - 1, wanted[-1:]
+        held.learn(start, self.read_states(rows, wanted), tokens)
 
     @property
     def native_seconds(self) -> float:

@@ -14,9 +14,10 @@ one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, TypeVarTuple
+from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ def chain_width(n: int) -> int:
 
 def filled_width(n: int) -> int:
     """Return the number of rows of the graph that evaluates n."""
-    return next((width for width in _WIDTHS if width >= n), n)
+    return n if n > _WIDTHS[-1] else _WIDTHS[bisect_left(_WIDTHS, n)]
 
 
 class Timed(Protocol):
@@ -54,21 +55,21 @@ class Timed(Protocol):
 
 
 class NativeShare:
-    """Counts the native seconds of a device inside its `with` blocks; they do not nest.
+    """Counts the native `seconds` of a `device` inside its `with` blocks; they do not nest.
 
     So each of the conversations that share a head knows the native time that it caused itself.
     """
 
     def __init__(self, device: Timed) -> None:
         self.seconds = 0.0
-        self._device = device
+        self.device = device
         self._before = 0.0
 
     def __enter__(self) -> None:
-        self._before = self._device.native_seconds
+        self._before = self.device.native_seconds
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += self._device.native_seconds - self._before
+        self.seconds += self.device.native_seconds - self._before
 
 
 # -- best tokens by rank ---------------------------------------------------------------------------
@@ -98,12 +99,12 @@ def add_ranking(
 
 def tokens_by_rank(graph: Graph, n: int) -> npt.NDArray[np.int32]:
     """Return the tokens [n, ranks] of the first n rows of a computed graph, the best first."""
-    return graph.read("tokens")[:n].astype(np.int32, copy=False)
+    return graph.peek("tokens")[:n].astype(np.int32)
 
 
 def ranked_tokens(graph: Graph, n: int) -> RankedTokens:
     """Return the tokens of the first n rows with their log-probabilities, the best first."""
-    log_probs = graph.read("log_probs")[:n].astype(np.float32, copy=False)
+    log_probs = graph.floats("log_probs")[:n].copy()
     return RankedTokens(tokens_by_rank(graph, n), log_probs)
 
 
@@ -206,7 +207,7 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
         [tokens] = graph.numbers("tokens")
         if not probabilities:
             return ChainTokens(tokens)
-        return ChainTokens(tokens, graph.read("log_probs")[0].astype(np.float32, copy=False))
+        return ChainTokens(tokens, graph.floats("log_probs")[0].copy())
 
     def close(self) -> None:
         """Free graphs and table."""
@@ -216,34 +217,46 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
 
 Graphs = TypeVar("Graphs", bound=Owned)
 Drafted = TypeVar("Drafted")
+Given = ParamSpec("Given")
 
 
 class PossibleGraphs(Generic[Graphs]):
     """The graphs of a head's whole drafts, where its backends can compute them: found out once.
 
     `prepare` makes them when they are first asked for. It, and drafting with what it returns, may
-    raise UnsupportedModelError: then none is asked for again.
+    raise UnsupportedModelError: then none is asked for again. Their time goes into `share`.
     """
 
-    def __init__(self, prepare: Callable[[], Graphs]) -> None:
+    def __init__(self, prepare: Callable[[], Graphs], share: NativeShare) -> None:
         self.graphs: Graphs | None = None
-        self._prepare = prepare
+        self._prepare, self._share = prepare, share
         self._impossible = False
 
-    def draft(self, n_rows: int, depth: int, run: Callable[[Graphs], Drafted]) -> Drafted | None:
+    def draft(
+        self,
+        n_rows: int,
+        depth: int,
+        run: Callable[Concatenate[Graphs, Given], Drafted],
+        *given: Given.args,
+        **named: Given.kwargs,
+    ) -> Drafted | None:
         """Return the draft, `depth` tokens deep, that `run` makes after `n_rows` rows.
 
-        None if one graph cannot.
+        It is a method of the graphs, which get what is given. None if one graph cannot.
         """
         if self._impossible or depth > MOST_CHAIN_TOKENS or n_rows > MOST_CHAIN_ROWS:
             return None
+        # Added up here, not by a `with` block: its two calls would be made in every round.
+        share, before = self._share, self._share.device.native_seconds
         try:
             if self.graphs is None:
                 self.graphs = self._prepare()
-            return run(self.graphs)
+            return run(self.graphs, *given, **named)
         except UnsupportedModelError:
             self._impossible = True
             return None
+        finally:
+            share.seconds += share.device.native_seconds - before
 
     def close(self) -> None:
         """Free the graphs."""

@@ -100,7 +100,7 @@ class _Held(NamedTuple, Generic[Said]):
     @property
     def end(self) -> int:
         """The position after the last row."""
-        return self[0] + self[1] + self[2]._n  # asked for many times a round
+        return self[0] + self[1] + self[2]._n
 
 
 class TextRows(Generic[Said]):
@@ -111,6 +111,9 @@ class TextRows(Generic[Said]):
     into their cells and returns what the head says after the last one; there are `n_cells`. At most
     `chunk` rows wait.
     """
+
+    reads_all = True
+    """Whether the rows of all positions are wanted; otherwise the last one's is enough."""
 
     def __init__(
         self, evaluate: Callable[[RowPiece], Said], n_cells: int, *, ahead: int, chunk: int = _CHUNK
@@ -135,7 +138,8 @@ class TextRows(Generic[Said]):
     @property
     def room(self) -> int:
         """How many more rows the cells can take, after all that wait."""
-        return self._n_cells - (self._held.end - self._held.base)
+        held = self._held
+        return self._n_cells - held.count - held.pending._n
 
     # -- learning ----------------------------------------------------------------------------------
 
@@ -218,7 +222,7 @@ class TextRows(Generic[Said]):
         # What the head said was not kept: the last row is evaluated again.
         if self._held.said is None:
             self._return_last()
-        while self._held.pending:
+        while self._held.pending._n:
             self._put(self._chunk)
         return self._held.said
 
@@ -247,7 +251,8 @@ class TextRows(Generic[Said]):
         n = len(rows)
         # One assignment: an interrupt leaves either the old state or the new one.
         last = rows if n == 1 else rows[n - 1 :]
-        self._held = _Held(base, count + n, pending.drop(n), last, said, early)
+        pending = NONE_PENDING if n == pending._n else pending.drop(n)
+        self._held = _Held(base, count + n, pending, last, said, early)
 
     def _is_known(self, tokens: Sequence[int]) -> bool:
         """Return whether the last row is the one before a text's last token."""

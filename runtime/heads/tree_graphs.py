@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
 from specrun.runtime.drafter import Owned, close_all
-from specrun.runtime.heads.graphs import LengthGraphs, PossibleGraphs
+from specrun.runtime.heads.graphs import LengthGraphs, NativeShare, PossibleGraphs
 
 IntArray = npt.NDArray[np.int32]
 
@@ -68,13 +68,13 @@ class TreePlan:
 
 @dataclass(frozen=True, slots=True)
 class NamedChildren:
-    """The children of a tree by number: their tokens, of the target.
+    """The children of a tree by number: their tokens, of the target, and views of the rest.
 
     Where the plan has values, `values` are the natural logarithms of their path probabilities, and
     `rows` the numbers of the children that became rows, from the second depth's first row on.
     """
 
-    tokens: IntArray
+    tokens: list[int]
     values: npt.NDArray[np.float32] | None = None
     rows: IntArray | None = None
 
@@ -177,9 +177,9 @@ class TreeGraphs(LengthGraphs[int]):
             builder.output(name, builder.columns(table, 0, table.shape[0]))
 
     def run(self, graph: Graph) -> NamedChildren:
-        """Compute a graph whose inputs are filled; return views, valid until the next `run`."""
+        """Compute a graph whose inputs are filled; its views are valid until the next `run`."""
         graph.compute()
-        tokens = graph.peek("tokens")[0].view(np.int32)
+        [tokens] = graph.numbers("tokens")
         if not self.plan.has_values:
             return NamedChildren(tokens)
         values, rows = graph.peek("values")[0], graph.peek("rows")[0, : self.plan.n_drafted]
@@ -197,11 +197,11 @@ Trees = TypeVar("Trees", bound=Owned)
 class PlannedTrees(Generic[Trees]):
     """The graphs of a conversation's trees by their depth: one plan of each, the last asked for.
 
-    `make` makes those of a plan when they are first asked for.
+    `make` makes those of a plan when they are first asked for. Their time goes into `share`.
     """
 
-    def __init__(self, make: Callable[[TreePlan], Trees]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[TreePlan], Trees], share: NativeShare) -> None:
+        self._make, self._share = make, share
         self._of_depth: dict[int, tuple[TreePlan, PossibleGraphs[Trees]]] = {}
 
     def of(self, plan: TreePlan) -> PossibleGraphs[Trees]:
@@ -213,7 +213,7 @@ class PlannedTrees(Generic[Trees]):
         if known is not None:
             del self._of_depth[depth]
             known[1].close()
-        graphs = PossibleGraphs(functools.partial(self._make, plan))
+        graphs = PossibleGraphs(functools.partial(self._make, plan), self._share)
         self._of_depth[depth] = plan, graphs
         return graphs
 

@@ -7,14 +7,11 @@ evaluates (`heads.tree_graphs`); here they become a draft tree.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees.eagle2_tree import DynamicShape, NodeChoice
 from specrun.runtime.trees.topology import Topology
-
-IndexArray = npt.NDArray[np.intp]
 
 
 class GraphTrees:
@@ -54,7 +51,8 @@ class GraphTrees:
         """
         shape = self._shape.limited(max_depth, max_nodes)
         if isinstance(shape, Topology):
-            tokens: list[int] = named.tokens[self._numbers[: len(shape)]].tolist()
+            n = len(shape.parents)
+            tokens = [*map(named.tokens.__getitem__, self._numbers[:n])]
             return DraftTree.of_points(tokens, shape.parents)
         return self._best(named, shape, size)
 
@@ -66,7 +64,7 @@ class GraphTrees:
         assert named.rows is not None
         n = self.plan.first_children[shape.depth]
         values: list[float] = named.values[:n].tolist()
-        tokens, children = named.tokens.tolist(), [ROOT, *named.rows.tolist()]
+        tokens, children = named.tokens, [ROOT, *named.rows.tolist()]
         if size is not None:
             above = [children[row] for row in self._rows[:n]]
             # The graph adds logarithms.
@@ -82,7 +80,7 @@ class GraphTrees:
         return tree if size is None else size.drafted(tree)
 
 
-def _fixed_plan(topology: Topology) -> tuple[TreePlan, IndexArray]:
+def _fixed_plan(topology: Topology) -> tuple[TreePlan, list[int]]:
     """Return the plan of a shape, and the number of the child that each of its places is."""
     depths, children = topology.depths, topology.children
     levels = [[ROOT]] if len(topology) else []
@@ -91,13 +89,13 @@ def _fixed_plan(topology: Topology) -> tuple[TreePlan, IndexArray]:
         for level in range(1, len(topology.inner_widths))
     ]
     ranks = tuple(max(len(children[place]) for place in level) for level in levels)
-    numbers = np.zeros(len(topology), np.intp)
+    numbers = [0] * len(topology)
     first, chosen = 0, []
     for level, below, n_ranks in zip(levels, [*levels[1:], []], ranks, strict=True):
         for row, place in enumerate(level):
             for rank, child in enumerate(children[place]):
                 numbers[child] = first + row * n_ranks + rank
-        chosen.append(tuple(int(numbers[child]) - first for child in below))
+        chosen.append(tuple(numbers[child] - first for child in below))
         first += len(level) * n_ranks
     return TreePlan(ranks, topology.inner_widths, tuple(chosen[:-1])), numbers
 

@@ -335,7 +335,7 @@ def random_tree_of_points(generator: np.random.Generator, rows: list[np.ndarray]
     """A tree whose children often are what the rows say, some of them drafted twice or hidden."""
     builder = TreeBuilder()
     for _ in range(len(rows) - 1):
-        parents = [ROOT, *(place for place in range(len(builder)) if builder._is_candidate[place])]
+        parents = [ROOT, *(place for place in range(len(builder)) if place not in builder._hidden)]
         parent = int(generator.choice(parents))
         likely = int(rows[parent + 1].argmax())
         token = likely if generator.random() < 0.6 else int(generator.integers(len(rows[0])))

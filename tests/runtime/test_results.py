@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ class Row:
         self.reads = 0
         self.stale = False
 
-    def __call__(self, row: int = 0) -> np.ndarray:
+    def logits_of(self, index: int) -> np.ndarray:
         if self.stale:
             raise StaleViewError("overwritten")
         self.reads += 1
@@ -43,7 +45,7 @@ def play(keeper: LogprobKeeper, rows: list[Row], hold: list[int]) -> list[TokenE
     kept = []
     for index, row in enumerate(rows):
         made = event(row)
-        keeper.add(made)
+        keeper.current.append(weakref.ref(made))
         if index in hold:
             kept.append(made)
         del made
@@ -87,7 +89,7 @@ def test_the_last_answers_copy_becomes_a_number():
     keeper, row = LogprobKeeper(), Row(0)
     (kept,) = play(keeper, [row], [0])
     keeper.finish()
-    assert (kept._logprob, kept._logits, keeper._room) == (row.expected, None, None)
+    assert (kept._logprob, kept._row, keeper._room) == (row.expected, None, None)
 
 
 class HoldsItsRow(TokenEvent):
@@ -97,7 +99,7 @@ class HoldsItsRow(TokenEvent):
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
-        self._held = self._logits
+        self._held = self._decided_by
 
 
 def bytes_held(kind: Callable[..., TokenEvent]) -> int:
@@ -108,9 +110,10 @@ def bytes_held(kind: Callable[..., TokenEvent]) -> int:
         for number in range(300):
             rows = np.zeros((2, 32_000), np.float32)
             for row in rows:
-                events.append(kind("x", 7, "target", number, lambda _, row=row: row))
-                keeper.add(events[-1])
-            del rows, row
+                decided_by = SimpleNamespace(logits_of=lambda _, row=row: row)
+                events.append(kind("x", 7, "target", number, decided_by))
+                keeper.current.append(weakref.ref(events[-1]))
+            del rows, row, decided_by
             keeper.before_evaluation()
         keeper.finish()
         held = tracemalloc.get_traced_memory()[0]

@@ -87,8 +87,8 @@ def test_they_are_of_the_law_before_any_transformation(files: dict[str, Path]) -
     with Runtime(files["shallow"], context=CONTEXT) as runtime:
         stream = runtime.stream(PROMPTS[0], WARM, max_tokens=1, top_logprobs=320)
         event = next(stream)
-        assert callable(event._logits)
-        row = event._logits(0).astype(np.float64)
+        assert event._decided_by is not None
+        row = event._decided_by.logits_of(0).astype(np.float64)
         best = event.top_logprobs()
     law = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
     assert [token for token, _ in best] == np.argsort(-law, kind="stable").tolist()
@@ -100,7 +100,7 @@ def test_those_of_another_place_would_be_seen(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = answers(files["shallow"], "none", GREEDY)
-    monkeypatch.setattr(Round, "row_before", lambda self, index: 0)
+    monkeypatch.setattr(Round, "logits_of", lambda self, index: self.rows.logits(0))
     with pytest.raises(AssertionError):
         require_same(answers(files["shallow"], named(DRAFTERS[1], files), GREEDY), plain)
 

@@ -168,7 +168,7 @@ class CascadeDrafter(Drafter):
             # the node before it, never the residual that it came from.
             for index in range(len(this_round.tokens)):
                 if rows is not None:
-                    rows.take(len(laws) - 1, this_round.rows.logits(this_round.row_before(index)))
+                    rows.take(len(laws) - 1, this_round.logits_of(index))
                 if self._is_unsure(this_round, index, rule.laws, request):
                     return laws
                 laws.append(rule.laws[this_round.node_before(index)])
@@ -189,7 +189,7 @@ class CascadeDrafter(Drafter):
             tokens = self._text.tokens[: len(self._text.tokens) - len(this_round.tokens) + index]
             params = request.params
             params = ranking_params(params, RANKED_TOKENS) if params.is_greedy else params
-            row = this_round.rows.logits(this_round.row_before(index))
+            row = this_round.logits_of(index)
             law = transformed_law(row, params, penalty_window(tokens, (), params), request.state)
         return law.most_likely[1] < self._p_min
 

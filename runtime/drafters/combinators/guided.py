@@ -38,7 +38,7 @@ class GuidedDrafter(Drafter):
             drafter.max_leaves,
         )
         self.forced = self.forced_accepted = 0
-        self._drafter = drafter
+        self._drafter, self.waits = drafter, drafter.waits
         # What was asked for, the forced tokens, and what the drafter is asked for below them.
         self._asked: tuple[DraftRequest, list[int], DraftRequest] | None = None
         # Of this round: the forced tokens, the drafter's tree, and where its nodes went; None where

@@ -87,6 +87,7 @@ class SteppedDrafter(ModelDrafter, Generic[_Asked, _Found]):
 
     def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
         super().__init__(state, p_min=p_min, name=name)
+        self.waits = state.shares_context
         # A draft in the making, for which request, and the tree that came of it.
         self._steps: Generator[_Asked, _Found, DraftTree] | None = None
         self._request: DraftRequest | None = None

@@ -57,6 +57,7 @@ class DraftModelState:
         eos = context.model.vocabulary.eos
         self._stand_in = eos if eos is not None else 0
         self._part = context if isinstance(context, ContextPart) else None
+        self.shares_context = self._part is not None  # with other conversations
         self._unread: list[int] = []
 
     def cells(self, length: int) -> int:

@@ -89,8 +89,9 @@ class PairCells:
         self._native = NativeShare(head.device)
         self._graphs: dict[tuple[bool, int, int, int], Graph] = {}
         self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
-        self._chains = PossibleGraphs(lambda: PairChains(head, self._cache))
-        self._trees = PlannedTrees(lambda plan: PairTrees(self._head, self._cache, plan))
+        cache, share = self._cache, self._native
+        self._chains = PossibleGraphs(lambda: PairChains(head, cache), share)
+        self._trees = PlannedTrees(lambda plan: PairTrees(head, cache, plan), share)
         self.n_cells = self._cache.n_cells
 
     @property
@@ -149,13 +150,10 @@ class PairCells:
         cells after the first `count`, those of the first n - 1 tokens after them; each sees all
         cells before its own. None where one graph cannot do it.
         """
-
-        def run(chains: PairChains) -> ChainTokens:
-            self._check(tokens, count + len(tokens) + n - 1)
-            with self._native:
-                return chains.run(tokens, features, position, count, n, probabilities=probabilities)
-
-        return self._chains.draft(len(tokens), n, run)
+        m = len(tokens)
+        self._check(tokens, count + m + n - 1)
+        pairs = tokens, features, position, count
+        return self._chains.draft(m, n, PairChains.run, *pairs, n, probabilities)
 
     def tree(
         self, plan: TreePlan, tokens: Sequence[int], features: FloatRows, position: int, count: int
@@ -165,13 +163,10 @@ class PairCells:
         The pairs are those of `chain`; the tree's rows go into the cells after theirs. None where
         one graph cannot do it.
         """
-
-        def run(trees: PairTrees) -> NamedChildren:
-            self._check(tokens, count + len(tokens) + plan.n_drafted)
-            with self._native:
-                return trees.run(tokens, features, position, count)
-
-        return self._trees.of(plan).draft(len(tokens), len(plan.ranks), run)
+        m = len(tokens)
+        self._check(tokens, count + m + plan.n_drafted)
+        pairs = tokens, features, position, count
+        return self._trees.of(plan).draft(m, len(plan.ranks), PairTrees.run, *pairs)
 
     def close(self) -> None:
         """Free graphs and cache; calling it again does nothing."""
@@ -204,12 +199,11 @@ class PairCells:
             inputs["tokens"][0, n:], inputs["states"][n:] = 0, 0.0
         with self._native:
             graph.compute()
-        predicted = _floats(graph.peek("states"))[:n].copy()
+        predicted = graph.floats("states")[:n].copy()
         if highest:
-            parted = _floats(graph.peek("parted"))[:n].tolist()
-            tied = any(kept == left for kept, left in parted)
+            tied = [kept for kept, left in graph.floats("parted")[:n].tolist() if kept == left]
             named = head.target_tokens(tokens_by_rank(graph, n))
-            best_logits = _floats(graph.peek("highest"))[:n].copy()
+            best_logits = graph.floats("highest")[:n].copy()
             whole = self._whole_rows(graph, n) if tied else None
             return EagleRows(predicted, named, None, whole, best_logits)
         best, whole = ranked_tokens(graph, n), self._whole_rows(graph, n)
@@ -218,7 +212,7 @@ class PairCells:
     def _whole_rows(self, graph: Graph, n: int) -> FloatRows | None:
         """Return views: whole rows of a large vocabulary are too large to copy each depth."""
         head = self._head
-        return head.target_rows(_floats(graph.peek("logits"))[:n]) if head.whole_rows else None
+        return head.target_rows(graph.floats("logits")[:n]) if head.whole_rows else None
 
     def _check(self, tokens: Sequence[int], used: int) -> None:
         """Refuse what would end the process in ggml."""
@@ -265,7 +259,3 @@ class PairCells:
             if head.whole_rows:
                 builder.output("logits", logits)
             return builder.build()
-
-
-def _floats(array: npt.NDArray[np.generic]) -> FloatRows:
-    return array.astype(np.float32, copy=False)

@@ -41,7 +41,6 @@ class PairChains:
         position: int,
         count: int,
         n: int,
-        *,
         probabilities: bool,
     ) -> ChainTokens:
         """Return n tokens after m real pairs, tokens [m] and features [m, features].

@@ -47,12 +47,7 @@ class HydraState(TextRows[FloatRows]):
         # Without a prefix layer nothing lies in cells, so nothing limits the text.
         n_cells = sys.maxsize if heads.prefix is None else heads.prefix.n_cells
         super().__init__(self._evaluate_states, n_cells, ahead=0)
-        self._heads = heads
-
-    @property
-    def reads_all(self) -> bool:
-        """Whether it wants the states of all positions; otherwise the last one is enough."""
-        return self._heads.prefix is not None
+        self._heads, self.reads_all = heads, heads.prefix is not None
 
     def chain(
         self, tokens: Sequence[int], n: int, *, probabilities: bool = False
@@ -238,13 +233,6 @@ class HydraDrafter(StatesDrafter):
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, hidden] of the hidden states."""
         return copied_rows(rows.hidden_state, wanted)
-
-    def _learn(
-        self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]
-    ) -> None:
-        # Earlier states would be copied and never read.
-        first = 0 if self._state.reads_all else len(wanted) - 1
-        super()._learn(start + first, rows, wanted[first:], tokens)
 
 
 def _grow_by_rank(topology: Topology, heads: HydraCells, state: FloatRows, last: int) -> DraftTree:

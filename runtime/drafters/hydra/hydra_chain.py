@@ -78,7 +78,6 @@ class HydraChains:
         count: int,
         token: int,
         n: int,
-        *,
         probabilities: bool,
     ) -> ChainTokens:
         """Return n tokens after a token, below the last of the hidden states [m, hidden].

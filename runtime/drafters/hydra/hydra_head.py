@@ -299,8 +299,8 @@ class HydraCells:
         self._head = head
         self._native = NativeShare(head.device)
         self.prefix = None if head.prefix is None else head.prefix.cells(n_cells)
-        self._chains = PossibleGraphs(self._new_chains)
-        self._trees = PlannedTrees(self._new_trees)
+        self._chains = PossibleGraphs(self._new_chains, self._native)
+        self._trees = PlannedTrees(self._new_trees, self._native)
 
     @property
     def n_params(self) -> int:
@@ -363,12 +363,8 @@ class HydraCells:
         one graph cannot do it.
         """
         self._check(states, count, token, n)
-
-        def run(chains: HydraChains) -> ChainTokens:
-            with self._native:
-                return chains.run(states, position, count, token, n, probabilities=probabilities)
-
-        return self._chains.draft(len(states), n, run)
+        place = states, position, count, token
+        return self._chains.draft(len(states), n, HydraChains.run, *place, n, probabilities)
 
     def tree(
         self, plan: TreePlan, states: FloatRows, position: int, count: int, token: int
@@ -379,12 +375,8 @@ class HydraCells:
         """
         depth = len(plan.ranks)
         self._check(states, count, token, depth)
-
-        def run(trees: HydraTrees) -> NamedChildren:
-            with self._native:
-                return trees.run(states, position, count, token)
-
-        return self._trees.of(plan).draft(len(states), depth, run)
+        place = states, position, count, token
+        return self._trees.of(plan).draft(len(states), depth, HydraTrees.run, *place)
 
     def _check(self, states: FloatRows, count: int, token: int, depth: int) -> None:
         self._head.check_chain(token, depth)

@@ -72,7 +72,7 @@ class MedusaDrafter(Drafter):
         self.max_leaves = topology.n_leaves
         self._heads = heads
         self._native = NativeShare(heads.device)
-        self._together = together
+        self._together, self.waits = together, together is not None
         self._asked: AskedState | None = None
         self._topology = topology
         # Takes the whole tree's tokens from those of all heads, in one call.

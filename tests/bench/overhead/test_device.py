@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from specrun.bench.overhead import overhead
 from specrun.bench.overhead.device import SimulatedDevice, simulated_device, spin_until
 from specrun.bench.overhead.overhead import SETTINGS, OverheadOptions, measure_overhead
 from specrun.bindings.errors import OptionError
+from specrun.bindings.ggml import F32, ComputeDevice, GraphBuilder
 from specrun.bindings.library import llama
 from specrun.bindings.machine.devices import supports_gpu_offload
 from specrun.bindings.machine.placement import Placement, placing
@@ -131,11 +133,37 @@ def test_other_contexts_and_a_device_that_is_off_are_as_they_were(script: Script
 
 def test_the_library_is_as_it_was_afterwards() -> None:
     native = llama()
-    before = native.llama_decode, native.llama_synchronize, module.Graph.peek
+
+    def places() -> list[object]:
+        reads = [getattr(module.Graph, name) for name in ("peek", "floats", "numbers")]
+        return [native.llama_decode, native.llama_synchronize, module.Context.repeat, *reads]
+
+    before = places()
     with pytest.raises(KeyboardInterrupt), simulated_device() as device:
         assert native.llama_decode == device.decode
+        assert not any(place is other for place, other in zip(places(), before, strict=True))
         raise KeyboardInterrupt
-    assert (native.llama_decode, native.llama_synchronize, module.Graph.peek) == before
+    assert places() == before
+
+
+def test_what_is_read_of_heads_is_counted_whichever_way_it_is_read() -> None:
+    with simulated_device() as device, closing(ComputeDevice(n_threads=1)) as processor:
+        builder = GraphBuilder(processor)
+        builder.output("best", builder.argmax(builder.input("x", F32, 4, 3)))
+        builder.output("twice", builder.add(builder.input("y", F32, 5), builder.input("z", F32, 5)))
+        with closing(builder.build()) as graph:
+            for array in graph.inputs.values():
+                array[...] = range(array.shape[-1])
+            graph.compute()
+            assert graph.numbers("best") == [[3, 3, 3]]
+            assert graph.floats("twice").tolist() == [[0.0, 2.0, 4.0, 6.0, 8.0]]
+            assert device.counts.drafter_bytes == 0  # while it is off
+            device.wait_s = 3.0
+            reads = [(read, "best", 12) for read in ("numbers", "peek", "read")]
+            for read, name, n_bytes in (*reads, ("floats", "twice", 20)):
+                before = device.counts.copy()
+                getattr(graph, read)(name)
+                assert device.counts.since(before).drafter_bytes == n_bytes
 
 
 # -- a device that evaluates: a worker on the loopback ---------------------------------------------
