@@ -100,21 +100,15 @@ class AnswerClock:
         now = time.perf_counter() if self.left is None else self.left
         return now - self.started - self.elsewhere
 
-    def hand_out(self) -> None:
-        """Note that the consumer has a token, and goes on with it."""
-        self.left = now = time.perf_counter()
-        if self.first_token_s is None:
-            self.first_token_s = now - self.started - self.elsewhere
+    def note_first(self, now: float) -> None:
+        """Note that the consumer has the first token."""
+        self.first_token_s = now - self.started - self.elsewhere
 
     def come_back(self) -> None:
         """Note that the runtime goes on."""
         left, self.left = self.left, None
         if left is not None:
             self.elsewhere += time.perf_counter() - left
-
-    def stay(self) -> None:
-        """Note that the consumer is done, in time that counts: a device computed meanwhile."""
-        self.left = None
 
 
 class Answer:
@@ -354,7 +348,10 @@ class Answer:
         said.append(((token,), text))
         if index + 1 == len(pieces):
             self.spoken = None
-        self.clock.hand_out()
+        clock = self.clock
+        clock.left = now = time.perf_counter()
+        if clock.first_token_s is None:
+            clock.note_first(now)
         return event
 
     def take_round(self) -> None:
@@ -368,8 +365,9 @@ class Answer:
         if this_round.is_last:
             text += self._held_back()
         self._said.append((this_round.tokens[start : start + count], text))
-        self.clock.hand_out()
-        self.clock.come_back()
+        if self.clock.first_token_s is None:
+            self.clock.note_first(time.perf_counter())
+        self.clock.left = None
 
     def _held_back(self) -> str:
         """Return the text that the answer's last token carries beside its own."""

@@ -139,9 +139,10 @@ class LogprobKeeper:
     def before_evaluation(self) -> None:
         """Save what is still held, because the rows are about to be overwritten."""
         current, copied = self.current, self._copied
-        if copied is not None and (earlier := copied()) is not None:
-            earlier.settle()
-        self._copied = None
+        if copied is not None:
+            if (earlier := copied()) is not None:
+                earlier.settle()
+            self._copied = None
         if len(current) > 1:
             for reference in current[:-1]:
                 if (event := reference()) is not None:

@@ -375,13 +375,13 @@ class GenerationStream(Iterator[TokenEvent]):
         answer = self._answer
 
         def hand_out() -> None:
-            while (event := answer.next_event()) is not None:
+            while answer.spoken is not None and (event := answer.next_event()) is not None:
                 consume(event)
                 del event  # one that somebody holds costs the stream a copy of its logits
-                if answer.hand_out is not None:
-                    answer.clock.stay()
-                else:
+                if answer.hand_out is None:
                     answer.clock.come_back()
+                else:  # in time that counts: a device computed meanwhile
+                    answer.clock.left = None
 
         return self._run(hand_out)
 

@@ -18,6 +18,8 @@ from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
+_ROOT_ROWS = (0,)  # those of most rounds
+
 
 class Cells(Owned, Protocol):
     """What one conversation has of a head: its cache, and the native time that it caused."""
@@ -69,7 +71,7 @@ class StatesDrafter(Drafter):
         """Take the states of the root and the accepted nodes; learn how much pays."""
         # Row 0 is the root's, the last committed token: its position is one before the round's
         # first, and there is a row for it and for each token of the path.
-        tokens, wanted = outcome.tokens, outcome.path_rows
+        tokens, wanted = outcome.tokens, outcome.path_rows if outcome.path else _ROOT_ROWS
         start = len(tokens) - len(wanted) - (outcome.next_token is not None)
         self._learn(start, outcome.rows, wanted, tokens)
         if self._length is not None:
@@ -83,14 +85,9 @@ class StatesDrafter(Drafter):
         self._drafted = tree.tokens
         return tree
 
-    def within_what_pays(self, request: DraftRequest) -> tuple[DraftRequest, int | None]:
-        """Return the request as deep as `size` asks in this round, and that depth (0: not at all).
-
-        Without `size` the request as it is, and None.
-        """
-        if self._size is None:
-            return request, None
-        depth = self._size.depth_to_ask()
+    def within_what_pays(self, request: DraftRequest, size: TreeSize) -> tuple[DraftRequest, int]:
+        """Return the request as deep as `size` asks in this round, and that depth, maybe 0."""
+        depth = size.depth_to_ask()
         return request.within(depth, request.max_nodes), depth
 
     def rewind(self, length: int) -> None:

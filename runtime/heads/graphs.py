@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple
+from typing import Generic, Protocol, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -217,7 +217,7 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
 
 Graphs = TypeVar("Graphs", bound=Owned)
 Drafted = TypeVar("Drafted")
-Given = ParamSpec("Given")
+Given = TypeVarTuple("Given")
 
 
 class PossibleGraphs(Generic[Graphs]):
@@ -236,9 +236,8 @@ class PossibleGraphs(Generic[Graphs]):
         self,
         n_rows: int,
         depth: int,
-        run: Callable[Concatenate[Graphs, Given], Drafted],
-        *given: Given.args,
-        **named: Given.kwargs,
+        run: Callable[[Graphs, *Given], Drafted],
+        *given: *Given,
     ) -> Drafted | None:
         """Return the draft, `depth` tokens deep, that `run` makes after `n_rows` rows.
 
@@ -251,7 +250,7 @@ class PossibleGraphs(Generic[Graphs]):
         try:
             if self.graphs is None:
                 self.graphs = self._prepare()
-            return run(self.graphs, *given, **named)
+            return run(self.graphs, *given)
         except UnsupportedModelError:
             self._impossible = True
             return None

@@ -181,10 +181,10 @@ class TextRows(Generic[Said]):
         then sees less of the text, which costs acceptance and nothing else.
         """
         base, count, pending, last, said, early = held = self._held
-        after = start + len(rows)
-        if start == base + count + pending._n > base and after + self._ahead <= len(tokens):
+        after, ready = start + len(rows), len(tokens) - self._ahead
+        if start == base + count + pending._n > base and start < after <= ready:
             # What most rounds do: rows that follow those that are known, with all their tokens.
-            pending = pending.add(rows)
+            pending = PendingRows((*pending._pieces, rows), pending._n + len(rows))
             if early is None and after - base <= self._n_cells and pending._n <= self._chunk:
                 self._text[start:] = tokens[start : after + self._ahead]
                 self._held = _Held(base, count, pending, last, said)
@@ -280,7 +280,7 @@ class TextRows(Generic[Said]):
         base, count, pending, *_ = self._held
         position = base + count
         first = position + self._ahead
-        rows = pending.first(n)
+        rows = pending._pieces[0] if n == pending._n == 1 else pending.first(n)
         return RowPiece(self._text[first : first + len(rows)], rows, position, count)
 
 

@@ -65,13 +65,8 @@ def test_llama_cpp_pythons_own_sampler_gives_the_same_tokens() -> None:
     """Greedy, 64 tokens or up to the end token, with and without the drafter."""
     # On the processor alone: llama.cpp offers every model the devices that tests before this one
     # registered, such as workers that are gone, and a context on one of those ends the process.
-    own = Llama(
-        str(demo_target()),
-        n_ctx=1024,
-        split_mode=LLAMA_SPLIT_MODE_NONE,
-        main_gpu=-1,
-        verbose=False,
-    )
+    alone = {"split_mode": LLAMA_SPLIT_MODE_NONE, "main_gpu": -1}
+    own = Llama(str(demo_target()), n_ctx=1024, verbose=False, **alone)
     try:
         for drafter in ("none", "draft(n=5)"):
             with Runtime.demo(drafter, n_ctx=1024) as runtime:
