@@ -23,7 +23,7 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.tree_layout import Move, TreeLayout, layout_tree, moves_onto
+from specrun.runtime.tree_layout import TreeLayout, layout_tree, moves_onto
 
 # Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
 _PREFILL_CHUNK = 256
@@ -273,12 +273,13 @@ class TargetModel:
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep root and `path` for every sequence, touching only the round's positions."""
-        if tree.parents:
-            self._keep_at(text.n_cached, tree.parents, path)
         if path:
+            self._keep_at(text.n_cached, tree.parents, path)
             text.commit(map(tree.tokens.__getitem__, path))
-        else:
-            text.n_cached = len(text.tokens)
+            return
+        if tree.parents:  # no node is kept: whatever the tree's shape, all behind the root goes
+            self._drop(text.n_cached + 1)
+        text.n_cached = len(text.tokens)
 
     def _pieces(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield where pieces of a prompt begin and end, of at most so many tokens."""
@@ -346,12 +347,9 @@ class TargetModel:
             layout = layout_tree(parents, self._n_sequences, self._first_id)
         end = root + 1 + len(path)
         # Before anything is changed: it raises for what is no path.
-        moves: tuple[Move, ...] = ()
-        if path:
-            moves = moves_onto(tuple(path), parents, self._n_sequences, self._first_id)
+        moves = moves_onto(tuple(path), parents, self._n_sequences, self._first_id) if path else ()
         if layout.depth > len(path):  # what is deeper is dropped
-            for sequence in self._dropped:
-                memory.truncate(end, -1, sequence)
+            self._drop(end)
         if moves:
             # Its last node's sequences hold the whole path: the others take over what they lack.
             # Each move walks all cells of the context: sequences that hold the path make none.

@@ -18,7 +18,6 @@ from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.medusa.medusa_head import HeadsSaid, MedusaHead
 from specrun.runtime.drafters.medusa.together import AskedState, HeadsTogether
 from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
-from specrun.runtime.heads import NativeShare
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import options_of
 from specrun.runtime.target import EvaluatedRows
@@ -71,14 +70,14 @@ class MedusaDrafter(Drafter):
         self.max_nodes = len(topology)
         self.max_leaves = topology.n_leaves
         self._heads = heads
-        self._native = NativeShare(heads.device)
+        self._native_seconds = 0.0
         self._together, self.waits = together, together is not None
         self._asked: AskedState | None = None
         self._topology = topology
         # Takes the whole tree's tokens from those of all heads, in one call.
         self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
-        # One value, so that Ctrl-C leaves no state with another one's length: the features, and how
-        # many tokens were committed when they were taken.
+        # One value, so that Ctrl-C leaves no state with another one's length: the features (a copy,
+        # as rows die with the next evaluation), and how many tokens were committed then.
         self._state: tuple[npt.NDArray[np.float32], int] | None = None
         self._prompt_length = 0
         self.keeps_rows = heads.whole_rows
@@ -96,7 +95,7 @@ class MedusaDrafter(Drafter):
         """Keep the hidden state before the prompt's last token."""
         # The last token is the root of the first round, so the prompt ends one before it.
         if start + count == self._prompt_length - 1:
-            self._keep(rows, count - 1, self._prompt_length)
+            self._state = rows.hidden_state(count - 1).copy(), self._prompt_length
 
     def prepare(self, request: DraftRequest) -> bool:
         """Have the heads asked about this state with those of other conversations."""
@@ -122,10 +121,12 @@ class MedusaDrafter(Drafter):
         """Return what the heads say of a state, if they were not asked about it before."""
         asked, self._asked = self._asked, None
         if asked is not None and asked.state is state and asked.is_answered:
-            self._native.seconds += asked.seconds
+            self._native_seconds += asked.seconds
             return asked.said
-        with self._native:
-            return self._heads.said_of_one(state)
+        device, before = self._heads.device, self._heads.device.native_seconds
+        said = self._heads.said_of_one(state)
+        self._native_seconds += device.native_seconds - before
+        return said
 
     def _withdraw(self) -> None:
         asked, self._asked = self._asked, None
@@ -184,18 +185,15 @@ class MedusaDrafter(Drafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the hidden state that the target's own token came from."""
         # Row 0 is the root's: the state before the target's own token is the last accepted node's.
-        self._keep(outcome.rows, outcome.path[-1] + 1 if outcome.path else 0, len(outcome.tokens))
+        row = outcome.path[-1] + 1 if outcome.path else 0
+        self._state = outcome.rows.hidden_state(row).copy(), len(outcome.tokens)
         if self._size is not None:
             self._size.observe(outcome)
-
-    def _keep(self, rows: EvaluatedRows, row: int, known: int) -> None:
-        # A copy: rows are views that die with the next evaluation.
-        self._state = rows.hidden_state(row).copy(), known
 
     @property
     def native_seconds(self) -> float:
         """Time in the heads' graph that this conversation ran."""
-        return self._native.seconds
+        return self._native_seconds
 
     @property
     def n_params(self) -> int:
