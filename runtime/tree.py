@@ -271,7 +271,7 @@ class TreeBuilder:
         """
         first, n = len(self._tokens), len(tokens)
         if parent != ROOT:
-            self._require_parent(parent, first)
+            self._require_parent(parent, first, True)
         self._tokens.extend(tokens)
         self._parents.extend([parent] * n)
         self._siblings[parent] = Siblings(first, tokens, law)
@@ -287,9 +287,7 @@ class TreeBuilder:
     def add_hidden(self, parent: int, token: int) -> int:
         """Add a node that is evaluated and reported back, but never accepted."""
         # Not among the children: a drafted sibling with the same token needs a node of its own.
-        node = len(self._tokens)
-        self._hidden.add(node)
-        return self._append(parent, token)
+        return self._append(parent, token, candidate=False)
 
     def build(self) -> DraftTree:
         """Return the finished tree."""
@@ -303,17 +301,19 @@ class TreeBuilder:
         made = {parent: tuple(draws) for parent, draws in self._draws.items()}
         return _SiblingDraws(made, self._siblings) if self._siblings else made
 
-    def _append(self, parent: int, token: int) -> int:
+    def _append(self, parent: int, token: int, *, candidate: bool = True) -> int:
         node = len(self._tokens)
         if parent != ROOT:
-            self._require_parent(parent, node)
+            self._require_parent(parent, node, candidate)
+        if not candidate:
+            self._hidden.add(node)
         self._tokens.append(token)
         self._parents.append(parent)
         return node
 
-    def _require_parent(self, parent: int, node: int) -> None:
+    def _require_parent(self, parent: int, node: int, candidate: bool) -> None:
         if not ROOT < parent < node:
             raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
-        if parent in self._hidden and node not in self._hidden:
+        if candidate and parent in self._hidden:
             problem = f"node {parent} cannot be accepted"
             raise OptionError(f"{problem}, so nothing below it can be a candidate")

@@ -14,6 +14,7 @@ from support.enumeration import PROMPT, TOLERANCE, bias
 from support.scripted import PLAIN, LawTable, law_of
 from support.tree_laws import Grow, TableLaws, dynamic, fixed
 
+from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.law import Law
@@ -393,3 +394,19 @@ def test_siblings_are_the_draws_made_in_turn(seed: int) -> None:
             else:
                 assert mine.law.probs.tobytes() == other.law.probs.tobytes()
     assert ours.draws[ROOT] is ours.draws[ROOT]  # laws are worked out once
+
+
+def test_a_refused_node_leaves_no_mark() -> None:
+    builder = TreeBuilder()
+    with pytest.raises(OptionError, match="a tree of 0 nodes has no node 3"):
+        builder.add_hidden(3, 1)
+    builder.add(builder.add(ROOT, 1), 2)  # the number of the refused one, and it can be accepted
+    hidden = builder.add_hidden(ROOT, 1)
+    with pytest.raises(OptionError, match="node 2 cannot be accepted"):
+        builder.add(hidden, 2)
+    with pytest.raises(OptionError, match="node 2 cannot be accepted"):
+        builder.add_siblings(hidden, [2], Law.point(2))
+    builder.add_hidden(hidden, 3)
+    tree = builder.build()
+    assert (tree.tokens, tree.parents) == ((1, 2, 1, 3), (ROOT, 0, ROOT, 2))
+    assert (tree.is_candidate, tree.depths) == ((True, True, False, False), (1, 2, 1, 2))
