@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from specrun.bindings.models.nextn import nextn_rows
 FloatRows = npt.NDArray[np.float32]
 IdRows = npt.NDArray[np.int32]
 _LOGITS, _HIDDEN, _NEXTN = "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_nextn"
+_KINDS = {_HIDDEN: ("hidden states", "hidden_states"), _NEXTN: ("NextN states", "nextn_states")}
 _CANDIDATES = "llama_get_sampled_candidates_ith", "llama_get_sampled_logits_ith"
 
 
@@ -43,8 +44,14 @@ class OutputBuffers:
         self.generation = 0
         self._handle: NativeHandle | None = handle
         self._options = options
-        self._n_embd, self._n_embd_out = model.n_embd, model.n_embd_out
         self._n_vocab = model.vocabulary.size
+        # Of what may be read, by function or layer: how wide its rows are.
+        self._widths: dict[str | int, int] = {_LOGITS: self._n_vocab}
+        if options.hidden_states:
+            self._widths[_HIDDEN] = model.n_embd
+        if options.nextn_states:
+            self._widths[_NEXTN] = model.n_embd_out
+        self._widths |= dict.fromkeys(options.layer_inputs, model.n_embd)
         # By function, or layer: arrays by their address, and those of the last evaluation.
         self._views: dict[str | int, tuple[int, FloatRows]] = {}
         self._fresh: dict[str | int, tuple[int, FloatRows]] = {}
@@ -75,7 +82,7 @@ class OutputBuffers:
         # The buffer only moves when it grows, so views are made once and are good for all rounds.
         found = self._addresses[_LOGITS](self._handle or self._open())
         if found != address or len(rows) < count:
-            whole = self._view(_LOGITS, count, self._n_vocab)
+            whole = self.rows_of(_LOGITS, count)
             rows, self.matrix = list(whole), whole.data
             address = self._addresses[_LOGITS](self._open())  # a signal may close it on any line
         self.whole_rows = generation, address, rows
@@ -104,30 +111,6 @@ class OutputBuffers:
         # Of negative numbers the last row is -1.
         return self._over(name, self._addresses[name](handle, -count), count, self._n_vocab)
 
-    def hidden_states(self, count: int) -> FloatRows:
-        """Return the first `count` final hidden states, or more, [.., n_embd]."""
-        if not self._options.hidden_states:
-            self._require("hidden_states", "hidden states")
-        known = self._views.get(_HIDDEN)
-        address = self._addresses[_HIDDEN](self._handle or self._open())
-        # One call less than for others: every round of most heads asks for these, and once.
-        if known is not None and known[0] == address and len(known[1]) >= count:
-            return known[1]
-        return self._view(_HIDDEN, count, self._n_embd)
-
-    def layer_inputs(self, layer: int, count: int) -> FloatRows:
-        """Return the inputs of a layer at the first `count` tokens, or more, [.., n_embd]."""
-        self._require("layer_inputs", "layer inputs")
-        if layer not in self._options.layer_inputs:
-            problem = f"this context was made without the inputs of layer {layer}"
-            raise OptionError(f"{problem} (ContextOptions.layer_inputs)")
-        return self._view(layer, count, self._n_embd)
-
-    def nextn_states(self, count: int) -> FloatRows:
-        """Return what NextN blocks read of the first `count` tokens, [.., n_embd_out]."""
-        self._require("nextn_states", "NextN states")
-        return self._view(_NEXTN, count, self._n_embd_out)
-
     def renew(self) -> None:
         """Make all rows stale: the next evaluation begins."""
         self.generation += 1
@@ -152,17 +135,17 @@ class OutputBuffers:
             raise ClosedError("the context is closed")
         return handle
 
-    def _require(self, option: str, rows: str) -> None:
-        if not getattr(self._options, option):
-            problem = f"this context was made without {rows}"
-            raise OptionError(f"{problem} (ContextOptions.{option})")
+    def rows_of(self, source: str | int, count: int) -> FloatRows:
+        """Return the first `count` rows, or more, that a function's name, or a layer, stands for.
 
-    def _view(self, source: str | int, count: int, width: int) -> FloatRows:
-        """Return rows of the buffer that a function's name, or a layer's number, stands for."""
+        Raises `OptionError` for what the context was made without.
+        """
         generation = self.generation
         fresh = self._fresh.get(source)
         if fresh is not None and fresh[0] == generation and len(fresh[1]) >= count:
             return fresh[1]
+        if source not in self._widths:
+            self._refuse(source)
         handle = self._handle or self._open()
         address: int | None
         if isinstance(source, int):
@@ -175,9 +158,18 @@ class OutputBuffers:
             if not address:
                 problem = "this evaluation gave no rows: no token of the batch asked for output"
                 raise OptionError(problem)
-            known = address, self._over(source, address, count, width)
+            known = address, self._over(source, address, count, self._widths[source])
         self._fresh[source] = generation, known[1]
         return known[1]
+
+    def _refuse(self, source: str | int) -> NoReturn:
+        if isinstance(source, int) and self._options.layer_inputs:
+            rows, option = f"the inputs of layer {source}", "layer_inputs"
+        elif isinstance(source, int):
+            rows, option = "layer inputs", "layer_inputs"
+        else:
+            rows, option = _KINDS[source]
+        raise OptionError(f"this context was made without {rows} (ContextOptions.{option})")
 
     def _over(self, source: str | int, address: int, count: int, width: int) -> FloatRows:
         """Return an array of `count` rows, or more, over a buffer of 32-bit numbers."""
@@ -261,7 +253,7 @@ class Rows:
         buffers, is_fresh = self._buffers, self._generation == self._buffers.generation
         plain = is_fresh and self._indices is None and 0 <= row < self.count
         index = row if plain else self._index_of(row)
-        return buffers.hidden_states(self._native_count)[index]  # type: ignore[no-any-return]
+        return buffers.rows_of(_HIDDEN, self._native_count)[index]  # type: ignore[no-any-return]
 
     def layer_input(self, token: int, layer: int) -> FloatRows:
         """Return the input of a layer at one token of the batch, float32 of shape [n_embd], a view.
@@ -271,7 +263,7 @@ class Rows:
         self._buffers.require_fresh(self._generation)
         if not 0 <= token < self._n_tokens:
             raise OptionError(f"token {token} of an evaluation of {self._n_tokens} tokens")
-        return self._buffers.layer_inputs(layer, self._n_tokens)[token]  # type: ignore[no-any-return]
+        return self._buffers.rows_of(layer, self._n_tokens)[token]  # type: ignore[no-any-return]
 
     def nextn_state(self, token: int) -> FloatRows:
         """Return what NextN blocks read of a token, row or not: a float32 view [n_embd_out]."""
@@ -279,7 +271,7 @@ class Rows:
         if not 0 <= token < self._n_states:
             given = f"an evaluation that gave {self._n_states} states"
             raise OptionError(f"the state of token {token}, of {given}")
-        return self._buffers.nextn_states(self._n_states)[token]  # type: ignore[no-any-return]
+        return self._buffers.rows_of(_NEXTN, self._n_states)[token]  # type: ignore[no-any-return]
 
     def _index_of(self, row: int) -> int:
         if self._generation != self._buffers.generation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -83,12 +83,8 @@ class Graph:
         end = self._outputs[name]
         return end.array if end.is_mapped else end.fetch()
 
-    def floats(self, name: str) -> npt.NDArray[np.float32]:
-        """Return an output of 32-bit floats, as `peek`."""
-        if self._scheduler is None:
-            self._open()  # raises
-        end = self._outputs[name]
-        return cast("npt.NDArray[np.float32]", end.array if end.is_mapped else end.fetch())
+    floats = cast("Callable[[Graph, str], npt.NDArray[np.float32]]", peek)
+    """`peek` of an output of 32-bit floats."""
 
     def numbers(self, *names: str) -> list[list[int]]:
         """Return the whole numbers of outputs of the last `compute`: of each all, row by row."""

@@ -29,16 +29,13 @@ from specrun.runtime.drafter import Owned
 MOST_CHAIN_TOKENS = 64
 """The longest chain of one graph."""
 
-_CHAIN_WIDTHS = (1, 2, 4, 8)  # few, because each is a graph of all depths
-MOST_CHAIN_ROWS = _CHAIN_WIDTHS[-1]
+_CHAIN_WIDTHS = (1, 1, 2, 4, 4, 8, 8, 8, 8)  # by rows; few, as each is a graph of all depths
+MOST_CHAIN_ROWS = len(_CHAIN_WIDTHS) - 1
 """The most rows that a chain's graph catches up on before it drafts."""
+chain_width = _CHAIN_WIDTHS.__getitem__
+"""Returns the number of rows of the chain's graph that catches up on so many."""
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
-
-
-def chain_width(n: int) -> int:
-    """Return the number of rows of the chain's graph that catches up on n."""
-    return _CHAIN_WIDTHS[(n - 1).bit_length()]
 
 
 def filled_width(n: int) -> int:

@@ -40,15 +40,20 @@ class EagleState(TextRows[EagleRows]):
         self._cells = cells
         self._root: EagleRows | None = None
         self._nodes: DraftNodes | None = None
-        self.n_nodes = 0  # how many nodes of the draft were evaluated
         self._asked: dict[str, int] = {}  # how many of the highest logits, if any
         self._places: dict[tuple[int, int], int] = {}  # nodes by parent and token
 
     @property
     def room(self) -> int:
         """How many pairs or nodes may still be evaluated."""
-        held = self._held
-        return self._n_cells - held.count - held.pending._n - self.n_nodes
+        held, nodes = self._held, self._nodes
+        left = self._n_cells - held.count - held.pending._n
+        return left if nodes is None else left - len(nodes)
+
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes of the draft were evaluated."""
+        return 0 if self._nodes is None else len(self._nodes)
 
     def place_of(self, parent: int, token: int) -> int | None:
         """Return the number of the evaluated node of a token below another; None if none is."""
@@ -59,7 +64,7 @@ class EagleState(TextRows[EagleRows]):
 
         `highest` asks for so many logits of this row and of those below it.
         """
-        self._nodes, self.n_nodes = None, 0
+        self._nodes = None
         self._places = {}
         self._asked = {"highest": highest} if highest else {}
         self._root = self.said(tokens)
@@ -76,7 +81,7 @@ class EagleState(TextRows[EagleRows]):
         None where the last pair is not known, or the head has no graph for it.
         """
         # The chain overwrites the cells behind the real pairs, and with them all nodes.
-        self._nodes, self._root, self.n_nodes = None, None, 0
+        self._nodes = self._root = None
         piece = self.due(tokens, MOST_CHAIN_ROWS)
         n = min(n, 1 + self.room)
         if piece is None or n < 1:
@@ -100,7 +105,7 @@ class EagleState(TextRows[EagleRows]):
         None where the last pair is not known, there is no room for all of it, or the head has no
         graph for it.
         """
-        self._nodes, self._root, self.n_nodes = None, None, 0
+        self._nodes = self._root = None
         piece = self.due(tokens, MOST_CHAIN_ROWS)
         if piece is None or plan.n_drafted > self.room:
             return None
@@ -115,12 +120,12 @@ class EagleState(TextRows[EagleRows]):
         if self._nodes is None:
             # The root's predicted state is what the first depth is paired with.
             self._nodes = DraftNodes(self._root.states)
-        nodes, n_nodes, n, (base, count, *_) = self._nodes, self.n_nodes, len(tokens), self._held
+        nodes, n_nodes, n = self._nodes, len(self._nodes), len(tokens)
+        base, count, *_ = self._held
         first = count + n_nodes
         for node, named in enumerate(zip(parents, tokens, strict=True), n_nodes):
             self._places.setdefault(named, node)
         states, place = nodes.add(parents)
-        self.n_nodes += n
         # A node sees the whole text, its ancestors and itself: never its siblings.
         sees = np.empty((n, first + n), np.bool_)
         sees[:, :count], sees[:, count:] = True, place.sees
@@ -189,6 +194,9 @@ class DraftNodes:
     def __init__(self, root: FloatRows) -> None:
         self._parents: tuple[int, ...] = ()
         self._states = [root]
+
+    def __len__(self) -> int:
+        return len(self._parents)
 
     def add(self, parents: Sequence[int]) -> tuple[FloatRows, NodePlaces]:
         """Add nodes of one depth; return the states they read [n, hidden] and where they stand."""

@@ -181,9 +181,7 @@ class HydraDrafter(StatesDrafter):
                 laws.after, request.noise, len(request.tokens), most=most, points=True, stop=length
             )
             return rows.of(self.stopped(chain))
-        depth: int | None = None
-        if self._size is not None:
-            request, depth = self.within_what_pays(request, self._size)
+        request, depth = self.within_what_pays(request)
         if depth == 0:
             return rows.of(DraftTree())
         return rows.of(grow_draft(shape, laws, request, size=self._size))
@@ -194,9 +192,7 @@ class HydraDrafter(StatesDrafter):
         shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
         if length is not None:
             return self._stopped_chain(request, length, shape.max_nodes)
-        depth: int | None = None
-        if self._size is not None:
-            request, depth = self.within_what_pays(request, self._size)
+        request, depth = self.within_what_pays(request)
         if depth == 0:
             return DraftTree()
         if isinstance(shape, Topology) and shape.n_leaves == 1:

@@ -40,7 +40,7 @@ class _LastState:
         if self._prefix is None:
             return 0, 1
         # Cells are counted by the prefix layer alone: drafts never enter it.
-        return self._prefix.length(count + n), 1 if n == 1 else chain_width(n)
+        return self._prefix.length(count + n), chain_width(n)
 
     def add(self, builder: GraphBuilder, length: int, width: int) -> Tensor:
         """Add it to a graph of this size; return it, (hidden, 1)."""
