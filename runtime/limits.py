@@ -14,17 +14,18 @@ class RoundLimits:
     `n_ctx` is the context size, `max_nodes` the widest tree one evaluation takes, `max_tokens` the
     length of the answer (None: until the context is full), which begins where the first round is
     asked for. `n_max` is the most nodes that whoever asks for it wants drafted at once (None: any
-    number). `max_depth` and `max_nodes` are the deepest and the largest tree of a round.
+    number). `max_depth` and `max_nodes` are the deepest and the largest tree of a round; none is
+    deeper than it is large.
     """
 
     def __init__(
         self, *, n_ctx: int, max_nodes: int, max_tokens: int | None, n_max: int | None = None
     ) -> None:
         self._n_ctx = n_ctx
-        self._most_nodes = max_nodes if n_max is None else min(max_nodes, n_max)
-        self._most_depth = n_ctx if n_max is None else n_max
+        self._most = max_nodes if n_max is None else min(max_nodes, n_max)
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._end: int | None = None  # how many tokens there are where the answer ends
+        self._last_free = -1  # with how many a round may draft the most for the last time
         self.max_depth = self.max_nodes = 0  # of the round that was allowed last
 
     def next_round(self, n_committed: int) -> bool:
@@ -33,17 +34,20 @@ class RoundLimits:
         The last committed token is not cached yet, so it needs a position; then come the tree's
         nodes. The tree shrinks before the context overflows.
         """
+        if n_committed <= self._last_free:
+            return True  # as the round before
         if self._end is None:
             self._end = n_committed + self._max_tokens
+            self._last_free = min(self._end - 1, self._n_ctx) - self._most
         left, room = self._end - n_committed, self._n_ctx - n_committed
         # Where room is 0 the last token still has its position: a round without drafts.
         if left <= 0 or room < 0:
             return False
         # A round produces at most depth + 1 tokens.
         depth = room if left > room else left - 1
-        self.max_depth = depth if depth < self._most_depth else self._most_depth
+        self.max_depth = depth if depth < self._most else self._most
         # Siblings share a position but not a cell: the whole tree has to fit.
-        self.max_nodes = room if room < self._most_nodes else self._most_nodes
+        self.max_nodes = room if room < self._most else self._most
         return True
 
     def check(self, tree: DraftTree, drafter: str) -> None:

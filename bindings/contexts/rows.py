@@ -21,6 +21,7 @@ FloatRows = npt.NDArray[np.float32]
 IdRows = npt.NDArray[np.int32]
 _LOGITS, _HIDDEN, _NEXTN = "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_nextn"
 _KINDS = {_HIDDEN: ("hidden states", "hidden_states"), _NEXTN: ("NextN states", "nextn_states")}
+_NEVER_READ = -1, -1, np.empty((0, 0), np.float32)  # no generation, no address
 _CANDIDATES = "llama_get_sampled_candidates_ith", "llama_get_sampled_logits_ith"
 
 
@@ -52,9 +53,9 @@ class OutputBuffers:
         if options.nextn_states:
             self._widths[_NEXTN] = model.n_embd_out
         self._widths |= dict.fromkeys(options.layer_inputs, model.n_embd)
-        # By function, or layer: arrays by their address, and those of the last evaluation.
-        self._views: dict[str | int, tuple[int, FloatRows]] = {}
-        self._fresh: dict[str | int, tuple[int, FloatRows]] = {}
+        # By function, or layer: the generation in which they were read last, where they lay then,
+        # and a view. The buffer only moves when it grows, so a view is good for many rounds.
+        self._views: dict[str | int, tuple[int, int | None, FloatRows]] = {}
         self._fresh_candidates: tuple[int, tuple[IdRows, FloatRows]] | None = None
         # The generation of the rows of logits that were read last, their address, and views.
         self.whole_rows: tuple[int, int, list[FloatRows]] = (-1, 0, [])
@@ -108,8 +109,13 @@ class OutputBuffers:
         return self._sampled(self._open(), _CANDIDATES[1], count)
 
     def _sampled(self, handle: NativeHandle, name: str, count: int) -> FloatRows:
+        _, address, rows = self._views.get(name, _NEVER_READ)
         # Of negative numbers the last row is -1.
-        return self._over(name, self._addresses[name](handle, -count), count, self._n_vocab)
+        found = self._addresses[name](handle, -count)
+        if found != address or len(rows) < count:
+            rows = self._over(found, count, self._n_vocab)
+            self._views[name] = self.generation, found, rows
+        return rows
 
     def renew(self) -> None:
         """Make all rows stale: the next evaluation begins."""
@@ -119,7 +125,7 @@ class OutputBuffers:
         """Make all rows stale, for good."""
         self._handle = None
         self.renew()
-        self._views, self._fresh, self.whole_rows = {}, {}, (-1, 0, [])
+        self._views, self.whole_rows = {}, (-1, 0, [])
         self.matrix = None
 
     def require_fresh(self, generation: int) -> None:
@@ -141,26 +147,21 @@ class OutputBuffers:
         Raises `OptionError` for what the context was made without.
         """
         generation = self.generation
-        fresh = self._fresh.get(source)
-        if fresh is not None and fresh[0] == generation and len(fresh[1]) >= count:
-            return fresh[1]
+        known, address, rows = self._views.get(source, _NEVER_READ)
+        if known == generation and len(rows) >= count:
+            return rows
         if source not in self._widths:
             self._refuse(source)
         handle = self._handle or self._open()
-        address: int | None
+        found: int | None
         if isinstance(source, int):
-            address = self._layer_address(handle, source)
+            found = self._layer_address(handle, source)
         else:
-            address = self._addresses[source](handle)
-        # The buffer only moves when it grows, so the array over it is made once and reused.
-        known = self._views.get(source)
-        if known is None or known[0] != address or len(known[1]) < count:
-            if not address:
-                problem = "this evaluation gave no rows: no token of the batch asked for output"
-                raise OptionError(problem)
-            known = address, self._over(source, address, count, self._widths[source])
-        self._fresh[source] = generation, known[1]
-        return known[1]
+            found = self._addresses[source](handle)
+        if found != address or len(rows) < count:
+            rows = self._over(found, count, self._widths[source])
+        self._views[source] = generation, found, rows
+        return rows
 
     def _refuse(self, source: str | int) -> NoReturn:
         if isinstance(source, int) and self._options.layer_inputs:
@@ -171,16 +172,14 @@ class OutputBuffers:
             rows, option = _KINDS[source]
         raise OptionError(f"this context was made without {rows} (ContextOptions.{option})")
 
-    def _over(self, source: str | int, address: int, count: int, width: int) -> FloatRows:
-        """Return an array of `count` rows, or more, over a buffer of 32-bit numbers."""
-        known = self._views.get(source)
-        # The buffer only moves when it grows, so the array over it is made once and reused.
-        if known is None or known[0] != address or len(known[1]) < count:
-            flat: Any = (ctypes.c_float * (count * width)).from_address(address)
-            flat.keeps = self._open()  # as long as there is a view, its memory is not freed
-            known = (address, np.ctypeslib.as_array(flat).reshape(count, width))
-            self._views[source] = known
-        return known[1]
+    def _over(self, address: int | None, count: int, width: int) -> FloatRows:
+        """Return an array of `count` rows over a buffer of 32-bit numbers."""
+        if not address:
+            problem = "this evaluation gave no rows: no token of the batch asked for output"
+            raise OptionError(problem)
+        flat: Any = (ctypes.c_float * (count * width)).from_address(address)
+        flat.keeps = self._open()  # as long as there is a view, its memory is not freed
+        return np.ctypeslib.as_array(flat).reshape(count, width)
 
 
 class Rows:
@@ -250,9 +249,11 @@ class Rows:
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
-        buffers, is_fresh = self._buffers, self._generation == self._buffers.generation
-        plain = is_fresh and self._indices is None and 0 <= row < self.count
-        index = row if plain else self._index_of(row)
+        buffers = self._buffers
+        if self._indices is None and 0 <= row < self.count:
+            index = row if self._generation == buffers.generation else self._index_of(row)
+        else:
+            index = self._index_of(row)
         return buffers.rows_of(_HIDDEN, self._native_count)[index]  # type: ignore[no-any-return]
 
     def layer_input(self, token: int, layer: int) -> FloatRows:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,45 +24,6 @@ FloatRows = npt.NDArray[np.float32]
 Said = TypeVar("Said")
 
 _CHUNK = 64
-
-
-class PendingRows:
-    """A queue of rows; every change makes a new one, and copies none of the numbers."""
-
-    __slots__ = ("_n", "_pieces")
-
-    def __init__(self, pieces: tuple[FloatRows, ...] = (), n: int = 0) -> None:
-        self._pieces, self._n = pieces, n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def add(self, rows: FloatRows) -> PendingRows:
-        """Append rows [n, ...], which nobody may change any more."""
-        n = len(rows)
-        return PendingRows((*self._pieces, rows), self._n + n) if n else self
-
-    def first(self, n: int) -> FloatRows:
-        """Return the first n rows, or all if there are fewer; there must be some."""
-        # Concatenated only when read: rows wait for many rounds where nothing is drafted.
-        rows = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
-        return rows if n >= self._n else rows[:n]
-
-    def keep(self, n: int) -> PendingRows:
-        """Leave out all but the first n rows."""
-        if n >= self._n:
-            return self
-        return PendingRows((self.first(n),), n) if n > 0 else NONE_PENDING
-
-    def drop(self, n: int) -> PendingRows:
-        """Leave out the first n rows."""
-        if n >= self._n:
-            return NONE_PENDING
-        return PendingRows((self.first(self._n)[n:],), self._n - n)
-
-
-NONE_PENDING = PendingRows()
-"""No rows."""
 
 
 @dataclass(slots=True)
@@ -81,26 +42,15 @@ class RowPiece:
         return len(self.rows)
 
 
-class _Held(NamedTuple, Generic[Said]):
-    """All that is known, as one value.
+_Held = tuple[int, int, int, tuple[FloatRows, ...], FloatRows | None, Said | None, FloatRows | None]
+"""All that is known, as one value: base, count, end, pending, last, said, early.
 
-    The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`, those of the
-    next positions are pending. `last` [1, ...] are the numbers of the last row in a cell and `said`
-    what the head said after it, both None where they are not there any more. `early` [1, ...] is
-    the row after all of these, whose token is not known yet.
-    """
-
-    base: int = 0
-    count: int = 0  # type: ignore[assignment]  # a tuple counts its elements, too
-    pending: PendingRows = NONE_PENDING
-    last: FloatRows | None = None
-    said: Said | None = None
-    early: FloatRows | None = None
-
-    @property
-    def end(self) -> int:
-        """The position after the last row."""
-        return self[0] + self[1] + self[2]._n
+The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`; those of the next
+positions up to `end` are pending, pieces [n, ...] in their order, which nobody may change. `last`
+[1, ...] are the numbers of the last row in a cell and `said` what the head said after it, both None
+where they are not there any more. `early` [1, ...] is the row at `end`, whose token is not known
+yet."""
+# A plain tuple, made and taken apart in every round: one with names takes several times as long.
 
 
 class TextRows(Generic[Said]):
@@ -123,23 +73,23 @@ class TextRows(Generic[Said]):
         # Rows belong to the beginning of it that they depend on. What may follow means nothing: an
         # interrupt may have left it there.
         self._text: list[int] = []
-        self._held: _Held[Said] = _Held()
+        self._held: _Held[Said] = _nothing_from(0)
 
     @property
     def base(self) -> int:
         """The position of the first row."""
-        return self._held.base
+        return self._held[0]
 
     @property
     def count(self) -> int:
         """How many rows lie in cells."""
-        return self._held.count
+        return self._held[1]
 
     @property
     def room(self) -> int:
         """How many more rows the cells can take, after all that wait."""
-        held = self._held
-        return self._n_cells - held.count - held.pending._n
+        base, _, end, *_ = self._held
+        return self._n_cells - (end - base)
 
     # -- learning ----------------------------------------------------------------------------------
 
@@ -159,19 +109,19 @@ class TextRows(Generic[Said]):
 
     def _keep(self, end: int) -> None:
         """Keep the rows of positions before `end`."""
-        held = self._held
-        n = end - held.base
+        base, count, known, pending, last, said, _ = self._held
+        n = end - base
         # Nothing to forget behind what is known.
-        if end >= held.end:
+        if end >= known:
             return
         if n <= 0:
-            self._held = _Held()
-        elif n < held.count:
-            self._held = _Held(held.base, n)
+            self._held = _nothing_from(0)
+        elif n < count:
+            self._held = base, n, end, (), None, None, None
         else:
             # What lies in cells stays; of the pending rows those that still hold.
-            pending = held.pending.keep(n - held.count)
-            self._held = held._replace(pending=pending, early=None)
+            pending = (_joined(pending)[: n - count],) if n > count else ()
+            self._held = base, count, end, pending, last, said, None
 
     def learn(self, start: int, rows: FloatRows, tokens: Sequence[int]) -> None:
         """Take the rows [n, ...] of positions `start` on of the text `tokens`, never to be changed.
@@ -180,37 +130,38 @@ class TextRows(Generic[Said]):
         missing before these, or come before all that are known, the others are given up: the head
         then sees less of the text, which costs acceptance and nothing else.
         """
-        base, count, pending, last, said, early = held = self._held
-        after, ready = start + len(rows), len(tokens) - self._ahead
-        if start == base + count + pending._n > base and start < after <= ready:
+        base, count, end, pending, last, said, early = self._held
+        after, n_known = start + len(rows), len(tokens) - self._ahead
+        follow = start == end > base and early is None and start < after <= n_known
+        if follow and after - base <= self._n_cells and after - base - count <= self._chunk:
             # What most rounds do: rows that follow those that are known, with all their tokens.
-            pending = PendingRows((*pending._pieces, rows), pending._n + len(rows))
-            if early is None and after - base <= self._n_cells and pending._n <= self._chunk:
-                self._text[start:] = tokens[start : after + self._ahead]
-                self._held = _Held(base, count, pending, last, said)
-                return
+            self._text[start:] = tokens[start : after + self._ahead]
+            self._held = base, count, after, (*pending, rows), last, said, None
+            return
         # The row that came too early has its token now: it goes in front of the new ones.
-        if held.early is not None and start == held.end + 1:
-            start, rows = held.end, np.concatenate([held.early, rows])
-        if not held.base <= start <= held.end:
+        if early is not None and start == end + 1:
+            start, rows = end, np.concatenate([early, rows])
+        if not base <= start <= end:
             # A gap, or an earlier beginning: rows in cells are of consecutive positions.
-            self._held = held = _Held(base=start)
+            self._held = _nothing_from(start)
+            base, count, end, pending, last, said, early = self._held
             self._text = list(tokens[: max(0, start)])
-        known = held.end
-        ready = min(len(rows), len(tokens) - self._ahead - start)  # whose tokens are known
-        end = max(known, min(start + ready, held.base + self._n_cells))
-        last, early = held.last, held.early if end == known else None
+        known = end
+        ready = min(len(rows), n_known - start)  # whose tokens are known
+        end = max(known, min(start + ready, base + self._n_cells))
+        early = early if end == known else None
         # The row that has no token yet is kept, or the next round would begin behind a gap.
         if ready < len(rows) and end == start + ready:
             early = rows[ready : ready + 1]
-        all_in_cells = end == known and held.count and not held.pending
+        all_in_cells = end == known and count and not pending
         if all_in_cells and last is None and start < known <= start + len(rows):
             last = rows[known - 1 - start : known - start]  # it may have to be evaluated again
         self._text[max(0, known) :] = tokens[max(0, known) : end + self._ahead]
-        pending = held.pending.add(rows[known - start : end - start])
-        self._held = _Held(held.base, held.count, pending, last, held.said, early)
+        if end > known:
+            pending = (*pending, rows[known - start : end - start])
+        self._held = base, count, end, pending, last, said, early
         # Long prompts go into cells piece by piece: pending states are many numbers.
-        while len(self._held.pending) > self._chunk:
+        while self._n_pending > self._chunk:
             self._put(self._chunk)
 
     # -- drafting ----------------------------------------------------------------------------------
@@ -220,11 +171,11 @@ class TextRows(Generic[Said]):
         if not self._is_known(tokens):
             return None
         # What the head said was not kept: the last row is evaluated again.
-        if self._held.said is None:
+        if self._held[5] is None:
             self._return_last()
-        while self._held.pending._n:
-            self._put(self._chunk)
-        return self._held.said
+        while (waiting := self._n_pending) > 0:
+            self._put(min(self._chunk, waiting))
+        return self._held[5]
 
     def forget_said(self) -> None:
         """Have the last row evaluated again before anything is said after it."""
@@ -238,28 +189,39 @@ class TextRows(Generic[Said]):
         """
         if not self._is_known(tokens):
             return None
-        if not self._held.pending._n:
+        base, count, end, _, _, _, _ = self._held
+        if end == base + count:
             self._return_last()
+            return self._piece(1) if self._n_pending else None
         # At least one row stays for the draft's own graph, which needs a row to go on from.
-        while (waiting := self._held.pending._n) > most:
+        waiting = end - base - count
+        while waiting > most:
             self._put(min(self._chunk, waiting - 1))
-        return self._piece(waiting) if waiting else None
+            waiting = self._n_pending
+        return self._piece(waiting)
 
     def settle(self, piece: RowPiece, said: Said | None = None) -> None:
         """Note that the first pending rows lie in their cells, and what the head said then."""
-        (base, count, pending, _, _, early), rows = self._held, piece.rows
+        base, count, end, pending, _, _, early = self._held
+        rows = piece.rows
         n = len(rows)
-        # One assignment: an interrupt leaves either the old state or the new one.
+        count += n
         last = rows if n == 1 else rows[n - 1 :]
-        pending = NONE_PENDING if n == pending._n else pending.drop(n)
-        self._held = _Held(base, count + n, pending, last, said, early)
+        pending = (_joined(pending)[n:],) if base + count < end else ()
+        # One assignment: an interrupt leaves either the old state or the new one.
+        self._held = base, count, end, pending, last, said, early
+
+    @property
+    def _n_pending(self) -> int:
+        base, count, end, *_ = self._held
+        return end - base - count
 
     def _is_known(self, tokens: Sequence[int]) -> bool:
         """Return whether the last row is the one before a text's last token."""
-        base, count, pending, *_ = self._held
-        end = base + count + pending._n
+        held = self._held
+        end = held[2]
         # No row of this text at all, or the state of the last but one token is missing.
-        if end != len(tokens) - 1 or end == base:
+        if end != len(tokens) - 1 or end == held[0]:
             return False
         newest = end - 1 + self._ahead
         # With `ahead` 1 the row depends on the text's last token, which may be another one now.
@@ -267,21 +229,34 @@ class TextRows(Generic[Said]):
 
     def _return_last(self) -> None:
         """Let the last row wait again where none does: it is to be evaluated once more."""
-        held = self._held
-        if not held.pending._n and held.last is not None:
-            waiting = PendingRows((held.last,), 1)
-            self._held = _Held(held.base, held.count - 1, waiting, early=held.early)
+        base, count, end, _, last, _, early = self._held
+        if end == base + count and last is not None:
+            self._held = base, count - 1, end, (last,), None, None, early
 
     def _put(self, n: int) -> None:
         piece = self._piece(n)
         self.settle(piece, self._evaluate(piece))
 
     def _piece(self, n: int) -> RowPiece:
-        base, count, pending, *_ = self._held
+        """Return the first n pending rows; there must be as many."""
+        base, count, end, pending, _, _, _ = self._held
         position = base + count
+        rows = _joined(pending)
+        if position + n < end:
+            rows = rows[:n]
         first = position + self._ahead
-        rows = pending._pieces[0] if n == pending._n == 1 else pending.first(n)
-        return RowPiece(self._text[first : first + len(rows)], rows, position, count)
+        return RowPiece(self._text[first : first + n], rows, position, count)
+
+
+def _nothing_from(base: int) -> _Held[Any]:
+    """Return what is known where rows from a position on are to come."""
+    return base, 0, base, (), None, None, None
+
+
+def _joined(pending: tuple[FloatRows, ...]) -> FloatRows:
+    """Return pending rows as one array."""
+    # Only when they are read: rows wait for many rounds where nothing is drafted.
+    return pending[0] if len(pending) == 1 else np.concatenate(pending)
 
 
 def copied_rows(read: Callable[[int], FloatRows], wanted: Sequence[int]) -> FloatRows:

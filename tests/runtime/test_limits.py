@@ -21,7 +21,7 @@ def limits(n_ctx=100, max_nodes=16, max_tokens=None) -> RoundLimits:
 @pytest.mark.parametrize(
     ("committed", "allowed"),
     [
-        (1, (99, 16)),
+        (1, (16, 16)),
         (84, (16, 16)),
         (90, (10, 10)),
         (99, (1, 1)),
@@ -52,6 +52,19 @@ def test_the_length_counts_from_the_first_round_on():
     assert limit.next_round(13)
     assert limit.max_depth == 1
     assert not limit.next_round(15)
+
+
+def test_limits_of_rounds_one_after_the_other_are_those_of_a_round_alone():
+    for n_ctx, max_nodes, max_tokens in [(60, 7, None), (60, 7, 30), (60, 90, 30), (20, 0, 9)]:
+        in_turn = limits(n_ctx, max_nodes, max_tokens)
+        for committed in range(4, 70):
+            left = None if max_tokens is None else max(0, max_tokens - committed + 4)
+            alone = limits(n_ctx, max_nodes, left)
+            goes_on = in_turn.next_round(committed)
+            assert goes_on == alone.next_round(committed)
+            if goes_on:
+                assert in_turn.max_depth == alone.max_depth
+                assert in_turn.max_nodes == alone.max_nodes
 
 
 def test_without_a_length_only_the_context_ends_the_answer():

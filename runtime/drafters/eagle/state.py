@@ -46,8 +46,7 @@ class EagleState(TextRows[EagleRows]):
     @property
     def room(self) -> int:
         """How many pairs or nodes may still be evaluated."""
-        held, nodes = self._held, self._nodes
-        left = self._n_cells - held.count - held.pending._n
+        left, nodes = super().room, self._nodes
         return left if nodes is None else left - len(nodes)
 
     @property
@@ -83,8 +82,11 @@ class EagleState(TextRows[EagleRows]):
         # The chain overwrites the cells behind the real pairs, and with them all nodes.
         self._nodes = self._root = None
         piece = self.due(tokens, MOST_CHAIN_ROWS)
-        n = min(n, 1 + self.room)
-        if piece is None or n < 1:
+        if piece is None:
+            return None
+        # The last one needs no cell: nothing is drafted after it.
+        n = min(n, 1 + self._n_cells - piece.count - len(piece.tokens))
+        if n < 1:
             return None
         drafted = self._cells.chain(
             piece.tokens,

@@ -12,24 +12,37 @@ from support.interrupts import Interrupted
 from specrun.runtime.drafters.eagle import EagleRows, EagleState
 from specrun.runtime.drafters.eagle import state as eagle_state
 from specrun.runtime.drafters.hydra import HydraState
-from specrun.runtime.heads import ChainTokens, PendingRows, text_rows
+from specrun.runtime.heads import ChainTokens, RowPiece, TextRows, text_rows
 
 VOCAB = 50
 
 
 def test_rows_come_in_the_order_in_which_they_were_added() -> None:
-    rows = PendingRows().add(np.arange(3)[:, None])
-    rows = rows.add(np.zeros((0, 1))).add(np.arange(3, 8)[:, None])
-    assert len(rows) == 8
-    assert rows.first(2).tolist() == [[0], [1]]
-    later = rows.drop(2)
-    assert later.first(99)[:, 0].tolist() == [2, 3, 4, 5, 6, 7]
-    kept = later.keep(9).keep(4)
-    assert len(kept) == 4
-    assert kept.first(4)[:, 0].tolist() == [2, 3, 4, 5]
-    assert len(kept.drop(4)) == 0
-    assert len(kept.drop(4).add(np.ones((1, 1))).keep(0)) == 0
-    assert len(rows) == 8  # nothing that was done with them has changed them
+    put: list[tuple[int, list[int], list[float]]] = []  # position, tokens, rows
+
+    def evaluate(piece: RowPiece) -> int:
+        put.append((piece.position, piece.tokens, piece.rows[:, 0].tolist()))
+        return piece.position + len(piece)
+
+    rows = TextRows[int](evaluate, 40, ahead=1, chunk=4)
+    text = [*range(100, 120)]
+    numbers = np.arange(20, dtype=np.float32)[:, None]
+    rows.learn(0, numbers[:2], text[:3])
+    rows.learn(2, numbers[2:2], text[:3])
+    rows.learn(2, numbers[2:3], text[:4])
+    piece = rows.due(text[:4], 2)  # one stays: the others are put into their cells
+    assert piece is not None
+    assert (piece.position, piece.count, piece.tokens) == (2, 2, [103])
+    assert piece.rows[:, 0].tolist() == [2]
+    assert put == [(0, [101, 102], [0, 1])]
+    rows.settle(piece)
+    assert (rows.base, rows.count, rows.room) == (0, 3, 37)
+    rows.learn(3, numbers[3:9], text[:10])  # more than may wait
+    assert put[1:] == [(3, [104, 105, 106, 107], [3, 4, 5, 6])]
+    rows.cut(9)  # of what waits the first row still holds
+    assert rows.said(text[:9]) == 8
+    assert put[2:] == [(7, [108], [7])]
+    assert numbers[:, 0].tolist() == [*range(20)]  # nothing that was done has changed them
 
 
 class SummingHead(PairChainByDepth):
