@@ -240,7 +240,7 @@ class Answer:
                 continue
             if self.hand_out is not None:  # the last round, if it was not evaluated on a device
                 self.hand_out()
-            tokens = this_round.tokens
+            tokens = this_round.new
             pieces = session.vocabulary.pieces(tokens)
             if tokens[-1] in end_tokens:
                 pieces[-1] = b""
@@ -284,13 +284,13 @@ class Answer:
 
     def _count(self, this_round: Round) -> None:
         if this_round.rows is NOT_EVALUATED:
-            self._counter.count_spoken(len(this_round.tokens))
+            self._counter.count_spoken(len(this_round.new))
             return
-        tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
+        tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.new)
         if this_round.laws:
             conversation = self.session.conversation
             start = len(conversation.tokens) - n_new
-            self._departures.count(this_round.laws, this_round.tokens, conversation.noise, start)
+            self._departures.count(this_round.laws, this_round.new, conversation.noise, start)
         n_nodes = len(tree.tokens)
         if not n_nodes:
             self._counter.kinds[0, 0, 0, n_new, 0, 0] += 1
@@ -328,13 +328,14 @@ class Answer:
         this_round, number, pieces, base = spoken
         said = self._said
         index = len(said) - base
-        if index == len(pieces) or (self._stops and self._assembler.stopped_by is not None):
+        left = len(pieces) - index
+        if not left or (self._stops and self._assembler.stopped_by is not None):
             self.spoken = None
             return None
         text = self._assembler.push(pieces[index])
-        if this_round.is_last and index == len(pieces) - 1:
+        if left == 1 and this_round.is_last:
             text += self._held_back()
-        token = this_round.tokens[index]
+        token = this_round.new[index]
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
@@ -346,7 +347,7 @@ class Answer:
         else:
             event = TokenEvent(text, token, origin, number, None)
         said.append(((token,), text))
-        if index + 1 == len(pieces):
+        if left == 1:
             self.spoken = None
         clock = self.clock
         clock.left = now = time.perf_counter()
@@ -364,7 +365,7 @@ class Answer:
         text, count = self._assembler.push_all(pieces[start:])
         if this_round.is_last:
             text += self._held_back()
-        self._said.append((this_round.tokens[start : start + count], text))
+        self._said.append((this_round.new[start : start + count], text))
         if self.clock.first_token_s is None:
             self.clock.note_first(time.perf_counter())
         self.clock.left = None

@@ -106,22 +106,18 @@ NOT_EVALUATED: EvaluatedRows = _NotEvaluated()
 
 
 @dataclass(slots=True)
-class Round:
-    """One round: its accepted tokens in order, then the target's own (None after an end token).
+class Round(RoundOutcome):
+    """One round: its outcome, and what an answer has of it.
 
-    `tokens` are all of them. `rows` are the target's rows (0 for the root, node + 1 for a node),
-    valid until the next round starts, or `NOT_EVALUATED`. `is_last` says that none will. `laws` are
-    those of `Acceptance`, in the order of the tokens, and maybe more. `is_whole` says that the
-    answer is: it came to an end token, or to where its grammar allows nothing more.
+    `new` are the tokens that it committed, in order: the accepted ones, then the target's own. Its
+    rows are valid until the next round starts, or `NOT_EVALUATED`. `is_last` says that none will.
+    `laws` are those of `Acceptance`, in the order of the tokens, and maybe more. `is_whole` says
+    that the answer is: it came to an end token, or to where its grammar allows nothing more.
     """
 
     # Not frozen, as nothing is that a round makes: that costs a call for every field.
-    tree: DraftTree
-    path: tuple[int, ...]
-    next_token: int | None
-    tokens: list[int]
+    new: list[int]
     rejected: bool
-    rows: EvaluatedRows
     is_last: bool
     laws: tuple[tuple[Law, Law], ...] = ()
     is_whole: bool = False
@@ -148,8 +144,8 @@ def decode_rounds(
     drafter = settings.drafter or conversation.drafter
     limits, state, pause = settings.limits, settings.state, drafter.pause
     next_token: int | None
-    goes_on = limits.next_round(len(tokens))
-    while goes_on:
+    is_last = not limits.next_round(len(tokens))
+    while not is_last:
         start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
         tree, asked = NOTHING, not pause.rounds
@@ -158,8 +154,8 @@ def decode_rounds(
             while drafter.waits and not drafter.prepare(request):  # others draft meanwhile
                 yield None
             tree = drafter.propose(request)
-            if len(tree.tokens) > limits.max_depth or len(tree.tokens) > limits.max_nodes:
-                limits.check(tree, drafter.name)  # no tree is deeper than it is large
+            if len(tree.tokens) > limits.max_depth:  # which is the lower limit of the two
+                limits.check(tree, drafter.name)
         else:
             pause.rounds -= 1
         # Evaluate: the last token and the whole tree, in one batch, others' trees maybe beside it.
@@ -174,13 +170,16 @@ def decode_rounds(
         target.commit(conversation, tree, path)
         if next_token is not None:
             tokens.append(next_token)
+        whole = is_whole(tokens, settings.end_tokens, state)
+        is_last = whole or not limits.next_round(len(tokens))
+        new, rejected, laws = tokens[start:], accepted.rejected, accepted.laws
+        this_round = Round(
+            tokens, tree, path, next_token, rows, new, rejected, is_last, laws, whole
+        )
         # Observe: let the drafter learn what became of its guesses.
         if asked:
-            drafter.observe(RoundOutcome(tokens, tree, path, next_token, rows))
-        whole = is_whole(tokens, settings.end_tokens, state)
-        goes_on = not whole and limits.next_round(len(tokens))
-        new, is_last, laws = tokens[start:], not goes_on, accepted.laws
-        yield Round(tree, path, next_token, new, accepted.rejected, rows, is_last, laws, whole)
+            drafter.observe(this_round)
+        yield this_round
 
 
 def is_whole(tokens: Sequence[int], end_tokens: frozenset[int], state: SamplerState) -> bool:

@@ -164,8 +164,8 @@ class _Answer:
     def _spoken(self, token: int) -> Round:
         """Commit a token of the small model; the target will read it when it is asked."""
         is_last, whole = self._commit(token)
-        tree, rows = DraftTree.chain([token]), NOT_EVALUATED
-        return Round(tree, (0,), None, [token], False, rows, is_last, is_whole=whole)
+        outcome = self._conversation.tokens, DraftTree.chain([token]), (0,), None, NOT_EVALUATED
+        return Round(*outcome, [token], False, is_last, is_whole=whole)
 
     def _ask_target(self, rejected: DraftTree) -> Round:
         """Commit a token of the target, which reads what it missed."""
@@ -174,7 +174,8 @@ class _Answer:
         token = self._draw(rows.logits(0), conversation.noise, conversation.tokens, self._state)
         is_last, whole = self._commit(token)
         was_rejected = bool(rejected.tokens)
-        return Round(rejected, (), token, [token], was_rejected, rows, is_last, is_whole=whole)
+        outcome = conversation.tokens, rejected, (), token, rows
+        return Round(*outcome, [token], was_rejected, is_last, is_whole=whole)
 
     def _commit(self, token: int) -> tuple[bool, bool]:
         """Append a token; return whether it is the answer's last, and whether that is whole."""

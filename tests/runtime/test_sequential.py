@@ -196,7 +196,7 @@ def test_the_target_catches_up_in_one_evaluation_and_only_where_it_is_asked():
         # What it reads is the prompt and all that was said since it was last asked.
         ends = [len(PROMPT) + place for place in asked]
         assert target.missed == list(np.diff([0, *ends]))
-        assert [len(one.tokens) for one in rounds] == [1] * len(tokens)
+        assert [len(one.new) for one in rounds] == [1] * len(tokens)
         assert [one.is_last for one in rounds] == [False] * (len(tokens) - 1) + [True]
 
 

@@ -162,11 +162,11 @@ class CascadeDrafter(Drafter):
         laws: list[Law] = []
         rounds = filter(None, decode_rounds(model, self._text, settings))
         for number, this_round in enumerate(rounds, 1):
-            tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
+            tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.new)
             self._counter.count(tree.n_candidates, tree.candidate_depth, n_accepted, n_new)
             # A law is stored for every emitted token, also the recovered and bonus ones: the law at
             # the node before it, never the residual that it came from.
-            for index in range(len(this_round.tokens)):
+            for index in range(len(this_round.new)):
                 if rows is not None:
                     rows.take(len(laws) - 1, this_round.logits_of(index))
                 if self._is_unsure(this_round, index, rule.laws, request):
@@ -186,7 +186,7 @@ class CascadeDrafter(Drafter):
         # token's own probability would bias the text.
         law = laws[this_round.node_before(index)]
         if len(law.probs) == 1:  # a greedy law is always certain: what would it be otherwise?
-            tokens = self._text.tokens[: len(self._text.tokens) - len(this_round.tokens) + index]
+            tokens = self._text.tokens[: len(self._text.tokens) - len(this_round.new) + index]
             params = request.params
             params = ranking_params(params, RANKED_TOKENS) if params.is_greedy else params
             row = this_round.logits_of(index)

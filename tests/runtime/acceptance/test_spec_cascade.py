@@ -351,8 +351,8 @@ def test_without_q_the_drafted_token_stands_for_it_at_temperature_0(kind: str) -
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=12)
         settings = DecodeSettings(rule, SamplingParams(temperature=0.0), limits)
         for this_round in decode_rounds(TableTarget(table), conversation, settings):
-            start = len(conversation.tokens) - len(this_round.tokens)
-            for place, token in enumerate(this_round.tokens):
+            start = len(conversation.tokens) - len(this_round.new)
+            for place, token in enumerate(this_round.new):
                 prefix = conversation.tokens[: start + place]
                 p, best = table(prefix), int(table(prefix).argmax())
                 draws = this_round.tree.draws.get(this_round.node_before(place), ())

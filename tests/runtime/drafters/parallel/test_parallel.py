@@ -148,7 +148,7 @@ def test_drafts_are_the_best_tokens_at_the_positions_below_the_accepted_node(
         wanted = [int(table(prefix).argmax()) for prefix in ahead] if everywhere else []
         if made.is_last:
             break
-        text += made.tokens
+        text += made.new
         n_accepted += len(made.path)
     assert n_accepted > 0  # or rows below accepted candidates were never read
 
