@@ -233,7 +233,7 @@ class Context:
         low, high = batch.token_bounds
         # Batches of one shape differ in tokens and positions only.
         known = batch.checked_by is self and batch.first_position >= 0
-        if not (known and 0 <= low <= high < self._n_vocab):
+        if not known or low < 0 or high >= self._n_vocab:
             self._check_batch(batch)
         if FORK.lost:
             FORK.check()

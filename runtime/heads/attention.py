@@ -71,13 +71,20 @@ class KeyValueCache:
         self.spare = self.n_cells
         shape = ("F32", (sizes.kv_size, self.n_cells + 1))
         self._tensors = TensorStore(device, {"keys": shape, "values": shape})
+        # What `length` returned last, and the most cells that would have been too few for it.
+        self._length = 0, -1
 
     def length(self, used: int) -> int:
         """Return how many cells a graph reads so that it sees the first `used` of them."""
+        length, fewer = self._length
+        if fewer < used <= length:
+            return length
         # At most a quarter too many, or a step: a long text is not to need new graphs every few
         # rounds.
         step = max(_STEP, 1 << max(0, used.bit_length() - 3))
-        return min(-(-used // step) * step, self.n_cells)
+        length = -(-used // step) * step
+        self._length = min(length, self.n_cells), length - step
+        return self._length[0]
 
     def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
         """Return inputs for where n rows stand and what they see; `fill_places` fills them."""

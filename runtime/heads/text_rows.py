@@ -241,7 +241,7 @@ class TextRows(Generic[Said]):
         """Return the first n pending rows; there must be as many."""
         base, count, end, pending, _, _, _ = self._held
         position = base + count
-        rows = _joined(pending)
+        rows = pending[0] if len(pending) == 1 else _joined(pending)
         if position + n < end:
             rows = rows[:n]
         first = position + self._ahead

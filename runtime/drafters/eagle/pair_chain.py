@@ -55,11 +55,11 @@ class PairChains:
         inputs = graph.inputs
         fill_chain_places(graph, position, count, m, self._cache.spare, n - 1)
         if width == 1:
-            inputs["features"][...], inputs["tokens"][0, 0] = features, tokens[0]
+            inputs["features"][...], graph.flat["tokens"][0] = features, tokens[0]
         else:
             inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
             inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0
-            inputs["last"][...] = m - 1
+            graph.flat["last"][0] = m - 1
         return self._graphs.run(graph, probabilities=probabilities)
 
     def close(self) -> None:

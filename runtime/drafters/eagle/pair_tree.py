@@ -62,11 +62,11 @@ class PairTrees:
         inputs = graph.inputs
         fill_chain_places(graph, position, count, m, self._cache.spare, 0)
         if width == 1:
-            inputs["features"][...], inputs["tokens"][0, 0] = features, tokens[0]
+            inputs["features"][...], graph.flat["tokens"][0] = features, tokens[0]
         else:
             inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
             inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0
-            inputs["last"][...] = m - 1
+            graph.flat["last"][0] = m - 1
         if len(self._steps):
             # The root's row stands at position + m - 1.
             np.add(self._steps, position + m - 1, out=inputs["row_positions"][0])

@@ -57,7 +57,7 @@ class _LastState:
         self._prefix.fill(graph, states, position, count)
         if "last" in graph.inputs:
             # The heads read the last real row, not one that only fills the graph.
-            graph.inputs["last"][...] = len(states) - 1
+            graph.flat["last"][0] = len(states) - 1
 
 
 def _n_operations(head: HydraHead, n: int) -> int:
@@ -87,7 +87,7 @@ class HydraChains:
         graph = self._graphs.get(*self._state.size(len(states), count), n, probabilities)
         self._state.fill(graph, states, position, count)
         if "token" in graph.inputs:
-            graph.inputs["token"][...] = token
+            graph.flat["token"][0] = token
         return self._graphs.run(graph, probabilities=probabilities)
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class HydraTrees:
         """
         graph = self._graphs.get(*self._state.size(len(states), count))
         self._state.fill(graph, states, position, count)
-        graph.inputs["token"][...] = token
+        graph.flat["token"][0] = token
         return self._graphs.run(graph)
 
     def close(self) -> None:

@@ -78,6 +78,7 @@ class PrefixCells:
         self._graphs = LengthGraphs(self._build)
         self._cache = KeyValueCache(layer.device, layer.plan.attention, n_cells)
         self.n_cells = self._cache.n_cells
+        self.length = self._cache.length  # how many cells a graph reads that sees so many of them
         self.kv_size = layer.plan.attention.kv_size
 
     def evaluate(self, states: FloatRows, position: int, count: int) -> FloatRows:
@@ -97,10 +98,6 @@ class PrefixCells:
     def too_many(self, used: int) -> OptionError:
         """Return the error for more positions than there are cells."""
         return OptionError(f"a prefix layer with {self.n_cells} cells cannot hold {used} positions")
-
-    def length(self, used: int) -> int:
-        """Return how many cells a graph reads so that it sees the first `used` of them."""
-        return self._cache.length(used)
 
     def add(self, builder: GraphBuilder, n: int, length: int) -> Tensor:
         """Add the layer for n hidden states to a graph: return its output (hidden, n).
