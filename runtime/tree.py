@@ -106,12 +106,14 @@ class DraftTree:
     @staticmethod
     def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
         """Return a tree of point masses below `parents`: no two siblings may be equal."""
-        return DraftTree(tuple(tokens), parents, *_structure(parents))
+        depths, candidates, draws = _structure(parents)
+        return DraftTree(tuple(tokens), parents, depths, candidates, draws)
 
     @staticmethod
     def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
         """Return a chain of tokens, drawn from `laws` in turn or, without them, point masses."""
-        tree = DraftTree(tuple(tokens), *_chain_structure(len(tokens)))
+        parents, depths, candidates, draws = _chain_structure(len(tokens))
+        tree = DraftTree(tuple(tokens), parents, depths, candidates, draws)
         if laws:
             # Node i hangs below i - 1, and ROOT is -1.
             tree.draws = {i - 1: (Draw(i, laws[i]),) for i in range(len(tokens))}
@@ -120,7 +122,8 @@ class DraftTree:
     @staticmethod
     def drawn_chain(tokens: list[int], draws: ChainDraws) -> DraftTree:
         """Return a chain of tokens with the draws that they are from."""
-        return DraftTree(tuple(tokens), *_chain_structure(len(tokens))[:3], draws)
+        parents, depths, candidates, _ = _chain_structure(len(tokens))
+        return DraftTree(tuple(tokens), parents, depths, candidates, draws)
 
 
 @functools.lru_cache(maxsize=256)

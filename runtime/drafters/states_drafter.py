@@ -85,14 +85,9 @@ class StatesDrafter(Drafter):
         self._drafted = tree.tokens
         return tree
 
-    def within_what_pays(self, request: DraftRequest) -> tuple[DraftRequest, int | None]:
-        """Return the request as deep as `size` asks in this round, and that depth (0: not at all).
-
-        Without `size` the request as it is, and None.
-        """
-        if self._size is None:
-            return request, None
-        depth = self._size.depth_to_ask()
+    def within_what_pays(self, request: DraftRequest, size: TreeSize) -> tuple[DraftRequest, int]:
+        """Return the request as deep as `size` asks in a round, and that depth; 0: not at all."""
+        depth = size.depth_to_ask()
         return request.within(depth, request.max_nodes), depth
 
     def rewind(self, length: int) -> None:

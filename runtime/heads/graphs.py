@@ -72,7 +72,7 @@ class NativeShare:
 # -- best tokens by rank ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankedTokens:
     """A head's best tokens after n rows: `tokens` and natural `log_probs`, both [n, ranks]."""
 
@@ -214,7 +214,7 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
 
 Graphs = TypeVar("Graphs", bound=Owned)
 Drafted = TypeVar("Drafted")
-Given = TypeVarTuple("Given")
+Given = TypeVar("Given")
 
 
 class PossibleGraphs(Generic[Graphs]):
@@ -233,8 +233,8 @@ class PossibleGraphs(Generic[Graphs]):
         self,
         n_rows: int,
         depth: int,
-        run: Callable[[Graphs, *Given], Drafted],
-        *given: *Given,
+        run: Callable[[Graphs, Given], Drafted],
+        given: Given,
     ) -> Drafted | None:
         """Return the draft, `depth` tokens deep, that `run` makes after `n_rows` rows.
 
@@ -247,7 +247,7 @@ class PossibleGraphs(Generic[Graphs]):
         try:
             if self.graphs is None:
                 self.graphs = self._prepare()
-            return run(self.graphs, *given)
+            return run(self.graphs, given)
         except UnsupportedModelError:
             self._impossible = True
             return None

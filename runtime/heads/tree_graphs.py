@@ -66,7 +66,7 @@ class TreePlan:
         return np.repeat(np.arange(len(self.widths)), self.widths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NamedChildren:
     """The children of a tree by number: their tokens, of the target, and views of the rest.
 

@@ -38,7 +38,7 @@ RANKED_TOKENS = 40
 """Tokens among which point masses are chosen where the settings do not truncate."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HighestLogits:
     """The tokens of the highest logits after n nodes, one more than top-k keeps: both [n, k + 1].
 

@@ -7,23 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from specrun.runtime.heads import ChainTokens
+from specrun.runtime.heads import ChainTokens, RowPiece
 
 
 class PairChainByDepth:
     """For heads over pairs: `chain` made of `evaluate_features` and `evaluate`."""
 
-    def chain(
-        self,
-        tokens: Sequence[int],
-        features: np.ndarray,
-        position: int,
-        count: int,
-        n: int,
-        *,
-        probabilities: bool = False,
-    ) -> ChainTokens:
-        return pair_chain(self, tokens, features, position, count, n)
+    def chain(self, piece: RowPiece, n: int, *, probabilities: bool = False) -> ChainTokens:
+        return pair_chain(self, piece.tokens, piece.rows, piece.position, piece.count, n)
 
     def tree(self, *given: object) -> None:
         """No tree in one graph: it is grown depth by depth."""

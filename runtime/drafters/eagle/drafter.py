@@ -91,7 +91,9 @@ class EagleDrafter(StatesDrafter):
     def _drafted_tree(self, request: DraftRequest, kept: TreeRows | None) -> DraftTree:
         if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
-        request, depth = self.within_what_pays(request)
+        depth = None
+        if self._size is not None:
+            request, depth = self.within_what_pays(request, self._size)
         if depth == 0:
             return DraftTree()
         # Ranked tokens come from the head's graph; laws to draw from need whole rows.

@@ -24,6 +24,7 @@ from specrun.runtime.heads import (
     NativeShare,
     PlannedTrees,
     PossibleGraphs,
+    RowPiece,
     TreePlan,
     add_ranking,
     fill_places,
@@ -40,7 +41,7 @@ PairPlaces = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.
 them, [n, cells in use]."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EagleRows:
     """What a head says after n pairs: predicted states [n, hidden] and its best tokens.
 
@@ -136,37 +137,32 @@ class PairCells:
 
     def chain(
         self,
-        tokens: Sequence[int],
-        features: FloatRows,
-        position: int,
-        count: int,
+        piece: RowPiece,
         n: int,
         *,
         probabilities: bool = False,
     ) -> ChainTokens | None:
         """Evaluate m real pairs and a greedy chain below them in one graph: return its n tokens.
 
-        The pairs, tokens [m] and features [m, features] of positions `position` on, go into the
-        cells after the first `count`, those of the first n - 1 tokens after them; each sees all
-        cells before its own. None where one graph cannot do it.
+        The pairs, a piece's tokens [m] and rows [m, features], go into their cells, those of the
+        first n - 1 tokens after them; each sees all cells before its own. None where one graph
+        cannot do it.
         """
+        tokens = piece.tokens
         m = len(tokens)
-        self._check(tokens, count + m + n - 1)
-        pairs = tokens, features, position, count
-        return self._chains.draft(m, n, PairChains.run, *pairs, n, probabilities)
+        self._check(tokens, piece.count + m + n - 1)
+        return self._chains.draft(m, n, PairChains.run, (piece, n, probabilities))
 
-    def tree(
-        self, plan: TreePlan, tokens: Sequence[int], features: FloatRows, position: int, count: int
-    ) -> NamedChildren | None:
+    def tree(self, plan: TreePlan, piece: RowPiece) -> NamedChildren | None:
         """Evaluate m real pairs and a tree below them in one graph: return views of its children.
 
         The pairs are those of `chain`; the tree's rows go into the cells after theirs. None where
         one graph cannot do it.
         """
+        tokens = piece.tokens
         m = len(tokens)
-        self._check(tokens, count + m + plan.n_drafted)
-        pairs = tokens, features, position, count
-        return self._trees.of(plan).draft(m, len(plan.ranks), PairTrees.run, *pairs)
+        self._check(tokens, piece.count + m + plan.n_drafted)
+        return self._trees.of(plan).draft(m, len(plan.ranks), PairTrees.run, piece)
 
     def close(self) -> None:
         """Free graphs and cache; calling it again does nothing."""

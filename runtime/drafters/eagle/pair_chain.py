@@ -8,14 +8,13 @@ cache from that write on, so it sees the depths above it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder
 from specrun.runtime.heads.attention import KeyValueCache, fill_chain_places
 from specrun.runtime.heads.graphs import ChainGraphs, ChainTokens, chain_width
-from specrun.runtime.heads.text_rows import FloatRows
+from specrun.runtime.heads.text_rows import RowPiece
 
 if TYPE_CHECKING:
     from specrun.runtime.drafters.eagle.pair_head import PairHead
@@ -34,26 +33,20 @@ class PairChains:
         self._ids = head.chain_ids()
         self._graphs = ChainGraphs(head.device, self._build)
 
-    def run(
-        self,
-        tokens: Sequence[int],
-        features: FloatRows,
-        position: int,
-        count: int,
-        n: int,
-        probabilities: bool,
-    ) -> ChainTokens:
-        """Return n tokens after m real pairs, tokens [m] and features [m, features].
+    def run(self, given: tuple[RowPiece, int, bool]) -> ChainTokens:
+        """Return n tokens after m real pairs, a piece's tokens [m] and rows [m, features].
 
-        They go into the cells after the first `count`. Raises UnsupportedModelError where no
-        backend computes the graph.
+        Given are the piece, n, and whether probabilities are wanted. Raises UnsupportedModelError
+        where no backend computes the graph.
         """
+        piece, n, probabilities = given
+        tokens, features, count = piece.tokens, piece.rows, piece.count
         m = len(tokens)
         # Of n tokens the last is not fed back: n - 1 draft pairs need cells and places.
         width, length = chain_width(m), self._cache.length(count + m + n - 1)
         graph = self._graphs.get(length, width, n, probabilities)
         inputs = graph.inputs
-        fill_chain_places(graph, position, count, m, self._cache.spare, n - 1)
+        fill_chain_places(graph, piece.position, count, m, self._cache.spare, n - 1)
         if width == 1:
             inputs["features"][...], graph.flat["tokens"][0] = features, tokens[0]
         else:

@@ -8,7 +8,6 @@ made inside the graph, because in a dynamic tree only the graph knows which row 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, I64, Graph, GraphBuilder
 from specrun.runtime.heads.attention import KeyValueCache, Places, fill_chain_places, mask_below
 from specrun.runtime.heads.graphs import chain_width
-from specrun.runtime.heads.text_rows import FloatRows
+from specrun.runtime.heads.text_rows import RowPiece
 from specrun.runtime.heads.tree_graphs import NamedChildren, TreeGraphs, TreePlan
 
 if TYPE_CHECKING:
@@ -47,14 +46,13 @@ class PairTrees:
         self._numbers = np.arange(plan.n_drafted)
         self._own = 0, self._numbers
 
-    def run(
-        self, tokens: Sequence[int], features: FloatRows, position: int, count: int
-    ) -> NamedChildren:
-        """Return the children below m real pairs, tokens [m] and features [m, features].
+    def run(self, piece: RowPiece) -> NamedChildren:
+        """Return the children below m real pairs, a piece's tokens [m] and rows [m, features].
 
-        They go into the cells after the first `count`, and the rows of the tree into those after
-        them. Raises UnsupportedModelError where no backend computes the graph.
+        The rows of the tree go into the cells after theirs. Raises UnsupportedModelError where no
+        backend computes the graph.
         """
+        tokens, features, position, count = piece.tokens, piece.rows, piece.position, piece.count
         m = len(tokens)
         width, first = chain_width(m), count + m
         length = self._cache.length(first + len(self._steps))

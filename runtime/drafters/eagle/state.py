@@ -88,14 +88,7 @@ class EagleState(TextRows[EagleRows]):
         n = min(n, 1 + self._n_cells - piece.count - len(piece.tokens))
         if n < 1:
             return None
-        drafted = self._cells.chain(
-            piece.tokens,
-            piece.rows,
-            piece.position,
-            piece.count,
-            n,
-            probabilities=probabilities,
-        )
+        drafted = self._cells.chain(piece, n, probabilities=probabilities)
         if drafted is not None:
             # Only after the graph has run: an interrupt before leaves the pairs due again.
             self.settle(piece)
@@ -111,7 +104,7 @@ class EagleState(TextRows[EagleRows]):
         piece = self.due(tokens, MOST_CHAIN_ROWS)
         if piece is None or plan.n_drafted > self.room:
             return None
-        named = self._cells.tree(plan, piece.tokens, piece.rows, piece.position, piece.count)
+        named = self._cells.tree(plan, piece)
         if named is not None:
             self.settle(piece)
         return named

@@ -59,8 +59,7 @@ class HydraState(TextRows[FloatRows]):
         piece = self.due(tokens, MOST_CHAIN_ROWS)
         if piece is None:
             return None
-        place = piece.rows, piece.position, piece.count
-        drafted = self._heads.chain(*place, tokens[-1], n, probabilities=probabilities)
+        drafted = self._heads.chain(piece, tokens[-1], n, probabilities=probabilities)
         if drafted is not None:
             self.settle(piece)
         return drafted
@@ -73,7 +72,7 @@ class HydraState(TextRows[FloatRows]):
         piece = self.due(tokens, MOST_CHAIN_ROWS)
         if piece is None:
             return None
-        named = self._heads.tree(plan, piece.rows, piece.position, piece.count, tokens[-1])
+        named = self._heads.tree(plan, piece, tokens[-1])
         if named is not None:
             self.settle(piece)
         return named
@@ -181,7 +180,9 @@ class HydraDrafter(StatesDrafter):
                 laws.after, request.noise, len(request.tokens), most=most, points=True, stop=length
             )
             return rows.of(self.stopped(chain))
-        request, depth = self.within_what_pays(request)
+        depth = None
+        if self._size is not None:
+            request, depth = self.within_what_pays(request, self._size)
         if depth == 0:
             return rows.of(DraftTree())
         return rows.of(grow_draft(shape, laws, request, size=self._size))
@@ -192,11 +193,13 @@ class HydraDrafter(StatesDrafter):
         shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
         if length is not None:
             return self._stopped_chain(request, length, shape.max_nodes)
-        request, depth = self.within_what_pays(request)
+        depth = None
+        if self._size is not None:
+            request, depth = self.within_what_pays(request, self._size)
         if depth == 0:
             return DraftTree()
         if isinstance(shape, Topology) and shape.n_leaves == 1:
-            chain = self._state.chain(request.tokens, len(shape))
+            chain = self._state.chain(request.tokens, len(shape.parents))
             if chain is not None:
                 return DraftTree.chain(chain.tokens)
         else:

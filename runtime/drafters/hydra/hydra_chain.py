@@ -8,7 +8,7 @@ head reads, inside the graph. In a tree, every row of a head is one path.
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVarTuple
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder, Tensor
@@ -16,8 +16,9 @@ from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells
 from specrun.runtime.heads import (
     ChainGraphs,
     ChainTokens,
-    FloatRows,
+    LengthGraphs,
     NamedChildren,
+    RowPiece,
     TreeGraphs,
     TreePlan,
     chain_width,
@@ -26,6 +27,7 @@ from specrun.runtime.heads import (
 if TYPE_CHECKING:
     from specrun.runtime.drafters.hydra.hydra_head import HydraHead
 
+Key = TypeVarTuple("Key")
 _PREFIX_OPERATIONS, _HEAD_OPERATIONS, _BLOCK_OPERATIONS = 96, 56, 8
 
 
@@ -35,13 +37,6 @@ class _LastState:
     def __init__(self, head: HydraHead, prefix: PrefixCells | None) -> None:
         self._head, self._prefix = head, prefix
 
-    def size(self, n: int, count: int) -> tuple[int, int]:
-        """Return length and width of a graph for n positions after the first `count`."""
-        if self._prefix is None:
-            return 0, 1
-        # Cells are counted by the prefix layer alone: drafts never enter it.
-        return self._prefix.length(count + n), chain_width(n)
-
     def add(self, builder: GraphBuilder, length: int, width: int) -> Tensor:
         """Add it to a graph of this size; return it, (hidden, 1)."""
         if self._prefix is None:
@@ -49,15 +44,24 @@ class _LastState:
         x = self._prefix.add(builder, width, length)
         return builder.get_rows(x, builder.input("last", I32, 1)) if width > 1 else x
 
-    def fill(self, graph: Graph, states: FloatRows, position: int, count: int) -> None:
-        """Fill a graph's inputs: see `PrefixCells.evaluate`; without one, the last state alone."""
-        if self._prefix is None:
+    def filled(self, graphs: LengthGraphs[int, *Key], piece: RowPiece, *key: *Key) -> Graph:
+        """Return the graph for states of a text, filled with them, of those that a key tells apart.
+
+        They are filled in as in `PrefixCells.evaluate`; without one, the last state alone.
+        """
+        prefix, states = self._prefix, piece.rows
+        if prefix is None:
+            graph = graphs.get(0, 1, *key)
             graph.inputs["states"][0] = states[-1]
-            return
-        self._prefix.fill(graph, states, position, count)
+            return graph
+        n, count = len(states), piece.count
+        # Cells are counted by the prefix layer alone: drafts never enter it.
+        graph = graphs.get(prefix.length(count + n), chain_width(n), *key)
+        prefix.fill(graph, states, piece.position, count)
         if "last" in graph.inputs:
             # The heads read the last real row, not one that only fills the graph.
-            graph.flat["last"][0] = len(states) - 1
+            graph.flat["last"][0] = n - 1
+        return graph
 
 
 def _n_operations(head: HydraHead, n: int) -> int:
@@ -71,21 +75,14 @@ class HydraChains:
         self._head, self._state = head, _LastState(head, prefix)
         self._graphs = ChainGraphs(head.device, self._build)
 
-    def run(
-        self,
-        states: FloatRows,
-        position: int,
-        count: int,
-        token: int,
-        n: int,
-        probabilities: bool,
-    ) -> ChainTokens:
-        """Return n tokens after a token, below the last of the hidden states [m, hidden].
+    def run(self, given: tuple[RowPiece, int, int, bool]) -> ChainTokens:
+        """Return n tokens after a token, below the last of a piece's hidden states [m, hidden].
 
-        Raises UnsupportedModelError where no backend computes the graph.
+        Given are the piece, the token, n, and whether probabilities are wanted. Raises
+        UnsupportedModelError where no backend computes the graph.
         """
-        graph = self._graphs.get(*self._state.size(len(states), count), n, probabilities)
-        self._state.fill(graph, states, position, count)
+        piece, token, n, probabilities = given
+        graph = self._state.filled(self._graphs, piece, n, probabilities)
         if "token" in graph.inputs:
             graph.flat["token"][0] = token
         return self._graphs.run(graph, probabilities=probabilities)
@@ -124,13 +121,13 @@ class HydraTrees:
         self._embedding = head.embedding
         self._graphs = TreeGraphs(head.device, plan, self._build)
 
-    def run(self, states: FloatRows, position: int, count: int, token: int) -> NamedChildren:
-        """Return the children after a token, below the last of the hidden states [m, hidden].
+    def run(self, given: tuple[RowPiece, int]) -> NamedChildren:
+        """Return the children after a token, below the last of a piece's hidden states [m, hidden].
 
         Raises UnsupportedModelError where no backend computes the graph.
         """
-        graph = self._graphs.get(*self._state.size(len(states), count))
-        self._state.fill(graph, states, position, count)
+        piece, token = given
+        graph = self._state.filled(self._graphs, piece)
         graph.flat["token"][0] = token
         return self._graphs.run(graph)
 

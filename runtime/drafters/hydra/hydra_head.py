@@ -50,6 +50,7 @@ from specrun.runtime.heads import (
     PlannedTrees,
     PossibleGraphs,
     RankedTokens,
+    RowPiece,
     TreePlan,
     add_ranking,
     filled_width,
@@ -183,15 +184,6 @@ class HydraHead:
     def n_prepared(self) -> int:
         """How many heads are prepared: the longest path that can be asked about."""
         return len(self._ranks)
-
-    def check_chain(self, token: int, n: int) -> None:
-        """Raise OptionError for a chain of n tokens after a token that these heads cannot draft."""
-        if not 0 < n <= self.n_heads:
-            raise OptionError(
-                f"a chain of {n} tokens: these Hydra heads reach 1 to {self.n_heads} tokens deep"
-            )
-        if not 0 <= token < self.vocab_size:  # ggml would end the process
-            raise OptionError(f"a token outside the {self.vocab_size} tokens of these Hydra heads")
 
     def check_embeddings(self) -> None:
         """Raise UnsupportedModelError where a drafted token may have no embedding.
@@ -349,39 +341,41 @@ class HydraCells:
 
     def chain(
         self,
-        states: FloatRows,
-        position: int,
-        count: int,
+        piece: RowPiece,
         token: int,
         n: int,
         *,
         probabilities: bool = False,
     ) -> ChainTokens | None:
-        """Return n tokens of a greedy chain after a token and the last of the states [m, hidden].
+        """Return n tokens of a greedy chain after a token and the last state of a piece.
 
-        With a prefix layer all of them pass through it, as in `PrefixCells.evaluate`. None where
-        one graph cannot do it.
+        Its rows are hidden states [m, hidden]. With a prefix layer all of them pass through it, as
+        in `PrefixCells.evaluate`. None where one graph cannot do it.
         """
-        self._check(states, count, token, n)
-        place = states, position, count, token
-        return self._chains.draft(len(states), n, HydraChains.run, *place, n, probabilities)
+        m = len(piece.rows)
+        self._check(piece.count + m, token, n)
+        given = piece, token, n, probabilities
+        return self._chains.draft(m, n, HydraChains.run, given)
 
-    def tree(
-        self, plan: TreePlan, states: FloatRows, position: int, count: int, token: int
-    ) -> NamedChildren | None:
-        """Return views of the children of a plan's tree after a token and the last of the states.
+    def tree(self, plan: TreePlan, piece: RowPiece, token: int) -> NamedChildren | None:
+        """Return views of the children of a plan's tree after a token and a piece's last state.
 
-        The states are those of `chain`. None where one graph cannot do it.
+        The piece is that of `chain`. None where one graph cannot do it.
         """
-        depth = len(plan.ranks)
-        self._check(states, count, token, depth)
-        place = states, position, count, token
-        return self._trees.of(plan).draft(len(states), depth, HydraTrees.run, *place)
+        depth, m = len(plan.ranks), len(piece.rows)
+        self._check(piece.count + m, token, depth)
+        return self._trees.of(plan).draft(m, depth, HydraTrees.run, (piece, token))
 
-    def _check(self, states: FloatRows, count: int, token: int, depth: int) -> None:
-        self._head.check_chain(token, depth)
-        if self.prefix is not None and count + len(states) > self.prefix.n_cells:
-            raise self.prefix.too_many(count + len(states))
+    def _check(self, used: int, token: int, depth: int) -> None:
+        """Raise OptionError for a draft after a token, in cells up to `used`, that cannot be."""
+        head, prefix = self._head, self.prefix
+        if not 0 < depth <= head.n_heads:
+            reach = f"these Hydra heads reach 1 to {head.n_heads} tokens deep"
+            raise OptionError(f"a chain of {depth} tokens: {reach}")
+        if not 0 <= token < head.vocab_size:  # ggml would end the process
+            raise OptionError(f"a token outside the {head.vocab_size} tokens of these Hydra heads")
+        if prefix is not None and used > prefix.n_cells:
+            raise prefix.too_many(used)
 
     def _new_chains(self) -> HydraChains:
         self._head.check_embeddings()

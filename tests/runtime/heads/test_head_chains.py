@@ -25,6 +25,7 @@ from specrun.runtime.heads import (
     MOST_CHAIN_TOKENS,
     ChainTokens,
     KeyValueCache,
+    RowPiece,
     fill_chain_places,
 )
 from specrun.runtime.language import quoted
@@ -121,11 +122,13 @@ def check_rounds(
         tokens = random.integers(0, VOCAB, m).tolist()
         if isinstance(once, PairCells):
             used = count + m + n - 1
-            found = once.chain(tokens, features, count + 3, count, n, probabilities=True)
+            piece = RowPiece(tokens, features, count + 3, count)
+            found = once.chain(piece, n, probabilities=True)
             wanted = pair_chain(by_depth, tokens, features, count + 3, count, n)
         else:
             used = count + m
-            found = once.chain(features, count + 3, count, tokens[-1], n, probabilities=True)
+            piece = RowPiece(tokens, features, count + 3, count)
+            found = once.chain(piece, tokens[-1], n, probabilities=True)
             wanted = hydra_chain(by_depth, features, count + 3, count, tokens[-1], n)
         if found is None or found.log_probs is None:
             pytest.fail(NO_GRAPH)
@@ -168,13 +171,13 @@ def test_tokens_come_without_their_probabilities_too(opened: Callable[..., Cells
             if isinstance(head, PairCells):
                 features = features[:, : head._head.sizes.features]
                 found = [
-                    head.chain([1, 2], features, 0, 0, 4, probabilities=probabilities)
+                    head.chain(RowPiece([1, 2], features, 0, 0), 4, probabilities=probabilities)
                     for probabilities in (True, False)
                 ]
             else:
                 states = features[:, :HIDDEN]
                 found = [
-                    head.chain(states, 0, 0, 2, 4, probabilities=probabilities)
+                    head.chain(RowPiece([1, 2], states, 0, 0), 2, 4, probabilities=probabilities)
                     for probabilities in (True, False)
                 ]
             both, tokens = found
@@ -224,7 +227,7 @@ def test_a_key_in_the_wrong_cell_is_caught(
             if kind == "hydra++":
                 head = HydraCells.chain.__get__(once)
                 states = np.random.default_rng(0).normal(size=(4, HIDDEN)).astype(np.float32)
-                found = head(states, 0, 0, 5, 3, probabilities=True)
+                found = head(RowPiece([5] * 4, states, 0, 0), 5, 3, probabilities=True)
                 monkeypatch.undo()
                 wanted = hydra_chain(by_depth, states, 0, 0, 5, 3)
                 if found is None:
@@ -269,12 +272,11 @@ def test_a_backend_without_an_operation_leaves_the_chain_to_single_depths(
     with closing(opened(kind)) as head:
         for _ in range(2):
             if isinstance(head, PairCells):
-                assert (
-                    head.chain([1], np.zeros((1, head._head.sizes.features), np.float32), 0, 0, 3)
-                    is None
-                )
+                row = np.zeros((1, head._head.sizes.features), np.float32)
+                assert head.chain(RowPiece([1], row, 0, 0), 3) is None
             else:
-                assert head.chain(np.zeros((1, HIDDEN), np.float32), 0, 0, 1, 3) is None
+                row = np.zeros((1, HIDDEN), np.float32)
+                assert head.chain(RowPiece([1], row, 0, 0), 1, 3) is None
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hydra", "hydra++"])
@@ -316,17 +318,18 @@ def test_numbers_too_large_for_one_graph(opened: Callable[..., Cells]) -> None:
     with closing(opened("eagle")) as head:
         assert isinstance(head, PairCells)
         row = np.zeros((MOST_CHAIN_ROWS + 1, HIDDEN), np.float32)
-        assert head.chain([1] * len(row), row, 0, 0, 2) is None
-        assert head.chain([1], row[:1], 0, 0, MOST_CHAIN_TOKENS + 1) is None
+        one = RowPiece([1], row[:1], 0, 0)
+        assert head.chain(RowPiece([1] * len(row), row, 0, 0), 2) is None
+        assert head.chain(one, MOST_CHAIN_TOKENS + 1) is None
         with pytest.raises(OptionError, match="cannot hold"):
-            head.chain([1], row[:1], 0, head.n_cells - 1, 2)
+            head.chain(RowPiece([1], row[:1], 0, head.n_cells - 1), 2)
         with pytest.raises(OptionError, match="outside the 320 tokens"):
-            head.chain([VOCAB], row[:1], 0, 0, 2)
+            head.chain(RowPiece([VOCAB], row[:1], 0, 0), 2)
     with closing(opened("hydra++")) as head:
         assert isinstance(head, HydraCells)
         with pytest.raises(OptionError, match="reach 1 to 6 tokens"):
-            head.chain(row[:1], 0, 0, 1, 7)
+            head.chain(one, 1, 7)
         with pytest.raises(OptionError, match="cannot hold"):
-            head.chain(row[:1], 0, 768, 1, 2)
+            head.chain(RowPiece([1], row[:1], 0, 768), 1, 2)
         with pytest.raises(OptionError, match="outside the 320 tokens"):
-            head.chain(row[:1], 0, 0, -1, 2)
+            head.chain(one, -1, 2)

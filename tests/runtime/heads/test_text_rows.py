@@ -308,16 +308,11 @@ class SummingLayer:
         )
 
     def chain(
-        self,
-        states: np.ndarray,
-        position: int,
-        count: int,
-        token: int,
-        n: int,
-        *,
-        probabilities: bool = False,
+        self, piece: RowPiece, token: int, n: int, *, probabilities: bool = False
     ) -> ChainTokens:
-        return ChainTokens([int(self.states(states, position, count)[-1, 0]), token, n])
+        return ChainTokens(
+            [int(self.states(piece.rows, piece.position, piece.count)[-1, 0]), token, n]
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -24,7 +24,7 @@ from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.hydra import HydraDrafter, HydraState
 from specrun.runtime.drafters.hydra.drafter import HydraNodes
-from specrun.runtime.heads import ChainTokens, RankedTokens
+from specrun.runtime.heads import ChainTokens, RankedTokens, RowPiece
 from specrun.runtime.language import quoted
 from specrun.runtime.law import Law
 from specrun.runtime.tree import DraftTree, TreeBuilder
@@ -71,16 +71,9 @@ class TableHeads:
         return self.best_laws(state, paths), whole
 
     def chain(
-        self,
-        states: np.ndarray,
-        position: int,
-        count: int,
-        token: int,
-        n: int,
-        *,
-        probabilities: bool = False,
+        self, piece: RowPiece, token: int, n: int, *, probabilities: bool = False
     ) -> ChainTokens:
-        return hydra_chain(self, states, position, count, token, n)
+        return hydra_chain(self, piece.rows, piece.position, piece.count, token, n)
 
     def tree(self, *given: object) -> None:
         """No tree in one graph: it is grown depth by depth."""
