@@ -10,17 +10,23 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from specrun.bindings.library import address_of, native_function
+
+IntArray = npt.NDArray[np.int32]
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
 _PIECE_SIZE = 64  # longer ones are rare
 
 
 class DirectCalls(Protocol):
-    """The functions in C. Each takes the address of llama.cpp's function before its arguments."""
+    """The functions in C. Calls take the address of llama.cpp's function before its arguments."""
 
     def address(self, function: int, subject: int) -> int:
         """Return the address that a function gives for a context."""
@@ -33,6 +39,17 @@ class DirectCalls(Protocol):
 
     def piece(self, function: int, vocabulary: int, token: int, special: bool) -> bytes:
         """Return the bytes of a token."""
+
+    def fill(
+        self,
+        token_cells: memoryview,
+        position_cells: memoryview,
+        first: int,
+        tokens: Sequence[int] | IntArray,
+        start: int,
+        depths: Sequence[int],
+    ) -> tuple[int, int]:
+        """Write into a batch's memory: see `fill_cells`."""
 
 
 def _load() -> DirectCalls | None:
@@ -47,6 +64,30 @@ def _load() -> DirectCalls | None:
 
 CALLS = _load()
 """The calls, None where they were not compiled."""
+
+
+def fill_in_python(
+    token_cells: memoryview,
+    position_cells: memoryview,
+    first: int,
+    tokens: Sequence[int] | IntArray,
+    start: int,
+    depths: Sequence[int],
+) -> tuple[int, int]:
+    """Do what `fill_cells` does where nothing was compiled."""
+    if not len(tokens) == len(depths) > 0:
+        raise ValueError("tokens and depths do not fit a batch")
+    places = slice(first, first + len(depths))
+    token_cells[places] = array("i", [*tokens])
+    position_cells[places] = array("i", [start + depth for depth in depths])
+    return int(min(tokens)), int(max(tokens))
+
+
+fill_cells = fill_in_python if CALLS is None else CALLS.fill
+"""Write a batch's tokens, and the positions `start` + `depths`, into 32-bit cells from `first` on.
+
+Returns the lowest and the highest token. Raises OverflowError for what has more than 32 bits and
+ValueError for what does not fit."""
 
 
 def address_function(name: str) -> Callable[[int], int | None]:

@@ -1,4 +1,4 @@
-/* llama.cpp's small functions, called by address.
+/* llama.cpp's small functions, called by address, and a batch's tokens, written into its memory.
 
    ctypes converts every argument by its type and calls through libffi. Right after an evaluation
    none of that is in the processor's caches, and the call takes longer than what it calls. */
@@ -117,11 +117,80 @@ static PyObject *piece(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     return longer;
 }
 
+/* Open a writable array of 32-bit integers; -1 is an error. */
+static int open_integers(PyObject *given, Py_buffer *view)
+{
+    if (PyObject_GetBuffer(given, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE))
+        return -1;
+    if (view->itemsize == sizeof(int32_t) && view->format && view->format[0] == 'i')
+        return 0;
+    PyBuffer_Release(view);
+    PyErr_SetString(PyExc_TypeError, "an array of 32-bit integers is needed");
+    return -1;
+}
+
+/* Write start + number for each of a sequence's numbers, and note lowest and highest; -1 is an error. */
+static int write_integers(PyObject *sequence, int64_t start, int32_t *cells, int32_t bounds[2])
+{
+    PyObject **items = PySequence_Fast_ITEMS(sequence);
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int32_t number;
+        if (read_numbers(items + i, &number, 1))
+            return -1;
+        if (start + number > INT32_MAX || start + number < INT32_MIN) {
+            PyErr_SetString(PyExc_OverflowError, "a position has more than 32 bits");
+            return -1;
+        }
+        cells[i] = (int32_t)(start + number);
+        if (i == 0 || number < bounds[0])
+            bounds[0] = number;
+        if (i == 0 || number > bounds[1])
+            bounds[1] = number;
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(fill_doc,
+"fill(token_cells, position_cells, first, tokens, start, depths): write tokens and start + depths\n"
+"from the cell `first` on; return the lowest and the highest token.");
+
+static PyObject *fill(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    int32_t first, start, bounds[2], depths_bounds[2];
+    Py_buffer views[2];
+    PyObject *found = NULL, *tokens = NULL, *depths = NULL;
+    if (check_count(n_args, 6) || read_numbers(args + 2, &first, 1) || read_numbers(args + 4, &start, 1))
+        return NULL;
+    if (open_integers(args[0], &views[0]))
+        return NULL;
+    if (open_integers(args[1], &views[1])) {
+        PyBuffer_Release(&views[0]);
+        return NULL;
+    }
+    tokens = PySequence_Fast(args[3], "tokens are a sequence");
+    depths = tokens == NULL ? NULL : PySequence_Fast(args[5], "depths are a sequence");
+    if (depths != NULL) {
+        Py_ssize_t count = PySequence_Fast_GET_SIZE(tokens), end = first + count;
+        Py_ssize_t size = (views[0].len < views[1].len ? views[0].len : views[1].len) / 4;
+        if (count < 1 || count != PySequence_Fast_GET_SIZE(depths) || first < 0 || end > size)
+            PyErr_SetString(PyExc_ValueError, "tokens and depths do not fit a batch");
+        else if (!write_integers(tokens, 0, (int32_t *)views[0].buf + first, bounds)
+                 && !write_integers(depths, start, (int32_t *)views[1].buf + first, depths_bounds))
+            found = Py_BuildValue("(ii)", (int)bounds[0], (int)bounds[1]);
+    }
+    Py_XDECREF(tokens);
+    Py_XDECREF(depths);
+    PyBuffer_Release(&views[0]);
+    PyBuffer_Release(&views[1]);
+    return found;
+}
+
 #define FUNCTION(name, code) {#name, (PyCFunction)(void (*)(void))code, METH_FASTCALL, name##_doc}
 
 static PyMethodDef functions[] = {
     FUNCTION(address, address), FUNCTION(remove, remove_positions), FUNCTION(share, share),
-    FUNCTION(piece, piece), {NULL}};
+    FUNCTION(piece, piece), FUNCTION(fill, fill), {NULL}};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_calls", "Calls of llama.cpp by address; see DirectCalls.", -1, functions};
