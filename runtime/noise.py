@@ -221,8 +221,8 @@ class DraftNoise(SeededNoise):
         if len(law.probs) > SHORT:
             return choose_in_turn(self, law, count)
         if LOOPS is not None:
-            word, first = self._position_word(), self._choices + 1
-            tokens = LOOPS.distinct(law.probs, law.ids, count, word, first)
+            word = self._position_word() if self._word is None else self._word
+            tokens = LOOPS.distinct(law.probs, law.ids, count, word, self._choices + 1)
             # A law of one token asks for no number, here as in `choose`.
             self._choices += len(tokens) if len(law.probs) > 1 else 0
             return tokens

@@ -216,6 +216,10 @@ class Siblings(NamedTuple):
         return tuple(drawn)
 
 
+# As `Siblings` itself would, without a call of Python: trees are grown of them.
+_siblings = functools.partial(tuple.__new__, Siblings)
+
+
 class _SiblingDraws(Mapping[int, tuple[Draw, ...]]):
     """Draws by their parents, made when they are asked for: acceptance visits few of them."""
 
@@ -273,11 +277,11 @@ class TreeBuilder:
         It has no children yet.
         """
         first, n = len(self._tokens), len(tokens)
-        if parent != ROOT:
+        if not ROOT <= parent < first or parent in self._hidden:
             self._require_parent(parent, first, True)
         self._tokens.extend(tokens)
         self._parents.extend([parent] * n)
-        self._siblings[parent] = Siblings(first, tokens, law)
+        self._siblings[parent] = _siblings((first, tokens, law))
         return range(first, first + n)
 
     def _part(self, parent: int) -> None:

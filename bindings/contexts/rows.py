@@ -250,10 +250,9 @@ class Rows:
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
         buffers = self._buffers
-        if self._indices is None and 0 <= row < self.count:
-            index = row if self._generation == buffers.generation else self._index_of(row)
-        else:
-            index = self._index_of(row)
+        plain = self._indices is None and 0 <= row < self.count
+        is_fresh = plain and self._generation == buffers.generation
+        index = row if is_fresh else self._index_of(row)
         return buffers.rows_of(_HIDDEN, self._native_count)[index]  # type: ignore[no-any-return]
 
     def layer_input(self, token: int, layer: int) -> FloatRows:

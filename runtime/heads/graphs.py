@@ -230,11 +230,7 @@ class PossibleGraphs(Generic[Graphs]):
         self._impossible = False
 
     def draft(
-        self,
-        n_rows: int,
-        depth: int,
-        run: Callable[[Graphs, Given], Drafted],
-        given: Given,
+        self, n_rows: int, depth: int, run: Callable[[Graphs, Given], Drafted], given: Given
     ) -> Drafted | None:
         """Return the draft, `depth` tokens deep, that `run` makes after `n_rows` rows.
 

@@ -160,12 +160,12 @@ def tree_steps(
     builder = TreeBuilder()
     children = topology.children
     level = [(ROOT, ROOT)]  # (place in the topology, node) of what was evaluated last
-    level_laws: Sequence[Law] = (yield (), ()) if len(topology) else []
+    level_laws: Sequence[Law] = (yield (), ()) if topology.parents else []
     # Evaluated nodes are numbered in the order of their evaluation (`LawSource.below`): `first` is
     # the number of level[0], `evaluated` how many there are.
     first, evaluated = ROOT, 0
-    deepest = topology.max_depth - 1
-    for depth in range(topology.max_depth):
+    max_depth = topology.max_depth
+    for depth in range(max_depth):
         # All draws of a depth are for one position, and follow each other there.
         noise.seek(start + depth)
         grown: list[tuple[int, int]] = []
@@ -178,7 +178,7 @@ def tree_steps(
             place, node = level[index]
             places = children[place]
             made = propose(builder, node, law, len(places), noise)
-            if depth == deepest:  # leaves of the shape need no law: they are not evaluated
+            if depth == max_depth - 1:  # leaves of the shape need no law: they are not evaluated
                 continue
             # Fewer children than places where draws coincide or the law is exhausted.
             for below, (child, token) in zip(places, made, strict=False):

@@ -72,6 +72,10 @@ class DraftModelState:
         """Return the token, or a token that stands in for one that the draft model lacks."""
         return token if token < self._own_size else self._stand_in
 
+    def all_known(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return what `known` makes of each."""
+        return tokens if max(tokens) < self._own_size else [*map(self.known, tokens)]
+
     def shared(self, logits: Logits) -> Logits:
         """Return a row cut to the tokens of both models, a view."""
         return logits[: self._shared_size]
@@ -328,7 +332,7 @@ class DraftTreeState(DraftModelState):
             self._parents.append(parent)
             self._depths.append(depth)
             self._ids.append(sequence)
-        known = [self.known(token) for token in tokens]
+        known = self.all_known(tokens)
         self.depth_batch.fill_shape(known, base + depth - 1, _depth_shape((*ids,)))
 
     def _sequence_for(self, parent: int, end: int) -> int:

@@ -142,6 +142,10 @@ class SpelledModelState(DraftModelState):
         """Return the drafter's token for a shared one."""
         return self._map.spelled(token)[0]
 
+    def all_known(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return what `known` makes of each."""
+        return [*map(self.known, tokens)]
+
     def shared(self, logits: Logits) -> Logits:
         """Return a row by the target's ids, -inf where the drafter has no such token."""
         return self._map.row(logits)

@@ -135,13 +135,7 @@ class PairCells:
         """Evaluate pairs of tokens [n] and the target's features before them, [n, features]."""
         return self._evaluate(tokens, features, places, real=True, highest=highest)
 
-    def chain(
-        self,
-        piece: RowPiece,
-        n: int,
-        *,
-        probabilities: bool = False,
-    ) -> ChainTokens | None:
+    def chain(self, piece: RowPiece, n: int, *, probabilities: bool = False) -> ChainTokens | None:
         """Evaluate m real pairs and a greedy chain below them in one graph: return its n tokens.
 
         The pairs, a piece's tokens [m] and rows [m, features], go into their cells, those of the

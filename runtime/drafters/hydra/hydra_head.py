@@ -340,12 +340,7 @@ class HydraCells:
             return self._head.rows(state, paths)
 
     def chain(
-        self,
-        piece: RowPiece,
-        token: int,
-        n: int,
-        *,
-        probabilities: bool = False,
+        self, piece: RowPiece, token: int, n: int, *, probabilities: bool = False
     ) -> ChainTokens | None:
         """Return n tokens of a greedy chain after a token and the last state of a piece.
 
