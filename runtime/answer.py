@@ -145,6 +145,8 @@ class Answer:
         self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
         self._guided: GuidedDrafter | None = None
         self._counter = RoundCounter()
+        # Depths and candidates of the tree that was counted last, with `count_candidates` of them.
+        self._counted: tuple[tuple[int, ...], tuple[bool, ...], tuple[int, int]] = (), (), (0, 0)
         self._departures = Departures()
         self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
         self._keeper = LogprobKeeper()
@@ -297,7 +299,11 @@ class Answer:
             return
         # A path that was cut at its end token was not refused there.
         tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
-        n_candidates, depth = count_candidates(tree.depths, tree.is_candidate)
+        depths, candidates, counted = self._counted
+        if depths is not tree.depths or candidates is not tree.is_candidate:
+            counted = count_candidates(tree.depths, tree.is_candidate)
+            self._counted = tree.depths, tree.is_candidate, counted
+        n_candidates, depth = counted
         others = n_nodes - n_candidates
         self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
 

@@ -106,7 +106,11 @@ class DraftTree:
     @staticmethod
     def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
         """Return a tree of point masses below `parents`: no two siblings may be equal."""
-        depths, candidates, draws = _structure(parents)
+        known, structure = _RECENT[0]
+        if known is not parents:
+            structure = _structure(parents)
+            _RECENT[0] = parents, structure
+        depths, candidates, draws = structure
         return DraftTree(tuple(tokens), parents, depths, candidates, draws)
 
     @staticmethod
@@ -132,11 +136,12 @@ def count_candidates(depths: tuple[int, ...], is_candidate: tuple[bool, ...]) ->
     return sum(is_candidate), max(compress(depths, is_candidate), default=0)
 
 
+_Structure = tuple[tuple[int, ...], tuple[bool, ...], Mapping[int, tuple[Draw, ...]]]
+
+
 # Rounds repeat a few shapes: each is worked out once and shared, hence read-only.
 @functools.lru_cache(maxsize=256)
-def _structure(
-    parents: tuple[int, ...],
-) -> tuple[tuple[int, ...], tuple[bool, ...], Mapping[int, tuple[Draw, ...]]]:
+def _structure(parents: tuple[int, ...]) -> _Structure:
     """Return the depths, candidates and draws of a tree of point masses."""
     draws: dict[int, list[Draw]] = {}
     for node, parent in enumerate(parents):
@@ -152,6 +157,10 @@ def _depths_below(parents: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
     return tuple(depths), (True,) * len(parents)
+
+
+# The last one: a tuple's hash is not kept, and mostly the same shape is asked for again.
+_RECENT: list[tuple[tuple[int, ...], _Structure]] = [((), _structure(()))]
 
 
 @functools.lru_cache(maxsize=256)

@@ -53,8 +53,7 @@ class OutputBuffers:
         if options.nextn_states:
             self._widths[_NEXTN] = model.n_embd_out
         self._widths |= dict.fromkeys(options.layer_inputs, model.n_embd)
-        # By function, or layer: the generation in which they were read last, where they lay then,
-        # and a view. The buffer only moves when it grows, so a view is good for many rounds.
+        # By function, or layer: the generation that they were read in, where they lay, and a view.
         self._views: dict[str | int, tuple[int, int | None, FloatRows]] = {}
         self._fresh_candidates: tuple[int, tuple[IdRows, FloatRows]] | None = None
         # The generation of the rows of logits that were read last, their address, and views.

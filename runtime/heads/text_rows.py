@@ -49,8 +49,7 @@ The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`
 positions up to `end` are pending, pieces [n, ...] in their order, which nobody may change. `last`
 [1, ...] are the numbers of the last row in a cell and `said` what the head said after it, both None
 where they are not there any more. `early` [1, ...] is the row at `end`, whose token is not known
-yet."""
-# A plain tuple, made and taken apart in every round: one with names takes several times as long.
+yet. A tuple with names would take several times as long to make and to take apart."""
 
 
 class TextRows(Generic[Said]):

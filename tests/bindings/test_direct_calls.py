@@ -149,7 +149,6 @@ def test_what_does_not_fit_cells_is_refused(fill, first, given, start, depths, e
 
 @compiled
 def test_only_cells_of_32_bits_are_written():
-    assert CALLS is not None
     cells = np.zeros(4, np.int32).data
     for other in (np.zeros(4, np.int64).data, np.zeros(4, np.float32).data, bytearray(16)):
         for pair in ((cells, other), (other, cells)):

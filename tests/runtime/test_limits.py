@@ -63,8 +63,7 @@ def test_limits_of_rounds_one_after_the_other_are_those_of_a_round_alone():
             goes_on = in_turn.next_round(committed)
             assert goes_on == alone.next_round(committed)
             if goes_on:
-                assert in_turn.max_depth == alone.max_depth
-                assert in_turn.max_nodes == alone.max_nodes
+                assert (in_turn.max_depth, in_turn.max_nodes) == (alone.max_depth, alone.max_nodes)
 
 
 def test_without_a_length_only_the_context_ends_the_answer():

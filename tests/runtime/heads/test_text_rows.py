@@ -42,7 +42,7 @@ def test_rows_come_in_the_order_in_which_they_were_added() -> None:
     rows.cut(9)  # of what waits the first row still holds
     assert rows.said(text[:9]) == 8
     assert put[2:] == [(7, [108], [7])]
-    assert numbers[:, 0].tolist() == [*range(20)]  # nothing that was done has changed them
+    assert numbers[:, 0].tolist() == [*range(20)]  # nothing has changed them
 
 
 class SummingHead(PairChainByDepth):
