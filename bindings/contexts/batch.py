@@ -170,10 +170,7 @@ class Batch:
         Rounds repeat their shapes: only tokens and positions are written then.
         """
         if shape is not self._filled:
-            n = len(shape.depths)
-            if not 0 < n <= self.capacity:
-                raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
-            self._change_shape(n, shape)
+            self._change_shape(shape)
         if len(tokens) != len(shape.depths):
             raise OptionError(f"{len(tokens)} tokens in a shape for {len(shape.depths)}")
         self.token_bounds = fill_cells(
@@ -184,12 +181,9 @@ class Batch:
     def fill_shapes(self, parts: Sequence[tuple[Sequence[int], int, BatchShape]]) -> None:
         """Write several texts' tokens side by side, each in its shape from its position on."""
         shape = shapes_beside(tuple(shape for _, _, shape in parts))
-        n = len(shape.depths)
         if shape is not self._filled:
-            if not 0 < n <= self.capacity:
-                raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
-            self._change_shape(n, shape)
-        given = sum(len(tokens) for tokens, _, _ in parts)
+            self._change_shape(shape)
+        given, n = [len(tokens) for tokens, _, _ in parts], [len(own.depths) for *_, own in parts]
         if given != n:
             raise OptionError(f"{given} tokens in shapes for {n}")
         first, bounds = 0, list[int]()
@@ -200,8 +194,10 @@ class Batch:
         self.token_bounds = min(bounds), max(bounds)
         self.first_position = min(start for _, start, _ in parts)
 
-    def _change_shape(self, n: int, shape: BatchShape) -> None:
-        n_ids = len(shape.ids)
+    def _change_shape(self, shape: BatchShape) -> None:
+        n, n_ids = len(shape.depths), len(shape.ids)
+        if not 0 < n <= self.capacity:
+            raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
         if n_ids > self.max_ids:
             raise OptionError(f"{n_ids} sequence ids in a batch for {self.max_ids}")
         if shape.fewest_ids < 1:
