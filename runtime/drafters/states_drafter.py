@@ -65,15 +65,22 @@ class StatesDrafter(Drafter):
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Take the prompt's states."""
-        self._learn(start, rows, range(count), self._prompt)
+        held, wanted = self._text_rows, range(count)
+        if not held.reads_all:  # earlier states would be copied and never read
+            wanted = wanted[-1:]
+        states = self.read_states(rows, wanted)
+        held.learn(start + count - len(wanted), states, self._prompt)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take the states of the root and the accepted nodes; learn how much pays."""
         # Row 0 is the root's, the last committed token: its position is one before the round's
         # first, and there is a row for it and for each token of the path.
-        tokens, wanted = outcome.tokens, outcome.path_rows if outcome.path else _ROOT_ROWS
+        tokens, held = outcome.tokens, self._text_rows
+        wanted = outcome.path_rows if outcome.path else _ROOT_ROWS
+        if not held.reads_all:  # as over a prompt
+            wanted = wanted[-1:]
         start = len(tokens) - len(wanted) - (outcome.next_token is not None)
-        self._learn(start, outcome.rows, wanted, tokens)
+        held.learn(start, self.read_states(outcome.rows, wanted), tokens)
         if self._length is not None:
             self._length.observe(self._drafted, outcome)
             self._drafted = ()
@@ -93,14 +100,6 @@ class StatesDrafter(Drafter):
     def rewind(self, length: int) -> None:
         """Forget the states of tokens that were only guesses."""
         self._text_rows.cut(length)
-
-    def _learn(
-        self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]
-    ) -> None:
-        held = self._text_rows
-        if not held.reads_all:  # earlier states would be copied and never read
-            start, wanted = start + len(wanted) - 1, wanted[-1:]
-        held.learn(start, self.read_states(rows, wanted), tokens)
 
     @property
     def native_seconds(self) -> float:
