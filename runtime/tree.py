@@ -116,7 +116,8 @@ class DraftTree:
     @staticmethod
     def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
         """Return a chain of tokens, drawn from `laws` in turn or, without them, point masses."""
-        parents, depths, candidates, draws = _chain_structure(len(tokens))
+        known = _CHAINS.get(len(tokens))
+        parents, depths, candidates, draws = known or _chain_structure(len(tokens))
         tree = DraftTree(tuple(tokens), parents, depths, candidates, draws)
         if laws:
             # Node i hangs below i - 1, and ROOT is -1.
@@ -163,13 +164,14 @@ def _depths_below(parents: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool
 _RECENT: list[tuple[tuple[int, ...], _Structure]] = [((), _structure(()))]
 
 
-@functools.lru_cache(maxsize=256)
-def _chain_structure(
-    n: int,
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...], Mapping[int, tuple[Draw, ...]]]:
+# By their lengths, of which there are few: a cache with a limit would note every look.
+_CHAINS: dict[int, tuple[tuple[int, ...], *_Structure]] = {}
+
+
+def _chain_structure(n: int) -> tuple[tuple[int, ...], *_Structure]:
     """Return the parents, depths, candidates and draws of a chain of n point masses."""
     parents = (*range(ROOT, n - 1),)
-    return parents, *_structure(parents)
+    return _CHAINS.setdefault(n, (parents, *_structure(parents)))
 
 
 class ChainDraws(Mapping[int, tuple[Draw, ...]]):

@@ -125,7 +125,7 @@ class LengthGraphs(Generic[*Key]):
         """Return how many graphs are kept."""
         return len(self._graphs)
 
-    def get(self, length: int, *key: *Key) -> Graph:
+    def get(self, length: int, key: tuple[*Key]) -> Graph:
         """Return the graph that reads `length` cells; those of another length are closed."""
         if length != self._length:  # a text that has outgrown one does not come back to it soon
             LengthGraphs.close(self)

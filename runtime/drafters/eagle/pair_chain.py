@@ -44,7 +44,7 @@ class PairChains:
         m = len(tokens)
         # Of n tokens the last is not fed back: n - 1 draft pairs need cells and places.
         width, length = chain_width(m), self._cache.length(count + m + n - 1)
-        graph = self._graphs.get(length, width, n, probabilities)
+        graph = self._graphs.get(length, (width, n, probabilities))
         inputs = graph.inputs
         fill_chain_places(graph, piece.position, count, m, self._cache.spare, n - 1)
         if width == 1:

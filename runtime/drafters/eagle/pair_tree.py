@@ -56,7 +56,7 @@ class PairTrees:
         m = len(tokens)
         width, first = chain_width(m), count + m
         length = self._cache.length(first + len(self._steps))
-        graph = self._graphs.get(length, width)
+        graph = self._graphs.get(length, (width,))
         inputs = graph.inputs
         fill_chain_places(graph, position, count, m, self._cache.spare, 0)
         if width == 1:

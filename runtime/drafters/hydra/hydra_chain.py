@@ -44,19 +44,19 @@ class _LastState:
         x = self._prefix.add(builder, width, length)
         return builder.get_rows(x, builder.input("last", I32, 1)) if width > 1 else x
 
-    def filled(self, graphs: LengthGraphs[int, *Key], piece: RowPiece, *key: *Key) -> Graph:
+    def filled(self, graphs: LengthGraphs[int, *Key], piece: RowPiece, key: tuple[*Key]) -> Graph:
         """Return the graph for states of a text, filled with them, of those that a key tells apart.
 
         They are filled in as in `PrefixCells.evaluate`; without one, the last state alone.
         """
         prefix, states = self._prefix, piece.rows
         if prefix is None:
-            graph = graphs.get(0, 1, *key)
+            graph = graphs.get(0, (1, *key))
             graph.inputs["states"][0] = states[-1]
             return graph
         n, count = len(states), piece.count
         # Cells are counted by the prefix layer alone: drafts never enter it.
-        graph = graphs.get(prefix.length(count + n), chain_width(n), *key)
+        graph = graphs.get(prefix.length(count + n), (chain_width(n), *key))
         prefix.fill(graph, states, piece.position, count)
         if "last" in graph.inputs:
             # The heads read the last real row, not one that only fills the graph.
@@ -82,7 +82,7 @@ class HydraChains:
         UnsupportedModelError where no backend computes the graph.
         """
         piece, token, n, probabilities = given
-        graph = self._state.filled(self._graphs, piece, n, probabilities)
+        graph = self._state.filled(self._graphs, piece, (n, probabilities))
         if "token" in graph.inputs:
             graph.flat["token"][0] = token
         return self._graphs.run(graph, probabilities=probabilities)
@@ -127,7 +127,7 @@ class HydraTrees:
         Raises UnsupportedModelError where no backend computes the graph.
         """
         piece, token = given
-        graph = self._state.filled(self._graphs, piece)
+        graph = self._state.filled(self._graphs, piece, ())
         graph.flat["token"][0] = token
         return self._graphs.run(graph)
 

@@ -90,7 +90,7 @@ class PrefixCells:
         n, used = len(states), count + len(states)
         if n < 1 or used > self.n_cells:
             raise self.too_many(used)
-        graph = self._graphs.get(self._cache.length(used), filled_width(n))
+        graph = self._graphs.get(self._cache.length(used), (filled_width(n),))
         self.fill(graph, states, position, count)
         graph.compute()
         return graph.read("output")[:n].astype(np.float32, copy=False)
