@@ -116,8 +116,8 @@ class DraftTree:
     @staticmethod
     def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
         """Return a chain of tokens, drawn from `laws` in turn or, without them, point masses."""
-        known = _CHAINS.get(len(tokens))
-        parents, depths, candidates, draws = known or _chain_structure(len(tokens))
+        n = len(tokens)
+        parents, depths, candidates, draws = _CHAINS.get(n) or _chain_structure(n)
         tree = DraftTree(tuple(tokens), parents, depths, candidates, draws)
         if laws:
             # Node i hangs below i - 1, and ROOT is -1.
@@ -127,7 +127,8 @@ class DraftTree:
     @staticmethod
     def drawn_chain(tokens: list[int], draws: ChainDraws) -> DraftTree:
         """Return a chain of tokens with the draws that they are from."""
-        parents, depths, candidates, _ = _chain_structure(len(tokens))
+        n = len(tokens)
+        parents, depths, candidates, _ = _CHAINS.get(n) or _chain_structure(n)
         return DraftTree(tuple(tokens), parents, depths, candidates, draws)
 
 
