@@ -146,9 +146,8 @@ def decode_rounds(
     next_token: int | None
     is_last = not limits.next_round(len(tokens))
     while not is_last:
-        start = len(tokens)
         # Propose: a tree of guesses below the last token, and the law that each was drawn from.
-        tree, asked = NOTHING, not pause.rounds
+        start, tree, asked = len(tokens), NOTHING, not pause.rounds
         if asked:
             request = _ask(conversation, settings, state)
             while drafter.waits and not drafter.prepare(request):  # others draft meanwhile
@@ -172,10 +171,8 @@ def decode_rounds(
             tokens.append(next_token)
         whole = is_whole(tokens, settings.end_tokens, state)
         is_last = whole or not limits.next_round(len(tokens))
-        new, rejected, laws = tokens[start:], accepted.rejected, accepted.laws
-        this_round = Round(
-            tokens, tree, path, next_token, rows, new, rejected, is_last, laws, whole
-        )
+        new, laws, refused = tokens[start:], accepted.laws, accepted.rejected
+        this_round = Round(tokens, tree, path, next_token, rows, new, refused, is_last, laws, whole)
         # Observe: let the drafter learn what became of its guesses.
         if asked:
             drafter.observe(this_round)
