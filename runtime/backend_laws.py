@@ -133,9 +133,9 @@ class CutRows:
             self._evaluate_again = None
         return self._rows.logits(row)
 
-    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the final hidden state of one row, [n_embd]."""
-        return self._rows.hidden_state(row)
+    def hidden_states(self, wanted: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return a copy of the final hidden states of these rows, [n, n_embd]."""
+        return self._rows.hidden_states(wanted)
 
     def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
         """Return the input of one of the target's layers at one row, [n_embd]."""

@@ -93,8 +93,11 @@ class _NotEvaluated:
         """Raise: there are none."""
         raise OptionError("the target was not evaluated for this token: it has no row of logits")
 
-    hidden_state = logits
     nextn_state = logits
+
+    def hidden_states(self, wanted: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Raise: there are none."""
+        return self.logits(wanted[0])
 
     def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
         """Raise: there are none."""

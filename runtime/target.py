@@ -39,8 +39,8 @@ class EvaluatedRows(Protocol):
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, [n_vocab]."""
 
-    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the final hidden state of one row, [n_embd]."""
+    def hidden_states(self, wanted: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return a copy of the final hidden states of these rows, [n, n_embd]."""
 
     def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
         """Return the input of one of the target's layers at one row, [n_embd]."""
@@ -65,9 +65,9 @@ class PlacedRows:
         """Return the best logits of one row where only those reached the host."""
         return cast("Rows", self._rows).candidates(self._places[row])
 
-    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the final hidden state of one row, [n_embd]."""
-        return self._rows.hidden_state(self._places[row])
+    def hidden_states(self, wanted: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return a copy of the final hidden states of these rows, [n, n_embd]."""
+        return self._rows.hidden_states([self._places[row] for row in wanted])
 
     def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
         """Return the input of one of the target's layers at one row, [n_embd]."""

@@ -219,4 +219,4 @@ class _NoRows:
             "replay it"
         )
 
-    logits = hidden_state = layer_input = nextn_state = _refuse
+    logits = hidden_states = layer_input = nextn_state = _refuse

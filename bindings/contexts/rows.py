@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -58,6 +59,7 @@ class OutputBuffers:
         self._fresh_candidates: tuple[int, tuple[IdRows, FloatRows]] | None = None
         # The generation of the rows of logits that were read last, their address, and views.
         self.whole_rows: tuple[int, int, list[FloatRows]] = (-1, 0, [])
+        self._states: tuple[int, int | None, list[FloatRows]] = (-1, None, [])  # hidden ones, alike
         self.matrix: memoryview | None = None  # all of them, as they were read last
         pointer = ctypes.c_void_p
         self._addresses: dict[str, Any] = {
@@ -87,6 +89,17 @@ class OutputBuffers:
             address = self._addresses[_LOGITS](self._open())  # a signal may close it on any line
         self.whole_rows = generation, address, rows
         return rows
+
+    def hidden_states(self, count: int) -> list[FloatRows]:
+        """Return the first `count` final hidden states, or more, each a view [1, n_embd]."""
+        generation, (known, address, states) = self.generation, self._states
+        if known == generation and len(states) >= count:
+            return states
+        found = self._addresses[_HIDDEN](self._handle or self._open())
+        if found != address or len(states) < count:
+            states = list(self.rows_of(_HIDDEN, count)[:, None])
+        self._states = generation, found, states
+        return states
 
     def candidates(self, count: int, k: int) -> tuple[IdRows, FloatRows] | None:
         """Return tokens and logits of all `count` rows, [count, k]; None if there are not k each.
@@ -124,7 +137,7 @@ class OutputBuffers:
         """Make all rows stale, for good."""
         self._handle = None
         self.renew()
-        self._views, self.whole_rows = {}, (-1, 0, [])
+        self._views, self.whole_rows, self._states = {}, (-1, 0, []), (-1, None, [])
         self.matrix = None
 
     def require_fresh(self, generation: int) -> None:
@@ -246,13 +259,15 @@ class Rows:
         found = self._buffers.candidates(self._native_count, self._n_candidates)
         return None if found is None else Candidates(found[0][index], found[1][index])
 
-    def hidden_state(self, row: int) -> FloatRows:
-        """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
+    def hidden_states(self, wanted: Sequence[int]) -> FloatRows:
+        """Return the final normed hidden states of rows, a copy, float32 [n, n_embd]."""
         buffers = self._buffers
-        plain = self._indices is None and 0 <= row < self.count
-        is_fresh = plain and self._generation == buffers.generation
-        index = row if is_fresh else self._index_of(row)
-        return buffers.rows_of(_HIDDEN, self._native_count)[index]  # type: ignore[no-any-return]
+        if self._indices is None and self._generation == buffers.generation:
+            if len(wanted) == 1 and 0 <= wanted[0] < self.count:  # as most rounds ask
+                return buffers.hidden_states(self._native_count)[wanted[0]].copy()
+        places = [self._index_of(row) for row in wanted]
+        states = buffers.hidden_states(self._native_count)
+        return np.concatenate([states[place] for place in places])
 
     def layer_input(self, token: int, layer: int) -> FloatRows:
         """Return the input of a layer at one token of the batch, float32 of shape [n_embd], a view.

@@ -36,5 +36,5 @@ from specrun.runtime.heads.node_accuracy import (
     read_accuracy_csv,
     stored_accuracy,
 )
-from specrun.runtime.heads.text_rows import FloatRows, RowPiece, TextRows, copied_rows
+from specrun.runtime.heads.text_rows import FloatRows, RowPiece, TextRows
 from specrun.runtime.heads.tree_graphs import NamedChildren, PlannedTrees, TreeGraphs, TreePlan

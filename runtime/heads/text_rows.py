@@ -256,11 +256,3 @@ def _joined(pending: tuple[FloatRows, ...]) -> FloatRows:
     """Return pending rows as one array."""
     # Only when they are read: rows wait for many rounds where nothing is drafted.
     return pending[0] if len(pending) == 1 else np.concatenate(pending)
-
-
-def copied_rows(read: Callable[[int], FloatRows], wanted: Sequence[int]) -> FloatRows:
-    """Return a copy [n, ...] of rows that die with the next evaluation."""
-    # One row is what most rounds have, and several times as quick as a stack of one.
-    if len(wanted) == 1:
-        return np.array(read(wanted[0]), ndmin=2)
-    return np.stack([read(row) for row in wanted])

@@ -53,7 +53,7 @@ class TableRows:
         with np.errstate(divide="ignore"):
             return np.log(self._laws[row])
 
-    def hidden_state(self, row: int) -> np.ndarray:
+    def hidden_states(self, wanted: Sequence[int]) -> np.ndarray:
         raise NotImplementedError
 
     def nextn_state(self, row: int) -> np.ndarray:

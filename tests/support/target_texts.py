@@ -35,4 +35,4 @@ def final_states(path: Path, text: list[int], options: dict[str, Any]) -> np.nda
             batch = Batch(context.n_batch, 1)
             batch.fill_chain(text, 0, [0], len(text))
             rows = context.decode(batch)
-            return np.array([rows.hidden_state(row) for row in range(len(text))])
+            return rows.hidden_states(range(len(text)))

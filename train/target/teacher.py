@@ -201,8 +201,8 @@ class TeacherFeatures:
             piece = tokens[start : start + self._batch.capacity]
             self._batch.fill_chain(piece, start, [0], len(piece))
             rows = context.decode(self._batch)
+            found[start : start + len(piece), :width] = rows.hidden_states(range(len(piece)))
             for row in range(len(piece)):
-                found[start + row, :width] = rows.hidden_state(row)
                 for place, tap in enumerate(self.taps, 1):
                     columns = slice(place * width, (place + 1) * width)
                     found[start + row, columns] = rows.layer_input(row, tap)
@@ -215,7 +215,7 @@ class TeacherFeatures:
         context.memory.clear()
         self._batch.fill_chain(tokens, 0, [0], count)
         rows = context.decode(self._batch)
-        states = np.stack([rows.hidden_state(row) for row in range(count)])
+        states = rows.hidden_states(range(count))
         logits = np.stack([rows.logits(row) for row in range(count)])
         return LogitProbe(torch.from_numpy(states), torch.from_numpy(logits))
 

@@ -194,9 +194,9 @@ class MemberRows:
         """Return the logits of the member's row."""
         return self._rows.logits(self._places[row] + 1)
 
-    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the hidden state of the member's row."""
-        return self._rows.hidden_state(self._places[row] + 1)
+    def hidden_states(self, wanted: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return a copy of the hidden states of the member's rows."""
+        return self._rows.hidden_states([self._places[row] + 1 for row in wanted])
 
     def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
         """Return the input of a layer at the member's row."""

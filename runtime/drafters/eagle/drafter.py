@@ -17,7 +17,7 @@ from specrun.runtime.drafters.eagle.pair_cells import EagleRows, PairCells
 from specrun.runtime.drafters.eagle.state import EagleNodes, EagleState
 from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
 from specrun.runtime.drafters.states_drafter import StatesDrafter
-from specrun.runtime.heads import FloatRows, RankedTokens, copied_rows
+from specrun.runtime.heads import FloatRows, RankedTokens
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree
@@ -187,7 +187,7 @@ class EagleDrafter(StatesDrafter):
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, or of the hidden states."""
         if not self._taps:
-            return copied_rows(rows.hidden_state, wanted)
+            return rows.hidden_states(wanted)
         # Features stand in the head's order of layers, which
         # need not be ascending: fc is trained so.
         return np.stack(

@@ -25,7 +25,7 @@ from specrun.runtime.drafters.hydra.hydra_head import HydraCells
 from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, ChainTokens
-from specrun.runtime.heads.text_rows import FloatRows, RowPiece, TextRows, copied_rows
+from specrun.runtime.heads.text_rows import FloatRows, RowPiece, TextRows
 from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
@@ -235,7 +235,7 @@ class HydraDrafter(StatesDrafter):
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, hidden] of the hidden states."""
-        return copied_rows(rows.hidden_state, wanted)
+        return rows.hidden_states(wanted)
 
 
 def _grow_by_rank(topology: Topology, heads: HydraCells, state: FloatRows, last: int) -> DraftTree:

@@ -76,8 +76,8 @@ class MedusaDrafter(Drafter):
         self._topology = topology
         # Takes the whole tree's tokens from those of all heads, in one call.
         self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
-        # One value, so that Ctrl-C leaves no state with another one's length: the features (a copy,
-        # as rows die with the next evaluation), and how many tokens were committed then.
+        # One value, so that Ctrl-C leaves no state with another one's length: the features
+        # [1, hidden], and how many tokens were committed then.
         self._state: tuple[npt.NDArray[np.float32], int] | None = None
         self._prompt_length = 0
         self.keeps_rows = heads.whole_rows
@@ -95,7 +95,7 @@ class MedusaDrafter(Drafter):
         """Keep the hidden state before the prompt's last token."""
         # The last token is the root of the first round, so the prompt ends one before it.
         if start + count == self._prompt_length - 1:
-            self._state = rows.hidden_state(count - 1).copy(), self._prompt_length
+            self._state = rows.hidden_states((count - 1,)), self._prompt_length
 
     def prepare(self, request: DraftRequest) -> bool:
         """Have the heads asked about this state with those of other conversations."""
@@ -186,7 +186,7 @@ class MedusaDrafter(Drafter):
         """Keep the hidden state that the target's own token came from."""
         # Row 0 is the root's: the state before the target's own token is the last accepted node's.
         row = outcome.path[-1] + 1 if outcome.path else 0
-        self._state = outcome.rows.hidden_state(row).copy(), len(outcome.tokens)
+        self._state = outcome.rows.hidden_states((row,)), len(outcome.tokens)
         if self._size is not None:
             self._size.observe(outcome)
 

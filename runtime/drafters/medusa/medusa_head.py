@@ -164,7 +164,7 @@ class MedusaHead:
         """
         n = len(states)
         if n == 1:
-            return [self.said_of_one(states[0])]
+            return [self.said_of_one(states)]
         graph = self._graph_of(n)
         rows = graph.inputs["features"]
         rows[:n], rows[n:] = states, 0.0
@@ -179,9 +179,9 @@ class MedusaHead:
         ]
 
     def said_of_one(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
-        """Return what the heads say after one final hidden state [hidden], as `said_of`."""
+        """Return what the heads say after one final hidden state [1, hidden], as `said_of`."""
         graph = self._graphs.get(1) or self._graph_of(1)
-        graph.inputs["features"][0] = state
+        graph.inputs["features"][...] = state
         graph.compute()
         tokens = graph.numbers(*self._named)
         if not self._probabilities:

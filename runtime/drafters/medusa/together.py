@@ -17,7 +17,7 @@ State = npt.NDArray[np.float32]
 
 
 class AskedState:
-    """A hidden state [hidden] that a conversation asks about, and what came of it."""
+    """A hidden state [1, hidden] that a conversation asks about, and what came of it."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -71,7 +71,7 @@ class HeadsTogether:
         taken, self.asking = self.asking[:MOST_STATES], self.asking[MOST_STATES:]
         before = self._heads.native_seconds
         try:
-            said = self._heads.said_of(np.stack([asked.state for asked in taken]))
+            said = self._heads.said_of(np.concatenate([asked.state for asked in taken]))
         except SpecrunError as problem:
             for asked in taken:
                 asked.answer(problem, 0.0)

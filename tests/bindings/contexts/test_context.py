@@ -281,7 +281,7 @@ def test_rows_are_views_not_copies(context):
 def test_hidden_states_must_be_asked_for(context):
     rows = context.decode(chain(PROMPT))
     with pytest.raises(OptionError, match="without hidden states"):
-        rows.hidden_state(0)
+        rows.hidden_states((0,))
 
 
 @pytest.mark.parametrize("n_outputs", [1, 3])
@@ -299,7 +299,7 @@ def test_the_hidden_state_is_the_normed_one_that_the_output_matrix_reads(model, 
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tiny_model).tensors}
     with Context(model, ContextOptions(**F32, n_outputs=3, hidden_states=True)) as context:
         rows = context.decode(chain(PROMPT))
-        expected = tensors["output.weight"] @ rows.hidden_state(0)
+        expected = tensors["output.weight"] @ rows.hidden_states((0,))[0]
         np.testing.assert_allclose(rows.logits(0), expected, atol=1e-4)
 
 

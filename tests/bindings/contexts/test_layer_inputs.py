@@ -60,7 +60,7 @@ def normed_states(folder: Path, layers: int, text: list[int]) -> np.ndarray:
         batch = Batch(len(text), 1)
         batch.fill_chain(text, 0, [0], len(text))
         rows = context.decode(batch)
-        return np.stack([rows.hidden_state(row) for row in range(len(text))])
+        return rows.hidden_states(range(len(text)))
 
 
 def normed(states: np.ndarray, path: Path) -> np.ndarray:
@@ -160,7 +160,7 @@ def test_hidden_states_may_be_asked_for_beside_them(model: Model) -> None:
         np.testing.assert_allclose(
             rows.layer_input(3, 1), evaluated(model, (1,), 1)[1][3], rtol=1e-4, atol=1e-5
         )
-        assert rows.hidden_state(0).shape == (WIDTH,)
+        assert rows.hidden_states((0,)).shape == (1, WIDTH)
 
 
 @pytest.mark.parametrize("layers", [(LAYERS,), (-1,), (0, 99)])

@@ -114,8 +114,8 @@ class StatefulRows(TableRows):
         super().__init__(laws)
         self._texts = texts
 
-    def hidden_state(self, row: int) -> np.ndarray:
-        return encoded(self._texts[row])
+    def hidden_states(self, wanted: Sequence[int]) -> np.ndarray:
+        return np.array([encoded(self._texts[row]) for row in wanted])
 
 
 class StatefulTarget(TableTarget):

@@ -161,7 +161,7 @@ def fitted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 batch = Batch(context.n_batch, 1)
                 batch.fill_chain(text, 0, [0], len(text))
                 rows = context.decode(batch)
-                states.append(np.array([rows.hidden_state(row) for row in range(len(text))]))
+                states.append(rows.hidden_states(range(len(text))))
                 context.memory.clear()
     heads = [_trained(texts, states, k) for k in range(3)]
     fitted = TinyMedusa([[block] for block, _ in heads], [output for _, output in heads])
