@@ -262,9 +262,9 @@ class Rows:
     def hidden_states(self, wanted: Sequence[int]) -> FloatRows:
         """Return the final normed hidden states of rows, a copy, float32 [n, n_embd]."""
         buffers = self._buffers
-        if self._indices is None and self._generation == buffers.generation:
-            if len(wanted) == 1 and 0 <= wanted[0] < self.count:  # as most rounds ask
-                return buffers.hidden_states(self._native_count)[wanted[0]].copy()
+        is_fresh = self._indices is None and self._generation == buffers.generation
+        if is_fresh and len(wanted) == 1 and 0 <= wanted[0] < self.count:  # as most rounds ask
+            return buffers.hidden_states(self._native_count)[wanted[0]].copy()
         places = [self._index_of(row) for row in wanted]
         states = buffers.hidden_states(self._native_count)
         return np.concatenate([states[place] for place in places])

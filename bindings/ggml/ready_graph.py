@@ -40,7 +40,7 @@ class Graph:
         outputs: Mapping[str, Tensor],
     ) -> None:
         self.inputs: dict[str, Array] = {}
-        self.flat: dict[str, Array] = {}  # the same arrays, seen as one row each
+        self.cells: dict[str, memoryview] = {}  # their numbers, one after the other
         self.filled: int | None = None
         self._device = device
         self._graph = graph
@@ -50,7 +50,7 @@ class Graph:
             raise OutOfMemoryError("there is no room for a head's graph on the compute device")
         ends = {name: _End(given, scheduler) for name, given in inputs.items()}
         self.inputs = {name: end.array for name, end in ends.items()}
-        self.flat = {name: array.reshape(-1) for name, array in self.inputs.items()}
+        self.cells = {name: end.cells for name, end in ends.items()}
         # Only what lies in a GPU's memory is copied: the other arrays are ggml's memory.
         self._copied_in = [end for end in ends.values() if not end.is_mapped]
         self._outputs = {name: _End(output, scheduler) for name, output in outputs.items()}
@@ -115,7 +115,7 @@ class Graph:
     def close(self) -> None:
         """Free the graph and its memory, once no array is left; again does nothing."""
         self._scheduler = None
-        self.inputs, self.flat, self._outputs, self._copied_in = {}, {}, {}, []
+        self.inputs, self.cells, self._outputs, self._copied_in = {}, {}, {}, []
 
     def _open(self) -> NativeHandle:
         scheduler = self._scheduler  # read once: another thread may close it

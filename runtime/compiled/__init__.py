@@ -147,17 +147,18 @@ class Loops(Protocol):
 
     def chain_places(
         self,
-        positions: npt.NDArray[np.generic],
-        cells: npt.NDArray[np.generic],
-        mask: npt.NDArray[np.generic],
+        positions: memoryview,
+        cells: memoryview,
+        mask: memoryview,
+        into: memoryview,
+        given: npt.NDArray[np.float32],
         position: int,
         count: int,
-        n: int,
         below: int,
         seen: int,
         spare: int,
     ) -> None:
-        """Write where a head's rows stand, and what they see."""
+        """Write a head's rows, where they stand, and what they see."""
 
     def follow(
         self,

@@ -1,4 +1,4 @@
-/* Arrays of numbers that Python hands over: one-dimensional, contiguous, of the kind that is asked. */
+/* Arrays of numbers that Python hands over: contiguous, of the kind and dimensions that are asked. */
 
 #ifndef ARRAYS_H
 #define ARRAYS_H
@@ -8,8 +8,8 @@
 
 #define NATIVE_ORDER (PY_LITTLE_ENDIAN ? '<' : '>') /* ctypes says it, numpy does not */
 
-/* Open a contiguous array of numbers of one kind: 'f', 'd', or 'q' for signed integers of 64 bits. */
-static int open_array(PyObject *object, Py_buffer *view, char kind, int writable)
+/* Open a contiguous array of numbers of one kind: 'f', 'd', 'i', or 'q' for integers of 64 bits. */
+static int open_shaped(PyObject *object, Py_buffer *view, char kind, int writable, int n_dimensions)
 {
     int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object, view, flags))
@@ -18,11 +18,17 @@ static int open_array(PyObject *object, Py_buffer *view, char kind, int writable
     char format = order[*order == '@' || *order == '=' || *order == NATIVE_ORDER];
     if (format == 'l' && view->itemsize == 8)
         format = 'q';
-    if (format == kind && view->ndim == 1)
+    if (format == kind && view->ndim == n_dimensions)
         return 0;
+    PyErr_Format(PyExc_TypeError, "an array of kind '%c', %d-dimensional, where one of '%c', "
+                 "%d-dimensional, is needed", format, view->ndim, kind, n_dimensions);
     PyBuffer_Release(view);
-    PyErr_Format(PyExc_TypeError, "an array of kind '%c' where one of '%c' is needed", format, kind);
     return -1;
+}
+
+static int open_array(PyObject *object, Py_buffer *view, char kind, int writable)
+{
+    return open_shaped(object, view, kind, writable, 1);
 }
 
 /* Open arrays of these kinds, an upper-case letter for those that are written to: all or none. */

@@ -1,4 +1,4 @@
-/* The inputs of a head's graph: positions, cells and mask of rows that form a chain.
+/* The inputs of a head's graph: rows that form a chain, their positions, cells and mask.
 
    As `fill_chain_places` of runtime/heads/attention.py writes them, in one call in place of one for
    every array: after an evaluation numpy's code is not in the processor's caches. */
@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "arrays.h"
 
@@ -36,27 +37,35 @@ static void write_mask(float *mask, const Chain *chain, Py_ssize_t seen, Py_ssiz
 }
 
 const char chain_places_doc[] =
-"chain_places(positions, cells, mask, position, count, n, below, seen, spare): write the places of rows.\n\n"
-"n rows from a position on, in the cells after the first `count`, rows that only fill up, and `below`\n"
-"more that go on from the n-th. The mask, rows times cells, was written for a text of `seen` cells\n"
-"before; -1: not yet.";
+"chain_places(positions, cells, mask, into, given, position, count, below, seen, spare): write rows and places.\n\n"
+"The rows given, [n, width], stand from a position on, in the cells after the first `count`; rows that\n"
+"only fill up follow, then `below` more, not given, that go on from the n-th. The mask, rows times\n"
+"cells, was written for a text of `seen` cells before; -1: not yet.";
 
 PyObject *chain_places(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
-    Py_buffer views[3];
-    Py_ssize_t numbers[6]; /* position, count, n, below, seen, spare */
-    if (check_count(n_args, 9))
+    Py_buffer views[5];
+    Py_ssize_t numbers[5]; /* position, count, below, seen, spare */
+    if (check_count(n_args, 10))
         return NULL;
-    for (int i = 0; i < 6; i++)
-        numbers[i] = PyLong_AsSsize_t(args[3 + i]);
-    if (PyErr_Occurred() || open_arrays(args, views, "IQF"))
+    for (int i = 0; i < 5; i++)
+        numbers[i] = PyLong_AsSsize_t(args[5 + i]);
+    if (PyErr_Occurred() || open_arrays(args, views, "IQFF"))
         return NULL;
-    Py_ssize_t position = numbers[0], count = numbers[1], n = numbers[2], below = numbers[3];
-    Py_ssize_t seen = numbers[4], rows = length_of(&views[0]), size = length_of(&views[2]);
+    if (open_shaped(args[4], &views[4], 'f', 0, 2)) {
+        close_arrays(views, 4);
+        return NULL;
+    }
+    Py_ssize_t position = numbers[0], count = numbers[1], below = numbers[2], seen = numbers[3];
+    Py_ssize_t rows = length_of(&views[0]), size = length_of(&views[2]), n = views[4].shape[0];
     Chain chain = {rows, n, rows - below, rows ? size / rows : 0};
-    int fits = rows > 0 && length_of(&views[1]) == rows && size == rows * chain.length && n >= 0
-        && below >= 0 && n <= chain.width && count >= 0 && count <= chain.length;
+    int fits = rows > 0 && length_of(&views[1]) == rows && size == rows * chain.length
+        && below >= 0 && n <= chain.width && count >= 0 && count <= chain.length
+        && length_of(&views[3]) == chain.width * views[4].shape[1];
     if (fits) {
+        memcpy(views[3].buf, views[4].buf, views[4].len);
+        /* What an earlier round left there may be anything; zeros are finite. */
+        memset((char *)views[3].buf + views[4].len, 0, views[3].len - views[4].len);
         int32_t *positions = views[0].buf;
         int64_t *cells = views[1].buf;
         float *mask = views[2].buf;
@@ -64,7 +73,7 @@ PyObject *chain_places(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
             int fills_up = row >= n && row < chain.width;
             Py_ssize_t step = step_of(&chain, row);
             positions[row] = fills_up ? 0 : (int32_t)(position + step);
-            cells[row] = fills_up ? numbers[5] : count + step;
+            cells[row] = fills_up ? numbers[4] : count + step;
         }
         if (seen < 0 || seen > count) {
             for (Py_ssize_t i = 0; i < size; i++)
@@ -73,7 +82,7 @@ PyObject *chain_places(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         }
         write_mask(mask, &chain, seen, count);
     }
-    close_arrays(views, 3);
+    close_arrays(views, 5);
     if (fits)
         Py_RETURN_NONE;
     PyErr_SetString(PyExc_ValueError, "the arrays of a chain's places do not fit one another");

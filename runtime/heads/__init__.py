@@ -6,7 +6,7 @@ from specrun.runtime.heads.attention import (
     LayerWeights,
     Places,
     decoder_layer,
-    fill_chain_places,
+    fill_chain,
     fill_places,
     layer_attention,
     layer_tensor_names,

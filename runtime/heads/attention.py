@@ -204,34 +204,34 @@ def fill_places(
         row_positions[n:], row_cells[n:] = 0, spare
 
 
-def fill_chain_places(
-    graph: Graph, position: int, count: int, n: int, spare: int, below: int
+def fill_chain(
+    graph: Graph, given: npt.NDArray[np.float32], position: int, count: int, spare: int, below: int
 ) -> None:
-    """Fill a graph's inputs with n rows in the cells after the first `count`, causally masked.
+    """Fill a graph's inputs with rows [n, width] in the cells after the first `count`.
 
-    The first stands at `position`. Rows that only fill the graph up follow, then `below` more rows
-    that go on from the n-th.
+    They are contiguous, and a chain: each sees the positions up to its own, and the first stands at `position`.
+    Rows that only fill the graph up follow, then `below` more, not given, that go on from the n-th.
     """
     # Every array is written by few operations, or all of them by one: after an evaluation none of
     # this is in the processor's caches.
+    seen, graph.filled = graph.filled, None  # an interrupt leaves what is not known
     if LOOPS is not None:
-        arrays = graph.flat
-        seen, graph.filled = graph.filled, None  # an interrupt leaves what is not known
+        cells = graph.cells
         seen = -1 if seen is None else seen
-        three = arrays["positions"], arrays["cells"], arrays["mask"]
-        LOOPS.chain_places(*three, position, count, n, below, seen, spare)
+        four = cells["positions"], cells["cells"], cells["mask"], cells["rows"]
+        LOOPS.chain_places(*four, given, position, count, below, seen, spare)
         graph.filled = count
         return
-    inputs = graph.inputs
-    positions, cells, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
+    inputs, n = graph.inputs, len(given)
+    inputs["rows"][:n], inputs["rows"][n:] = given, 0.0  # an earlier round's may be anything
+    positions, places, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
     rows, length = mask.shape
     steps, wide_steps = _chain_steps(n, rows - below, below)
     np.add(steps, position, out=positions)
-    np.add(wide_steps, count, out=cells)
+    np.add(wide_steps, count, out=places)
     if n + below < rows:
         filling = slice(n, rows - below)
-        positions[filling], cells[filling] = 0, spare
-    seen, graph.filled = graph.filled, None  # an interrupt leaves what is not known
+        positions[filling], places[filling] = 0, spare
     if seen is None or seen > count:
         mask.fill(_MASKED)
         seen = 0

@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder
-from specrun.runtime.heads.attention import KeyValueCache, fill_chain_places
+from specrun.runtime.heads.attention import KeyValueCache, fill_chain
 from specrun.runtime.heads.graphs import ChainGraphs, ChainTokens, chain_width
 from specrun.runtime.heads.text_rows import RowPiece
 
@@ -40,19 +40,16 @@ class PairChains:
         where no backend computes the graph.
         """
         piece, n, probabilities = given
-        tokens, features, count = piece.tokens, piece.rows, piece.count
+        tokens, count = piece.tokens, piece.count
         m = len(tokens)
         # Of n tokens the last is not fed back: n - 1 draft pairs need cells and places.
         width, length = chain_width(m), self._cache.length(count + m + n - 1)
         graph = self._graphs.get(length, (width, n, probabilities))
-        inputs = graph.inputs
-        fill_chain_places(graph, piece.position, count, m, self._cache.spare, n - 1)
+        fill_chain(graph, piece.rows, piece.position, count, self._cache.spare, n - 1)
         if width == 1:
-            inputs["features"][...], graph.flat["tokens"][0] = features, tokens[0]
+            graph.cells["tokens"][0] = tokens[0]
         else:
-            inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
-            inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0
-            graph.flat["last"][0] = m - 1
+            fill_tokens(graph, tokens)
         return self._graphs.run(graph, probabilities=probabilities)
 
     def close(self) -> None:
@@ -63,7 +60,7 @@ class PairChains:
         head = self._head
         with closing(GraphBuilder(head.device, _OPERATIONS * (n + 1))) as builder:
             places = self._cache.places(builder, width + n - 1, length)
-            features = builder.input("features", F32, head.sizes.features, width)
+            features = builder.input("rows", F32, head.sizes.features, width)
             embedded = builder.get_rows(head.embedding, builder.input("tokens", I32, width))
             first, states = places.part(builder, 0, width), head.fused(builder, features)
             state, read = head.predicted(builder, embedded, states, first)
@@ -82,3 +79,10 @@ class PairChains:
                     state, read = head.predicted(builder, embedded, state, place)
             self._graphs.output(builder, n, probabilities=probabilities)
             return builder.build()
+
+
+def fill_tokens(graph: Graph, tokens: list[int]) -> None:
+    """Fill a graph of several rows with the tokens of the real ones, and say which is the last."""
+    given, m = graph.inputs["tokens"][0], len(tokens)
+    given[:m], given[m:] = tokens, 0
+    graph.cells["last"][0] = m - 1

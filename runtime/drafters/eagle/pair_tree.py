@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, I64, Graph, GraphBuilder
-from specrun.runtime.heads.attention import KeyValueCache, Places, fill_chain_places, mask_below
+from specrun.runtime.drafters.eagle.pair_chain import fill_tokens
+from specrun.runtime.heads.attention import KeyValueCache, Places, fill_chain, mask_below
 from specrun.runtime.heads.graphs import chain_width
 from specrun.runtime.heads.text_rows import RowPiece
 from specrun.runtime.heads.tree_graphs import NamedChildren, TreeGraphs, TreePlan
@@ -58,13 +59,11 @@ class PairTrees:
         length = self._cache.length(first + len(self._steps))
         graph = self._graphs.get(length, (width,))
         inputs = graph.inputs
-        fill_chain_places(graph, position, count, m, self._cache.spare, 0)
+        fill_chain(graph, features, position, count, self._cache.spare, 0)
         if width == 1:
-            inputs["features"][...], graph.flat["tokens"][0] = features, tokens[0]
+            graph.cells["tokens"][0] = tokens[0]
         else:
-            inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
-            inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0
-            graph.flat["last"][0] = m - 1
+            fill_tokens(graph, tokens)
         if len(self._steps):
             # The root's row stands at position + m - 1.
             np.add(self._steps, position + m - 1, out=inputs["row_positions"][0])
@@ -86,7 +85,7 @@ class PairTrees:
         head, trees, plan = self._head, self._graphs, self._graphs.plan
         with closing(GraphBuilder(head.device, _OPERATIONS * (len(plan.widths) + 1))) as builder:
             places = self._cache.places(builder, width, length)
-            features = builder.input("features", F32, head.sizes.features, width)
+            features = builder.input("rows", F32, head.sizes.features, width)
             embedded = builder.get_rows(head.embedding, builder.input("tokens", I32, width))
             state, read = head.predicted(builder, embedded, head.fused(builder, features), places)
             mask = places.mask

@@ -40,7 +40,7 @@ class _LastState:
     def add(self, builder: GraphBuilder, length: int, width: int) -> Tensor:
         """Add it to a graph of this size; return it, (hidden, 1)."""
         if self._prefix is None:
-            return builder.input("states", F32, self._head.hidden, 1)
+            return builder.input("rows", F32, self._head.hidden, 1)
         x = self._prefix.add(builder, width, length)
         return builder.get_rows(x, builder.input("last", I32, 1)) if width > 1 else x
 
@@ -52,7 +52,7 @@ class _LastState:
         prefix, states = self._prefix, piece.rows
         if prefix is None:
             graph = graphs.get(0, (1, *key))
-            graph.inputs["states"][0] = states[-1]
+            graph.inputs["rows"][0] = states[-1]
             return graph
         n, count = len(states), piece.count
         # Cells are counted by the prefix layer alone: drafts never enter it.
@@ -60,7 +60,7 @@ class _LastState:
         prefix.fill(graph, states, piece.position, count)
         if "last" in graph.inputs:
             # The heads read the last real row, not one that only fills the graph.
-            graph.flat["last"][0] = n - 1
+            graph.cells["last"][0] = n - 1
         return graph
 
 
@@ -84,7 +84,7 @@ class HydraChains:
         piece, token, n, probabilities = given
         graph = self._state.filled(self._graphs, piece, (n, probabilities))
         if "token" in graph.inputs:
-            graph.flat["token"][0] = token
+            graph.cells["token"][0] = token
         return self._graphs.run(graph, probabilities=probabilities)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class HydraTrees:
         """
         piece, token = given
         graph = self._state.filled(self._graphs, piece, ())
-        graph.flat["token"][0] = token
+        graph.cells["token"][0] = token
         return self._graphs.run(graph)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from specrun.runtime.heads.attention import (
     KeyValueCache,
     LayerWeights,
     decoder_layer,
-    fill_chain_places,
+    fill_chain,
     layer_attention,
     layer_tensor_names,
 )
@@ -106,7 +106,7 @@ class PrefixCells:
         """
         plan, weights = self._layer.plan, self._layer.weights
         eps = plan.norm_eps
-        x = builder.input("states", F32, plan.attention.size, n)
+        x = builder.input("rows", F32, plan.attention.size, n)
         # The residual is the state itself, as in Llama's layers;
         # only attention reads the normed one.
         normed = builder.rms_norm(x, weights["attn_norm.weight"], eps)
@@ -117,15 +117,7 @@ class PrefixCells:
 
     def fill(self, graph: Graph, states: FloatRows, position: int, count: int) -> None:
         """Fill a graph's inputs with hidden states, as `evaluate`; its further rows do nothing."""
-        n = len(states)
-        # The rows are a chain: each state sees the positions up to its own.
-        fill_chain_places(graph, position, count, n, self._cache.spare, 0)
-        rows = graph.inputs["states"]
-        if n == len(rows):
-            rows[...] = states
-            return
-        rows[:n] = states
-        rows[n:] = 0.0  # what an earlier round left there may be anything; zeros are finite
+        fill_chain(graph, states, position, count, self._cache.spare, 0)
 
     def close(self) -> None:
         """Free graphs and cache."""

@@ -46,9 +46,7 @@ def states_and_logits(model: Model) -> tuple[np.ndarray, np.ndarray]:
         batch.fill_chain(TOKENS, 0, [0], len(TOKENS))
         rows = context.decode(batch)
         count = range(len(TOKENS))
-        return rows.hidden_states(count), np.array(
-            [rows.logits(row) for row in count]
-        )
+        return rows.hidden_states(count), np.array([rows.logits(row) for row in count])
 
 
 @pytest.mark.parametrize("reachable", [True, False])

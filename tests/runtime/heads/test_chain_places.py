@@ -11,18 +11,19 @@ from specrun.runtime.compiled import LOOPS
 from specrun.runtime.heads import attention
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
-SPARE = 4096
+SPARE, FEATURES = 4096, 3
 
 
-def inputs(rows: int, length: int) -> SimpleNamespace:
+def inputs(rows: int, length: int, below: int) -> SimpleNamespace:
     """The inputs of a graph, in which anything may stand before they are filled."""
     arrays = {
         "positions": np.full((1, rows), 7, np.int32),
         "cells": np.full((1, rows), 7, np.int64),
         "mask": np.full((rows, length), 7.0, np.float32),
+        "rows": np.full((rows - below, FEATURES), 7.0, np.float32),
     }
-    flat = {name: array.reshape(-1) for name, array in arrays.items()}
-    return SimpleNamespace(inputs=arrays, flat=flat, filled=None)
+    cells = {name: array.reshape(-1).data for name, array in arrays.items()}
+    return SimpleNamespace(inputs=arrays, cells=cells, filled=None)
 
 
 def test_both_ways_write_the_same_round_after_round(monkeypatch):
@@ -32,16 +33,17 @@ def test_both_ways_write_the_same_round_after_round(monkeypatch):
         width, below = int(generator.integers(1, 9)), int(generator.integers(0, 6))
         length = int(generator.choice([32, 64, 256]))
         rows = width + below
-        compiled, plain = inputs(rows, length), inputs(rows, length)
+        compiled, plain = inputs(rows, length, below), inputs(rows, length, below)
         count = int(generator.integers(0, length - rows))
         for _round in range(6):
             n, position = int(generator.integers(1, width + 1)), int(generator.integers(0, 1000))
+            given = generator.normal(size=(n, FEATURES)).astype(np.float32)
             # A mask that is not known, or of a longer text, is written anew.
             n_fresh += plain.filled is None or plain.filled > count
             n_far += plain.filled is not None and count > plain.filled + 16
             for graph, loops in ((compiled, LOOPS), (plain, None)):
                 monkeypatch.setattr(attention, "LOOPS", loops)
-                attention.fill_chain_places(graph, position, count, n, SPARE, below)
+                attention.fill_chain(graph, given, position, count, SPARE, below)
             for name, array in plain.inputs.items():
                 np.testing.assert_array_equal(compiled.inputs[name], array)
             assert compiled.filled == plain.filled == count
@@ -52,15 +54,22 @@ def test_both_ways_write_the_same_round_after_round(monkeypatch):
 
 def test_arrays_that_do_not_fit_one_another_are_refused():
     positions, cells = np.zeros(4, np.int32), np.zeros(4, np.int64)
-    mask = np.zeros(4 * 32, np.float32)
-    numbers = 0, 3, 2, 1, -1, SPARE
+    mask, into = np.zeros(4 * 32, np.float32), np.zeros(3 * FEATURES, np.float32)
+    given, numbers = np.zeros((2, FEATURES), np.float32), (0, 3, 1, -1, SPARE)
+    LOOPS.chain_places(positions, cells, mask, into, given, *numbers)
     for wrong in (
-        (positions[:3], cells, mask, *numbers),
-        (positions, cells, mask[:-1], *numbers),
-        (positions, cells, mask, 0, 3, 9, 1, -1, SPARE),
-        (positions, cells, mask, 0, 33, 2, 1, -1, SPARE),
+        (positions[:3], cells, mask, into, given, *numbers),
+        (positions, cells, mask[:-1], into, given, *numbers),
+        (positions, cells, mask, into[:-1], given, *numbers),
+        (positions, cells, mask, into, np.zeros((4, FEATURES), np.float32), *numbers),
+        (positions, cells, mask, into, given, 0, 33, 1, -1, SPARE),
     ):
         with pytest.raises(ValueError, match="do not fit"):
             LOOPS.chain_places(*wrong)
-    with pytest.raises(TypeError):
-        LOOPS.chain_places(positions.astype(np.int64), cells, mask, *numbers)
+    for wrong in (
+        (positions.astype(np.int64), cells, mask, into, given, *numbers),
+        (positions, cells, mask, into, given[0], *numbers),
+        (positions, cells, mask, into, given.astype(np.float64), *numbers),
+    ):
+        with pytest.raises(TypeError):
+            LOOPS.chain_places(*wrong)

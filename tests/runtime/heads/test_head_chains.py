@@ -24,9 +24,10 @@ from specrun.runtime.heads import (
     MOST_CHAIN_ROWS,
     MOST_CHAIN_TOKENS,
     ChainTokens,
+    FloatRows,
     KeyValueCache,
     RowPiece,
-    fill_chain_places,
+    fill_chain,
 )
 from specrun.runtime.language import quoted
 
@@ -169,13 +170,13 @@ def test_tokens_come_without_their_probabilities_too(opened: Callable[..., Cells
         with closing(opened(kind)) as head:
             features = np.random.default_rng(3).normal(size=(2, 3 * HIDDEN)).astype(np.float32)
             if isinstance(head, PairCells):
-                features = features[:, : head._head.sizes.features]
+                features = features[:, : head._head.sizes.features].copy()
                 found = [
                     head.chain(RowPiece([1, 2], features, 0, 0), 4, probabilities=probabilities)
                     for probabilities in (True, False)
                 ]
             else:
-                states = features[:, :HIDDEN]
+                states = features[:, :HIDDEN].copy()
                 found = [
                     head.chain(RowPiece([1, 2], states, 0, 0), 2, 4, probabilities=probabilities)
                     for probabilities in (True, False)
@@ -195,14 +196,13 @@ def test_a_depth_that_does_not_see_the_one_above_is_caught(
     opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one_missing(
-        graph: Graph, position: int, count: int, n: int, spare: int, below: int
+        graph: Graph, given: FloatRows, position: int, count: int, spare: int, below: int
     ) -> None:
-        fill_chain_places(graph, position, count, n, spare, below)
-        inputs = graph.inputs
+        fill_chain(graph, given, position, count, spare, below)
         if below > 1:
-            inputs["mask"][-1, count + n] = -np.inf
+            graph.inputs["mask"][-1, count + len(given)] = -np.inf
 
-    monkeypatch.setattr(pair_chain_module, "fill_chain_places", one_missing)
+    monkeypatch.setattr(pair_chain_module, "fill_chain", one_missing)
     with (
         closing(opened(kind)) as once,
         closing(opened(kind)) as by_depth,
@@ -215,14 +215,15 @@ def test_a_depth_that_does_not_see_the_one_above_is_caught(
 def test_a_key_in_the_wrong_cell_is_caught(
     opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def misplaced(graph: Graph, position: int, count: int, n: int, spare: int, below: int) -> None:
-        fill_chain_places(graph, position, count, n, spare, below)
-        inputs = graph.inputs
-        inputs["cells"][0, n - 1] = spare
+    def misplaced(
+        graph: Graph, given: FloatRows, position: int, count: int, spare: int, below: int
+    ) -> None:
+        fill_chain(graph, given, position, count, spare, below)
+        graph.inputs["cells"][0, len(given) - 1] = spare
 
-    monkeypatch.setattr(pair_chain_module, "fill_chain_places", misplaced)
+    monkeypatch.setattr(pair_chain_module, "fill_chain", misplaced)
     with closing(opened(kind)) as once, closing(opened(kind)) as by_depth:
-        monkeypatch.setattr(prefix_layer_module, "fill_chain_places", misplaced)
+        monkeypatch.setattr(prefix_layer_module, "fill_chain", misplaced)
         with pytest.raises(AssertionError):
             if kind == "hydra++":
                 head = HydraCells.chain.__get__(once)
@@ -242,12 +243,14 @@ def test_a_position_shifted_by_one_is_caught(
 ) -> None:
     """Of the draft's pairs against the real ones: all shifted alike would be the same."""
 
-    def shifted(graph: Graph, position: int, count: int, n: int, spare: int, below: int) -> None:
-        fill_chain_places(graph, position, count, n, spare, below)
+    def shifted(
+        graph: Graph, given: FloatRows, position: int, count: int, spare: int, below: int
+    ) -> None:
+        fill_chain(graph, given, position, count, spare, below)
         inputs = graph.inputs
         inputs["positions"][0, len(inputs["mask"]) - below :] += 1
 
-    monkeypatch.setattr(pair_chain_module, "fill_chain_places", shifted)
+    monkeypatch.setattr(pair_chain_module, "fill_chain", shifted)
     with (
         closing(opened("eagle")) as once,
         closing(opened("eagle")) as by_depth,
