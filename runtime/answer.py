@@ -235,7 +235,7 @@ class Answer:
         rounds = self._rounds(target, limits, end_tokens)
         # A full context counts as length, like the token limit.
         finish: FinishReason = "length"
-        number = 0
+        number, pieces_of, rejections = 0, session.vocabulary.pieces, session.rejections
         for this_round in rounds:
             if this_round is None:
                 yield "waiting"
@@ -243,14 +243,14 @@ class Answer:
             if self.hand_out is not None:  # the last round, if it was not evaluated on a device
                 self.hand_out()
             tokens = this_round.new
-            pieces = session.vocabulary.pieces(tokens)
+            pieces = pieces_of(tokens)
             if tokens[-1] in end_tokens:
                 pieces[-1] = b""
             if this_round.is_whole:
                 finish = "stop"
             self._count(this_round)
-            if session.rejections is not None and this_round.rejected:
-                note_rejected(session.rejections, conversation, this_round)
+            if rejections is not None and this_round.rejected:
+                note_rejected(rejections, conversation, this_round)
             self.spoken = this_round, number, pieces, len(self._said)
             yield "round"
             if self._stops and self._assembler.stopped_by is not None:

@@ -64,8 +64,8 @@ class DecodeSettings:
     """The rule: one of these, the second if it weighs the drafter's laws, too."""
     keep: Keep = field(init=False)
     """What the rule reads of the drafter's own."""
-    followed: type[FollowedLaws] | None = field(init=False)
-    """The kind of laws that settings of sampling make of whole rows, where it can be followed."""
+    followed: FollowedLaws | None = field(init=False)
+    """The laws that settings of sampling make of a round's whole rows, where they are followed."""
 
     def __post_init__(self) -> None:
         # Once an answer: what kind of rule it is costs as much to ask as to propose nothing.
@@ -74,7 +74,9 @@ class DecodeSettings:
         for name, value in zip(("token_rule", "pair_rule"), kinds, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "keep", _kept_for(kinds[1], self.params))
-        object.__setattr__(self, "followed", followed_laws(self.params))
+        kind = followed_laws(self.params)
+        laws = None if kind is None else kind(NOT_EVALUATED.logits, self.params)
+        object.__setattr__(self, "followed", laws)
 
 
 def _kept_for(rule: PairRule | None, params: SamplingParams) -> Keep:
@@ -220,8 +222,10 @@ def _accept(
         if settings.witness is not None:
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
-    if settings.followed is not None and isinstance(rows, Rows):
-        laws: LawAt = settings.followed(rows.logits, params, rows.matrix())
+    followed = settings.followed
+    if followed is not None and isinstance(rows, Rows):
+        followed.logits, followed.matrix = rows.logits, rows.matrix()
+        laws: LawAt = followed
     else:
         laws = target_laws(tokens, tree, rows, params, state)
     accepted = rule.accept(tree, laws, noise, start)

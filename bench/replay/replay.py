@@ -213,7 +213,7 @@ class _NoRows:
     def __init__(self, drafter: str) -> None:
         self._drafter = drafter
 
-    def _refuse(self, _row: int, _layer: int = 0) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise OptionError(
             f"{self._drafter} reads the target's answers at every node: a text alone cannot "
             "replay it"

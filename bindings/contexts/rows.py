@@ -243,6 +243,12 @@ class Rows:
             return self._buffers.uncut(self._native_count)[index]  # type: ignore[no-any-return]
         return self._buffers.logits(self._native_count)[index]
 
+    def first(self, count: int) -> list[FloatRows]:
+        """Return the logits of the first `count` rows, as `logits` does one by one."""
+        if self._are_plain and count <= self.count and self._generation == self._buffers.generation:
+            return self._buffers.logits(self._native_count)[:count]
+        return [self.logits(row) for row in range(count)]
+
     def matrix(self) -> memoryview | None:
         """Return the logits of all rows, [count or more, n_vocab]; None where they lie apart."""
         buffers = self._buffers

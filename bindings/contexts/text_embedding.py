@@ -60,11 +60,11 @@ class TextEmbedder:
             self._batch.fill_chain(piece, start, [0], len(piece))
             rows = self._context.decode(self._batch)
             if self.pooling == "first":
-                return rows.hidden_states((0,))[0].astype(np.float64)
+                return rows.hidden_states((0,)).reshape(-1).astype(np.float64)
             if self.pooling == "mean":
                 for state in rows.hidden_states(range(len(piece))):
                     total += state
-            state = rows.hidden_states((len(piece) - 1,))[0].astype(np.float64)
+            state = rows.hidden_states((len(piece) - 1,)).reshape(-1).astype(np.float64)
         return total / len(tokens) if self.pooling == "mean" else state
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ class FollowedLaws:
     """The laws that settings make of rows, to ask or to follow.
 
     `logits(0)` is the row of the root, `logits(i + 1)` that of node i. `matrix` has all of them,
-    [rows, n_vocab], where they lie side by side.
+    [rows, n_vocab], where they lie side by side. Both may be put in the place of others'.
     """
 
     logits: Callable[[int], Logits]

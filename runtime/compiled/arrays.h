@@ -20,8 +20,10 @@ static int open_shaped(PyObject *object, Py_buffer *view, char kind, int writabl
         format = 'q';
     if (format == kind && view->ndim == n_dimensions)
         return 0;
-    PyErr_Format(PyExc_TypeError, "an array of kind '%c', %d-dimensional, where one of '%c', "
-                 "%d-dimensional, is needed", format, view->ndim, kind, n_dimensions);
+    if (format != kind)
+        PyErr_Format(PyExc_TypeError, "an array of kind '%c' where one of '%c' is needed", format, kind);
+    else
+        PyErr_Format(PyExc_TypeError, "%d dimensions where %d are needed", view->ndim, n_dimensions);
     PyBuffer_Release(view);
     return -1;
 }

@@ -1,25 +1,25 @@
 /* The highest entries of a row of logits, found in passes that compare vectors.
 
-   A row is read from memory once. For several entries it is cut into blocks, and these into lanes: the
-   k-th highest of all lanes' maxima is a bound that every one of the k highest entries reaches, and
-   few others. Only lanes that reach it are looked at again, and what reaches it there is ranked, one
-   by one. For the highest alone, the row is cut into stretches, of which the first that holds it is
-   looked through. */
+   A row is read from memory once. For several entries it is cut into blocks, and these into lanes. The
+   k-th highest of the maxima of some hundred groups of lanes is a bound that every one of the k highest
+   entries reaches, and few others. Only lanes that reach it are looked at again, and what reaches it
+   there is ranked, one by one. For the highest alone, the row is cut into stretches, of which the first
+   that holds it is looked through. */
 
 #include "highest.h"
 #include "widths.h"
 
 #include <math.h>
 
-#define LANES 64         /* of a block: entry i is in lane i % LANES */
-#define SHALLOW 16       /* entries of a lane of a block, an even number, */
-#define DEEP 32          /* and of one of a long row: what is kept is to stay in the caches */
-#define LONG 65536
-#define MOST_MAXIMA 8192 /* that are kept */
-#define STRETCH 4096    /* entries of which the highest is found at once */
-#define BLOCK 64        /* entries that are compared before any of them is looked at, */
-#define FEW 16          /* and those among which it then lies */
-#define STEPS 9        /* halvings of the interval in which a bound is looked for */
+#define LANES 64          /* of a block: entry i is in lane i % LANES */
+#define DEPTH 16          /* entries of a lane of a block, an even number; more in the longest rows */
+#define MOST_MAXIMA 16384 /* of lanes, that are kept */
+#define FEWEST_GROUPS 8   /* times the lanes, and times as many as are ranked: more hardly raise the bound */
+#define MOST_GROUPS 32    /* times the lanes, enough for MOST_RANKED */
+#define STRETCH 4096      /* entries of which the highest is found at once */
+#define BLOCK 64          /* entries that are compared before any of them is looked at, */
+#define FEW 16            /* and those among which it then lies */
+#define STEPS 9           /* halvings of the interval in which a bound is looked for */
 
 /* Write the maxima of each block's lanes; return whether there is a NaN. */
 FOR_EACH_WIDTH
@@ -31,13 +31,15 @@ static int lane_maxima(const float *row, ptrdiff_t blocks, ptrdiff_t depth, floa
         for (int j = 0; j < LANES; j++)
             here[j] = -INFINITY;
         /* In pairs: one comparison finds a NaN in either. */
-        for (ptrdiff_t i = 0; i < depth; i += 2, row += 2 * LANES)
+        for (ptrdiff_t i = 0; i < depth; i += 2, row += 2 * LANES) {
+            FETCH_AHEAD(row, 2 * LANES);
             for (int j = 0; j < LANES; j++) {
                 float one = row[j], other = row[LANES + j];
                 float higher = one > other ? one : other;
                 here[j] = higher > here[j] ? higher : here[j];
                 strange[j] |= isunordered(one, other);
             }
+        }
         for (int j = 0; j < LANES; j++)
             maxima[j] = here[j];
     }
@@ -76,15 +78,35 @@ static void find_extremes(const float *maxima, int count, float *lowest, float *
     }
 }
 
-/* Return a bound that at least k of the maxima reach, and few more: so do the k highest entries. */
-static float bound_of_maxima(const float *maxima, int count, ptrdiff_t k)
+/* Write the maxima of groups of lanes, those of every n-th block; return how many groups there are. */
+FOR_EACH_WIDTH
+static int group_maxima(const float *maxima, ptrdiff_t blocks, ptrdiff_t k, float *grouped)
 {
-    float low, high;
-    find_extremes(maxima, count, &low, &high);
+    ptrdiff_t n = FEWEST_GROUPS;
+    while (n < MOST_GROUPS && n * LANES < FEWEST_GROUPS * k)
+        n *= 2;
+    n = n < blocks ? n : blocks;
+    for (ptrdiff_t i = 0; i < n * LANES; i++)
+        grouped[i] = maxima[i];
+    for (ptrdiff_t block = n; block < blocks; block++) {
+        const float *own = maxima + LANES * block;
+        float *into = grouped + LANES * (block % n);
+        for (int j = 0; j < LANES; j++)
+            into[j] = own[j] > into[j] ? own[j] : into[j];
+    }
+    return (int)(n * LANES);
+}
+
+/* Return a bound that at least k of the maxima reach, and few more: so do the k highest entries. */
+static float bound_of_maxima(const float *maxima, ptrdiff_t blocks, ptrdiff_t k)
+{
+    float grouped[LANES * MOST_GROUPS], low, high;
+    int count = group_maxima(maxima, blocks, k, grouped);
+    find_extremes(grouped, count, &low, &high);
     /* Infinities end the search at a bound that lets through more, never less. */
     for (int step = 0; step < STEPS; step++) {
         float middle = low + (high - low) / 2;
-        if (count_from(maxima, count, middle) >= k)
+        if (count_from(grouped, count, middle) >= k)
             low = middle;
         else
             high = middle;
@@ -166,7 +188,7 @@ static void rank_block(
 void rank_row(Ranking *ranking, const float *row, ptrdiff_t size)
 {
     float maxima[MOST_MAXIMA], bound;
-    ptrdiff_t depth = size < LONG ? SHALLOW : DEEP;
+    ptrdiff_t depth = DEPTH;
     while (size / depth > MOST_MAXIMA)
         depth *= 2;
     ptrdiff_t length = LANES * depth, blocks = size / length;
@@ -177,7 +199,7 @@ void rank_row(Ranking *ranking, const float *row, ptrdiff_t size)
     ranking->has_nan = lane_maxima(row, blocks, depth, maxima);
     if (ranking->has_nan)
         return;
-    bound = bound_of_maxima(maxima, (int)(LANES * blocks), ranking->most);
+    bound = bound_of_maxima(maxima, blocks, ranking->most);
     for (ptrdiff_t block = 0; block < blocks; block++)
         rank_block(ranking, row, block * length, depth, maxima + LANES * block, bound);
     rank_from(ranking, row, blocks * length, size, bound);
@@ -192,11 +214,13 @@ static float highest_of(const float *row, ptrdiff_t size)
     ptrdiff_t start = 0;
     for (int j = 0; j < BLOCK; j++)
         maxima[j] = -INFINITY;
-    for (; start + BLOCK <= size; start += BLOCK)
+    for (; start + BLOCK <= size; start += BLOCK) {
+        FETCH_AHEAD(row + start, BLOCK);
         for (int j = 0; j < BLOCK; j++) {
             maxima[j] = row[start + j] > maxima[j] ? row[start + j] : maxima[j];
             strange[j] |= row[start + j] != row[start + j];
         }
+    }
     for (int j = 0; j < BLOCK; j++) {
         highest = maxima[j] > highest ? maxima[j] : highest;
         any |= strange[j];

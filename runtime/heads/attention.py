@@ -209,8 +209,9 @@ def fill_chain(
 ) -> None:
     """Fill a graph's inputs with rows [n, width] in the cells after the first `count`.
 
-    They are contiguous, and a chain: each sees the positions up to its own, and the first stands at `position`.
-    Rows that only fill the graph up follow, then `below` more, not given, that go on from the n-th.
+    They are contiguous, and a chain: each sees the positions up to its own, and the first stands
+    at `position`. Rows that only fill the graph up follow, then `below` more, not given, that go
+    on from the n-th.
     """
     # Every array is written by few operations, or all of them by one: after an evaluation none of
     # this is in the processor's caches.

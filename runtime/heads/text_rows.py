@@ -186,9 +186,15 @@ class TextRows(Generic[Said]):
         Earlier ones are put into their cells. None where the last row is not known. Whoever has
         evaluated them says so (`settle`), and otherwise they are due again.
         """
+        base, count, end, pending, _, _, _ = self._held
+        # As in most rounds: one piece waits, and nothing is left of it to be put into cells.
+        if len(pending) == 1 and end - base - count <= most and end == len(tokens) - 1:
+            position = base + count
+            own = self._text[position + self._ahead : end + self._ahead]
+            if own[-1] == tokens[end - 1 + self._ahead]:
+                return RowPiece(own, pending[0], position, count)
         if not self._is_known(tokens):
             return None
-        base, count, end, _, _, _, _ = self._held
         if end == base + count:
             self._return_last()
             return self._piece(1) if self._n_pending else None

@@ -154,7 +154,7 @@ def features_along(
 
     def of(rows: EvaluatedRows, row: int) -> npt.NDArray[np.float32]:
         if not taps:
-            return rows.hidden_states((row,))[0]
+            return rows.hidden_states((row,)).reshape(-1)
         return np.concatenate([rows.layer_input(row, layer) for layer in taps])
 
     def learn(_start: int, rows: EvaluatedRows, count: int) -> None:

@@ -78,7 +78,12 @@ class DraftModelState:
 
     def shared(self, logits: Logits) -> Logits:
         """Return a row cut to the tokens of both models, a view."""
-        return logits[: self._shared_size]
+        return logits if self._own_size == self._shared_size else logits[: self._shared_size]
+
+    def first(self, rows: Rows, count: int) -> list[Logits]:
+        """Return the first `count` rows of an evaluation so, views."""
+        found = rows.first(count)
+        return found if self._own_size == self._shared_size else [*map(self.shared, found)]
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens after the cached ones; return the last one's logits, a view [shared]."""

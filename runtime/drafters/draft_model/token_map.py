@@ -150,6 +150,10 @@ class SpelledModelState(DraftModelState):
         """Return a row by the target's ids, -inf where the drafter has no such token."""
         return self._map.row(logits)
 
+    def first(self, rows: Rows, count: int) -> list[Logits]:
+        """Return the first `count` rows of an evaluation so."""
+        return [*map(self.shared, rows.first(count))]
+
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens after the cached ones; return the last one's logits [target vocab]."""
         start = self.cells(len(self.cached))

@@ -82,7 +82,7 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
         depth = state.answer_depth()
         if depth is None:
             return None
-        return [state.shared(depth.logits(row)) for row in range(state.depth_batch.n_tokens)]
+        return state.first(depth, state.depth_batch.n_tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller where a limit, the drafter's own context or `p_min` cuts it."""
@@ -94,8 +94,7 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
             parents, tokens = next(steps)
             while True:
                 if parents:
-                    depth = state.evaluate(parents, tokens)
-                    rows = [state.shared(depth.logits(row)) for row in range(len(tokens))]
+                    rows = state.first(state.evaluate(parents, tokens), len(tokens))
                 else:
                     rows = [state.feed(tokens)]
                 parents, tokens = steps.send(rows)
@@ -177,8 +176,7 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
             return [state.feed(self._uncached(request))]
 
         def below(parents: Sequence[int], drafted: Sequence[int], _paths: Paths) -> EvaluatedDepth:
-            evaluated = state.evaluate(parents, drafted)
-            return [state.shared(evaluated.logits(row)) for row in range(len(drafted))]
+            return state.first(state.evaluate(parents, drafted), len(drafted))
 
         return PathLaws(root, below, request, params)
 

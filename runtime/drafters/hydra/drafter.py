@@ -188,9 +188,11 @@ class HydraDrafter(StatesDrafter):
         return rows.of(grow_draft(shape, laws, request, size=self._size))
 
     def _drafted_tree(self, request: DraftRequest) -> DraftTree:
-        if request.max_depth < 1 or request.max_nodes < 1:
-            return DraftTree()
-        shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
+        shape, length = self._shape, self._length
+        if not request.max_depth >= self.max_nodes <= request.max_nodes:  # which is never deeper
+            if request.max_depth < 1 or request.max_nodes < 1:
+                return DraftTree()
+            shape = shape.limited(request.max_depth, request.max_nodes)
         if length is not None:
             return self._stopped_chain(request, length, shape.max_nodes)
         depth = None

@@ -22,6 +22,7 @@ from specrun.runtime.heads import (
     TreeGraphs,
     TreePlan,
     chain_width,
+    fill_chain,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class _LastState:
         n, count = len(states), piece.count
         # Cells are counted by the prefix layer alone: drafts never enter it.
         graph = graphs.get(prefix.length(count + n), (chain_width(n), *key))
-        prefix.fill(graph, states, piece.position, count)
+        fill_chain(graph, states, piece.position, count, prefix.spare, 0)
         if "last" in graph.inputs:
             # The heads read the last real row, not one that only fills the graph.
             graph.cells["last"][0] = n - 1

@@ -23,9 +23,11 @@ layer: see `prefix_layer`. Metadata: `hydra.embedding_length`, `.vocab_size`, `.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -291,6 +293,7 @@ class HydraCells:
         self._head = head
         self._native = NativeShare(head.device)
         self.prefix = None if head.prefix is None else head.prefix.cells(n_cells)
+        self._n_cells = sys.maxsize if self.prefix is None else self.prefix.n_cells
         self._chains = PossibleGraphs(self._new_chains, self._native)
         self._trees = PlannedTrees(self._new_trees, self._native)
 
@@ -347,8 +350,10 @@ class HydraCells:
         Its rows are hidden states [m, hidden]. With a prefix layer all of them pass through it, as
         in `PrefixCells.evaluate`. None where one graph cannot do it.
         """
-        m = len(piece.rows)
-        self._check(piece.count + m, token, n)
+        head, m = self._head, len(piece.rows)
+        used = piece.count + m
+        if not (0 < n <= head.n_heads and 0 <= token < head.vocab_size and used <= self._n_cells):
+            self._refuse(used, token, n)
         given = piece, token, n, probabilities
         return self._chains.draft(m, n, HydraChains.run, given)
 
@@ -357,20 +362,22 @@ class HydraCells:
 
         The piece is that of `chain`. None where one graph cannot do it.
         """
-        depth, m = len(plan.ranks), len(piece.rows)
-        self._check(piece.count + m, token, depth)
-        return self._trees.of(plan).draft(m, depth, HydraTrees.run, (piece, token))
+        head, n, m = self._head, len(plan.ranks), len(piece.rows)
+        used = piece.count + m
+        if not (0 < n <= head.n_heads and 0 <= token < head.vocab_size and used <= self._n_cells):
+            self._refuse(used, token, n)
+        return self._trees.of(plan).draft(m, n, HydraTrees.run, (piece, token))
 
-    def _check(self, used: int, token: int, depth: int) -> None:
-        """Raise OptionError for a draft after a token, in cells up to `used`, that cannot be."""
+    def _refuse(self, used: int, token: int, depth: int) -> NoReturn:
+        """Say what a draft after a token, in cells up to `used`, has too much of."""
         head, prefix = self._head, self.prefix
         if not 0 < depth <= head.n_heads:
             reach = f"these Hydra heads reach 1 to {head.n_heads} tokens deep"
             raise OptionError(f"a chain of {depth} tokens: {reach}")
         if not 0 <= token < head.vocab_size:  # ggml would end the process
             raise OptionError(f"a token outside the {head.vocab_size} tokens of these Hydra heads")
-        if prefix is not None and used > prefix.n_cells:
-            raise prefix.too_many(used)
+        assert prefix is not None
+        raise prefix.too_many(used)
 
     def _new_chains(self) -> HydraChains:
         self._head.check_embeddings()

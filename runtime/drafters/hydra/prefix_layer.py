@@ -79,6 +79,7 @@ class PrefixCells:
         self._cache = KeyValueCache(layer.device, layer.plan.attention, n_cells)
         self.n_cells = self._cache.n_cells
         self.length = self._cache.length  # how many cells a graph reads that sees so many of them
+        self.spare = self._cache.spare  # where rows go that only fill a graph up
         self.kv_size = layer.plan.attention.kv_size
 
     def evaluate(self, states: FloatRows, position: int, count: int) -> FloatRows:
@@ -91,7 +92,7 @@ class PrefixCells:
         if n < 1 or used > self.n_cells:
             raise self.too_many(used)
         graph = self._graphs.get(self._cache.length(used), (filled_width(n),))
-        self.fill(graph, states, position, count)
+        fill_chain(graph, states, position, count, self.spare, 0)
         graph.compute()
         return graph.read("output")[:n].astype(np.float32, copy=False)
 
@@ -102,7 +103,7 @@ class PrefixCells:
     def add(self, builder: GraphBuilder, n: int, length: int) -> Tensor:
         """Add the layer for n hidden states to a graph: return its output (hidden, n).
 
-        The graph gets the inputs that `fill` fills, and reads the first `length` cells.
+        The graph gets the inputs that `fill_chain` fills, and reads the first `length` cells.
         """
         plan, weights = self._layer.plan, self._layer.weights
         eps = plan.norm_eps
@@ -114,10 +115,6 @@ class PrefixCells:
         places = self._cache.places(builder, n, length)
         x = decoder_layer(builder, weights, normed, x, places, eps, factors)
         return builder.rms_norm(x, weights["output_norm.weight"], eps)
-
-    def fill(self, graph: Graph, states: FloatRows, position: int, count: int) -> None:
-        """Fill a graph's inputs with hidden states, as `evaluate`; its further rows do nothing."""
-        fill_chain(graph, states, position, count, self._cache.spare, 0)
 
     def close(self) -> None:
         """Free graphs and cache."""

@@ -19,7 +19,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, PairCells, PairHead
 from specrun.runtime.drafters.eagle import pair_chain as pair_chain_module
 from specrun.runtime.drafters.hydra import HydraCells, HydraHead
-from specrun.runtime.drafters.hydra import prefix_layer as prefix_layer_module
+from specrun.runtime.drafters.hydra import hydra_chain as hydra_chain_module
 from specrun.runtime.heads import (
     MOST_CHAIN_ROWS,
     MOST_CHAIN_TOKENS,
@@ -223,7 +223,7 @@ def test_a_key_in_the_wrong_cell_is_caught(
 
     monkeypatch.setattr(pair_chain_module, "fill_chain", misplaced)
     with closing(opened(kind)) as once, closing(opened(kind)) as by_depth:
-        monkeypatch.setattr(prefix_layer_module, "fill_chain", misplaced)
+        monkeypatch.setattr(hydra_chain_module, "fill_chain", misplaced)
         with pytest.raises(AssertionError):
             if kind == "hydra++":
                 head = HydraCells.chain.__get__(once)
