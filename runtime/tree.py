@@ -149,16 +149,19 @@ def _structure(parents: tuple[int, ...]) -> _Structure:
     for node, parent in enumerate(parents):
         draws.setdefault(parent, []).append(Draw(node))
     shared = MappingProxyType({parent: tuple(drawn) for parent, drawn in draws.items()})
-    return *_depths_below(parents), shared
+    _, depths, candidates = _depths_below(parents)
+    return depths, candidates, shared
 
 
 @functools.lru_cache(maxsize=256)
-def _depths_below(parents: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Return the depths of nodes, and as candidates all of them."""
+def _depths_below(
+    parents: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]]:
+    """Return the shape, one tuple for all that are equal, its depths, and all as candidates."""
     depths: list[int] = []
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
-    return tuple(depths), (True,) * len(parents)
+    return parents, tuple(depths), (True,) * len(parents)
 
 
 # The last one: a tuple's hash is not kept, and mostly the same shape is asked for again.
@@ -310,8 +313,7 @@ class TreeBuilder:
 
     def build(self) -> DraftTree:
         """Return the finished tree."""
-        parents = tuple(self._parents)
-        depths, candidates = _depths_below(parents)
+        parents, depths, candidates = _depths_below((*self._parents,))
         if self._hidden:
             candidates = tuple([node not in self._hidden for node in range(len(parents))])
         return DraftTree(tuple(self._tokens), parents, depths, candidates, self._all_draws())

@@ -53,19 +53,19 @@ class TextEmbedder:
     def _pooled(self, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
         """Return the pooled states of a text."""
         self._context.memory.clear()
-        total = np.zeros(self._width)
-        state = total
+        pooled = np.zeros(self._width)
         for start in range(0, len(tokens), self._batch.capacity):
             piece = tokens[start : start + self._batch.capacity]
             self._batch.fill_chain(piece, start, [0], len(piece))
             rows = self._context.decode(self._batch)
-            if self.pooling == "first":
-                return rows.hidden_states((0,)).reshape(-1).astype(np.float64)
+            states = rows.hidden_states(range(len(piece))).astype(np.float64)
             if self.pooling == "mean":
-                for state in rows.hidden_states(range(len(piece))):
-                    total += state
-            state = rows.hidden_states((len(piece) - 1,)).reshape(-1).astype(np.float64)
-        return total / len(tokens) if self.pooling == "mean" else state
+                pooled = pooled + states.sum(axis=0) / len(tokens)
+                continue
+            pooled = states[0 if self.pooling == "first" else -1]
+            if self.pooling == "first":
+                break
+        return pooled
 
     def close(self) -> None:
         """Free the context."""

@@ -15,32 +15,12 @@ from specrun.runtime import Runtime, SamplingParams
 from .conftest import ENDLESS, Models, Run
 
 STATS_KEYS = [
-    "drafter",
-    "rule",
-    "exact",
-    "rounds",
-    "drafted",
-    "accepted",
-    "acceptance_rate",
-    "mean_accepted_length",
-    "acceptance_by_position",
-    "tokens_per_second",
-    "prompt_tokens_per_second",
-    "time_to_first_token_s",
-    "target_s",
-    "drafter_s",
-    "overhead_s",
-    "wall_s",
-    "drafting",
-    "non_candidates",
-    "acceptance_given_prefix",
-    "tested_by_position",
-    "width",
-    "total_variation",
-    "changed_share",
-    "rebuilt",
-    "forced",
-    "forced_accepted",
+    *("drafter", "rule", "exact", "rounds", "drafted", "accepted", "acceptance_rate"),
+    *("mean_accepted_length", "acceptance_by_position", "tokens_per_second"),
+    *("prompt_tokens_per_second", "time_to_first_token_s", "target_s", "drafter_s"),
+    *("overhead_s", "wall_s", "drafting", "non_candidates", "acceptance_given_prefix"),
+    *("tested_by_position", "width", "total_variation", "changed_share", "rebuilt"),
+    *("forced", "forced_accepted"),
 ]
 
 

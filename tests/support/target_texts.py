@@ -1,7 +1,8 @@
-"""Training data for small heads: a target's own greedy texts, and its states along them."""
+"""A target's texts: those that small heads are trained on, with its states, and those with them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
-from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime import GenerationResult, Runtime, SamplingParams
+from support.tiny_models import F32
+
+PROMPT_IDS = [5, 6, 7, 8, 9]
 
 
 def greedy_answers(
@@ -36,3 +40,15 @@ def final_states(path: Path, text: list[int], options: dict[str, Any]) -> np.nda
             batch.fill_chain(text, 0, [0], len(text))
             rows = context.decode(batch)
             return rows.hidden_states(range(len(text)))
+
+
+def answer(
+    path: Path,
+    drafter: str,
+    params: SamplingParams,
+    length: int = 40,
+    prompt: Sequence[int] = PROMPT_IDS,
+) -> GenerationResult:
+    """What a target answers with a drafter whose caches are exact."""
+    with Runtime(path, drafter=drafter, **F32) as runtime:
+        return runtime.generate(list(prompt), params, max_tokens=length)

@@ -26,7 +26,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.combinators.members import MemberRows, graft
+from specrun.runtime.drafters.combinators.members import graft
 from specrun.runtime.drafters.draft_model import DraftSampling
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.law import Law
@@ -34,7 +34,7 @@ from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.results import RoundCounter
-from specrun.runtime.target import CachedText, EvaluatedRows, PromptLearner, TargetModel
+from specrun.runtime.target import CachedText, EvaluatedRows, PlacedRows, PromptLearner, TargetModel
 from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
@@ -342,11 +342,11 @@ def _joined(text: CachedText, tree: DraftTree) -> tuple[DraftTree, int]:
     return graft(DraftTree.chain(missing), len(missing) - 1, tree)[0], len(missing)
 
 
-class _Rows(MemberRows):
+class _Rows(PlacedRows):
     """An evaluation's rows without those of the first tokens, cut to the tokens of both models."""
 
     def __init__(self, rows: EvaluatedRows, skipped: int, size: int) -> None:
-        super().__init__(rows, range(skipped - 1, sys.maxsize))
+        super().__init__(rows, range(skipped, sys.maxsize))
         self._size = size
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:

@@ -18,7 +18,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DrafterWeights, RoundOutcome, close_all, make_all
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
-from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.target import EvaluatedRows, PlacedRows
 from specrun.runtime.tree import ROOT, DraftRows, DraftTree, Draw
 
 
@@ -173,7 +173,7 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
     tree = own
     if len(tokens) > len(own):
         tree = DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(flags), own.draws)
-    evaluated = MemberRows(outcome.rows, [root, *rows])
+    evaluated = PlacedRows(outcome.rows, [node + 1 for node in (root, *rows)])
     return RoundOutcome(outcome.tokens, tree, tuple(path), outcome.next_token, evaluated)
 
 
@@ -182,29 +182,6 @@ def outcome_for_idle(outcome: RoundOutcome) -> RoundOutcome:
     if not len(outcome.tree):
         return outcome
     return outcome_for(outcome, DraftTree(), {ROOT: ROOT})
-
-
-class MemberRows:
-    """An evaluation's rows in other numbers: row i is that of the node `places[i]`."""
-
-    def __init__(self, rows: EvaluatedRows, places: Sequence[int]) -> None:
-        self._rows, self._places = rows, places
-
-    def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the logits of the member's row."""
-        return self._rows.logits(self._places[row] + 1)
-
-    def hidden_states(self, wanted: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Return a copy of the hidden states of the member's rows."""
-        return self._rows.hidden_states([self._places[row] + 1 for row in wanted])
-
-    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
-        """Return the input of a layer at the member's row."""
-        return self._rows.layer_input(self._places[row] + 1, layer)
-
-    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return what NextN blocks read of the member's row."""
-        return self._rows.nextn_state(self._places[row] + 1)
 
 
 class MembersRows:

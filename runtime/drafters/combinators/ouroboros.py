@@ -22,9 +22,9 @@ from typing import Any
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.combinators.members import MemberRows, first_path, graft
+from specrun.runtime.drafters.combinators.members import first_path, graft
 from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuard, add_phrases
-from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.target import EvaluatedRows, PlacedRows
 from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
@@ -194,8 +194,8 @@ class OuroborosDrafter(Drafter):
         for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
             self._store.add(phrase)
         if len(proposal.phrases):
-            places = [proposal.places[node] for node in range(ROOT, len(proposal.phrases))]
-            rows = MemberRows(outcome.rows, places)
+            places = [proposal.places[node] + 1 for node in range(ROOT, len(proposal.phrases))]
+            rows = PlacedRows(outcome.rows, places)
             # Refinement replaces: what the target would not say makes room (section 3.3).
             for phrase, refined in refined_phrases(proposal.phrases, proposal.last, rows):
                 if phrase != refined:

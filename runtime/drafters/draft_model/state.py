@@ -80,10 +80,11 @@ class DraftModelState:
         """Return a row cut to the tokens of both models, a view."""
         return logits if self._own_size == self._shared_size else logits[: self._shared_size]
 
-    def first(self, rows: Rows, count: int) -> list[Logits]:
+    def first(self, rows: EvaluatedRows, count: int) -> list[Logits]:
         """Return the first `count` rows of an evaluation so, views."""
-        found = rows.first(count)
-        return found if self._own_size == self._shared_size else [*map(self.shared, found)]
+        if isinstance(rows, Rows) and self._own_size == self._shared_size:
+            return rows.first(count)
+        return [self.shared(rows.logits(row)) for row in range(count)]
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens after the cached ones; return the last one's logits, a view [shared]."""
@@ -284,7 +285,8 @@ class DraftTreeState(DraftModelState):
             self._part.withdraw()
         memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
         interrupted = bool(self._inherited)
-        if interrupted or length < len(self.cached) or memory.last_position(self.main) >= end:
+        left_over = self._changing and memory.last_position(self.main) >= end
+        if interrupted or left_over or length < len(self.cached):
             # The cache comes last: an interrupt in between must not leave tokens that are not
             # cached.
             self._synced = [min(synced, end) for synced in self._synced]
@@ -296,6 +298,7 @@ class DraftTreeState(DraftModelState):
                 if sequence != self.main:
                     memory.truncate(self._synced[sequence], sequence=sequence)
             self._forget_nodes()
+        self._changing = False
 
     @property
     def n_nodes(self) -> int:

@@ -22,6 +22,7 @@ from specrun.bindings.errors import PairError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import Logits
 
 _FREQUENT = 100.0  # tokens stand about in the order of their frequency: weights are 1 / (100 + id)
@@ -150,9 +151,9 @@ class SpelledModelState(DraftModelState):
         """Return a row by the target's ids, -inf where the drafter has no such token."""
         return self._map.row(logits)
 
-    def first(self, rows: Rows, count: int) -> list[Logits]:
+    def first(self, rows: EvaluatedRows, count: int) -> list[Logits]:
         """Return the first `count` rows of an evaluation so."""
-        return [*map(self.shared, rows.first(count))]
+        return [self.shared(rows.logits(row)) for row in range(count)]
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens after the cached ones; return the last one's logits [target vocab]."""

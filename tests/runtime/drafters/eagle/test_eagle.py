@@ -11,7 +11,7 @@ import pytest
 from support.enumeration import TOLERANCE, bias
 from support.head_chains import PairChainByDepth
 from support.scripted import LawTable
-from support.target_texts import final_states, greedy_answers
+from support.target_texts import PROMPT_IDS, answer, final_states, greedy_answers
 from support.tiny_eagle import TinyEagle, random_eagle
 from support.tiny_models import F32
 
@@ -25,7 +25,6 @@ from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, parse_topology
 
 HIDDEN, VOCAB = 32, 320
-PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -251,17 +250,6 @@ def one_head_layer(torch, w, embedded, states):
     normed = x / (x.pow(2).mean(1, keepdim=True) + 1e-6).sqrt() * w["ffn_norm.weight"]
     gate = torch.nn.functional.silu(normed @ w["ffn_gate.weight"].T)
     return x + (gate * (normed @ w["ffn_up.weight"].T)) @ w["ffn_down.weight"].T
-
-
-def answer(
-    path: Path,
-    drafter: str,
-    params: SamplingParams,
-    length: int = 40,
-    prompt: Sequence[int] = PROMPT_IDS,
-):
-    with Runtime(path, drafter=drafter, **F32) as runtime:
-        return runtime.generate(list(prompt), params, max_tokens=length)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])

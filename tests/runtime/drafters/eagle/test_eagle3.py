@@ -4,7 +4,6 @@ once trained."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.renamed_models import as_architecture
-from support.target_texts import greedy_answers
+from support.target_texts import PROMPT_IDS, answer, greedy_answers
 from support.tiny_eagle3 import TinyEagle3, Variant, random_eagle3
 from support.tiny_models import F32
 from support.tiny_nextn import write_tiny_qwen35
@@ -27,7 +26,6 @@ from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.language import quoted
 
 HIDDEN, VOCAB, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
-PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -113,17 +111,6 @@ def trained(
     head: TinyEagle3, tiny_deep_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     return head.write(tmp_path_factory.mktemp("eagle3") / "trained.gguf", tiny_deep_model)
-
-
-def answer(
-    path: Path,
-    drafter: str,
-    params: SamplingParams,
-    length: int = 40,
-    prompt: Sequence[int] = PROMPT_IDS,
-):
-    with Runtime(path, drafter=drafter, **F32) as runtime:
-        return runtime.generate(list(prompt), params, max_tokens=length)
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,10 @@ from specrun.runtime.tree import DraftTree, TreeBuilder
 from specrun.runtime.trees import DynamicShape, Topology, parse_topology
 
 torch = pytest.importorskip("torch")
-from support.target_texts import final_states, greedy_answers  # noqa: E402
+from support.target_texts import PROMPT_IDS, answer, final_states, greedy_answers  # noqa: E402
 from support.tiny_hydra import TinyHydra, log_probs, random_hydra, train  # noqa: E402
 
 HIDDEN, VOCAB = 32, 320
-PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -315,17 +314,6 @@ def trained(
     fitted = train(start, greedy_texts, states, *matrices)
     path = fitted.write(tmp_path_factory.mktemp("hydra") / "trained.gguf", VOCAB)
     return fitted, path
-
-
-def answer(
-    path: Path,
-    drafter: str,
-    params: SamplingParams,
-    length: int = 40,
-    prompt: Sequence[int] = PROMPT_IDS,
-):
-    with Runtime(path, drafter=drafter, **F32) as runtime:
-        return runtime.generate(list(prompt), params, max_tokens=length)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
