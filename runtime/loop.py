@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import NoReturn
 
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
@@ -91,19 +89,10 @@ def _kept_for(rule: PairRule | None, params: SamplingParams) -> Keep:
 class _NotEvaluated:
     """The rows of a round in which the target was not evaluated: it has none."""
 
-    def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """Raise: there are none."""
+    def _refuse(self, *_: object) -> NoReturn:
         raise OptionError("the target was not evaluated for this token: it has no row of logits")
 
-    nextn_state = logits
-
-    def hidden_states(self, wanted: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Raise: there are none."""
-        return self.logits(wanted[0])
-
-    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
-        """Raise: there are none."""
-        return self.logits(row)
+    logits = hidden_states = layer_input = nextn_state = _refuse
 
 
 NOT_EVALUATED: EvaluatedRows = _NotEvaluated()

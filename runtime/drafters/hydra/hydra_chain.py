@@ -13,17 +13,10 @@ from typing import TYPE_CHECKING, TypeVarTuple
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder, Tensor
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells
-from specrun.runtime.heads import (
-    ChainGraphs,
-    ChainTokens,
-    LengthGraphs,
-    NamedChildren,
-    RowPiece,
-    TreeGraphs,
-    TreePlan,
-    chain_width,
-    fill_chain,
-)
+from specrun.runtime.heads.attention import fill_chain
+from specrun.runtime.heads.graphs import ChainGraphs, ChainTokens, LengthGraphs, chain_width
+from specrun.runtime.heads.text_rows import RowPiece
+from specrun.runtime.heads.tree_graphs import NamedChildren, TreeGraphs, TreePlan
 
 if TYPE_CHECKING:
     from specrun.runtime.drafters.hydra.hydra_head import HydraHead

@@ -43,23 +43,20 @@ from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.hydra.hydra_chain import HydraChains, HydraTrees
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixLayer, plan_prefix
-from specrun.runtime.heads import (
+from specrun.runtime.heads.graphs import (
     ChainTokens,
-    FloatRows,
-    HeadFile,
-    NamedChildren,
     NativeShare,
-    PlannedTrees,
     PossibleGraphs,
     RankedTokens,
-    RowPiece,
-    TreePlan,
     add_ranking,
     filled_width,
     ranked_tokens,
-    stored_accuracy,
     tokens_by_rank,
 )
+from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.node_accuracy import stored_accuracy
+from specrun.runtime.heads.text_rows import FloatRows, RowPiece
+from specrun.runtime.heads.tree_graphs import NamedChildren, PlannedTrees, TreePlan
 
 _MAX_HEADS, _MAX_BLOCKS = 32, 16
 
