@@ -149,7 +149,7 @@ class TargetModel:
         inputs: EmbeddingInputs | None = None,
         sequences: range | None = None,
     ) -> None:
-        self.context, self._memory = context, context.memory
+        self.context = context
         of_context = range(context.options.n_sequences)
         own = of_context if sequences is None else sequences
         self._n_sequences, self._first_id = len(own), own.start
@@ -219,7 +219,7 @@ class TargetModel:
     def _drop(self, start: int) -> None:
         """Drop all positions from `start` on, for every sequence of the text."""
         for sequence in self._dropped:
-            self._memory.truncate(start, -1, sequence)
+            self.context.memory.truncate(start, -1, sequence)
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
         """Evaluate the text's tokens up to `end`, piece by piece: see `prefill_pieces`."""
@@ -278,8 +278,7 @@ class TargetModel:
             text.commit(map(tree.tokens.__getitem__, path))
             return
         if tree.parents:  # no node is kept: whatever the tree's shape, all behind the root goes
-            for sequence in self._dropped:  # as in `_drop`
-                self._memory.truncate(text.n_cached + 1, -1, sequence)
+            self._drop(text.n_cached + 1)
         text.n_cached = len(text.tokens)
 
     def _pieces(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
@@ -341,7 +340,7 @@ class TargetModel:
 
     def _keep_at(self, root: int, parents: tuple[int, ...], path: Sequence[int]) -> None:
         """Keep the cell `root` and the nodes of `path` below it, for every sequence."""
-        known, memory = self._known, self._memory
+        known, memory = self._known, self.context.memory
         if known is not None and known[0] is parents:
             layout = known[1]
         else:
