@@ -218,19 +218,17 @@ def _eagle(
     pairs = opened.enter_context(closing(head.cells(_CACHED + max(widths))))
     random = np.random.default_rng(0)
     states = random.standard_normal((max(_CACHED, *widths), model.n_embd), dtype=np.float32)
-    cells = np.arange(_CACHED, dtype=np.int64)
-    causal = np.tri(_CACHED, dtype=np.bool_)
-    pairs.evaluate([0] * _CACHED, states[:_CACHED], cells.astype(np.int32), cells, causal)
+    cached, causal = range(_CACHED), np.tri(_CACHED, dtype=np.bool_)
+    pairs.evaluate([0] * _CACHED, states[:_CACHED], (cached, cached, 0, causal))
     # EAGLE shares the target's output matrix and embedding: what it reads of them counts too.
     shared = next(info.n_bytes for info in model.header.tensors if info.name == "output.weight")
     keys_and_values = 2 * _CACHED * head.sizes.attention.kv_size * _FLOAT_BYTES
     own = sum(_tensor_bytes(path).values()) + shared + keys_and_values
 
     def evaluation(width: int) -> _Evaluation:
-        # Each pair sees all cached ones and itself, not those beside it. Shape: [width, cells].
-        sees = np.hstack([np.ones((width, _CACHED), np.bool_), np.eye(width, dtype=np.bool_)])
-        positions = np.full(width, _CACHED, np.int32)
-        places = np.arange(_CACHED, _CACHED + width, dtype=np.int64)
+        # Each pair sees all cached ones and itself, not those beside it.
+        cells = range(_CACHED, _CACHED + width)
+        places = [_CACHED] * width, cells, _CACHED, np.eye(width, dtype=np.bool_)
         tokens = list(range(width))
         n_bytes = own + width * _embedding_row(model)
         return _Evaluation(
@@ -238,7 +236,7 @@ def _eagle(
             head,
             width,
             n_bytes,
-            lambda: pairs.evaluate(tokens, states[:width], positions, places, sees),
+            lambda: pairs.evaluate(tokens, states[:width], places),
         )
 
     return [evaluation(width) for width in widths]

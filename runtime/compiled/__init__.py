@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -159,6 +159,23 @@ class Loops(Protocol):
         spare: int,
     ) -> None:
         """Write a head's rows, where they stand, and what they see."""
+
+    def places(
+        self,
+        positions: memoryview,
+        cells: memoryview,
+        mask: memoryview,
+        tokens: memoryview,
+        into: memoryview | None,
+        given: npt.NDArray[np.float32] | None,
+        at: Sequence[int],
+        own: Sequence[int],
+        named: Sequence[int],
+        seen: int,
+        sees: npt.NDArray[np.bool_],
+        spare: int,
+    ) -> None:
+        """Write a head's rows of tokens, wherever they stand, and what they see."""
 
     def follow(
         self,

@@ -396,7 +396,7 @@ static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
     FUNCTION(truncate_rows), FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race),
     FUNCTION(left_over), FUNCTION(place_of),
-    FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(follow),
+    FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(places), FUNCTION(follow),
     FUNCTION(drawn_chain), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
     FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
     {"rough_mass", rough_mass, METH_O, rough_mass_doc},

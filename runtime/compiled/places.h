@@ -6,7 +6,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-extern const char chain_places_doc[];
+extern const char chain_places_doc[], places_doc[];
 PyObject *chain_places(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
+PyObject *places(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 
 #endif

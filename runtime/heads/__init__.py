@@ -5,6 +5,7 @@ from specrun.runtime.heads.attention import (
     KeyValueCache,
     LayerWeights,
     Places,
+    RowPlaces,
     decoder_layer,
     fill_chain,
     fill_places,

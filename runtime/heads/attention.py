@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.text_rows import FloatRows
 
 Array = npt.NDArray[Any]
 
@@ -139,6 +140,11 @@ class KeyValueCache:
         self._tensors.close()
 
 
+RowPlaces = tuple[Sequence[int], Sequence[int], int, npt.NDArray[np.bool_]]
+"""Where n rows stand: positions, cells, how many of the first cells all of them see, and which of
+the cells from there on each sees, its own among them, [n, m], contiguous."""
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where n rows of a graph stand: in which cache, at which positions (n), in which cells (n).
@@ -180,32 +186,37 @@ def mask_below(
 
 
 def fill_places(
-    inputs: Mapping[str, Array],
-    positions: npt.NDArray[np.int32],
-    cells: npt.NDArray[np.int64],
-    sees: npt.NDArray[np.bool_],
-    spare: int,
+    graph: Graph, tokens: Sequence[int], given: FloatRows | None, places: RowPlaces, spare: int
 ) -> None:
-    """Fill a graph's inputs with the places of n rows, then rows that only fill it up.
+    """Fill a graph's inputs with n tokens and their rows, if any, then with what only fills it up.
 
-    Those write to the spare cell and see the first one. `sees` is [n, cells in use].
+    Rows that only fill up are zeros in the spare cell, and see the first one.
     """
-    n, used = sees.shape
+    at, own, seen, sees = places
+    graph.filled = None  # the next chain's mask is not this one's and a few columns
+    if LOOPS is not None:
+        cells = graph.cells
+        into = None if given is None else cells["rows"]
+        four = cells["positions"], cells["cells"], cells["mask"], cells["tokens"]
+        LOOPS.places(*four, into, given, at, own, tokens, seen, sees, spare)
+        return
+    inputs, (n, more) = graph.inputs, sees.shape
+    numbers = ("positions", at, 0), ("cells", own, spare), ("tokens", tokens, 0)
+    for name, values, filling in numbers:
+        inputs[name][0, :n], inputs[name][0, n:] = values, filling
+    if given is not None:
+        inputs["rows"][:n], inputs["rows"][n:] = given, 0.0
     # Rows see nothing unless told: cells behind the text hold what other rounds wrote.
     mask = inputs["mask"]
     mask.fill(_MASKED)
-    np.copyto(mask[:n, :used], 0.0, where=sees)
-    row_positions, row_cells = inputs["positions"][0], inputs["cells"][0]
-    row_positions[:n] = positions
-    row_cells[:n] = cells
-    if n < len(mask):
-        # A row that sees no cell would have a softmax over -inf alone, which is NaN.
-        mask[n:, 0] = 0.0
-        row_positions[n:], row_cells[n:] = 0, spare
+    mask[:n, :seen] = 0.0
+    np.copyto(mask[:n, seen : seen + more], 0.0, where=sees)
+    # A row that sees no cell would have a softmax over -inf alone, which is NaN.
+    mask[n:, 0] = 0.0
 
 
 def fill_chain(
-    graph: Graph, given: npt.NDArray[np.float32], position: int, count: int, spare: int, below: int
+    graph: Graph, given: FloatRows, position: int, count: int, spare: int, below: int
 ) -> None:
     """Fill a graph's inputs with rows [n, width] in the cells after the first `count`.
 

@@ -43,6 +43,11 @@ def filled_width(n: int) -> int:
     return n if n > _WIDTHS[-1] else _WIDTHS[bisect_left(_WIDTHS, n)]
 
 
+def first_rows(rows: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
+    """Return a copy of the first n rows."""
+    return rows.copy() if len(rows) == n else rows[:n].copy()
+
+
 class Timed(Protocol):
     """A device, or heads on one."""
 

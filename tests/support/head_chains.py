@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specrun.runtime.heads import ChainTokens, RowPiece
+from specrun.runtime.heads import ChainTokens, RowPiece, RowPlaces
 
 
 class PairChainByDepth:
@@ -20,24 +20,24 @@ class PairChainByDepth:
         """No tree in one graph: it is grown depth by depth."""
 
 
+def whole_places(places: RowPlaces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions, cells, and all cells that each row sees."""
+    positions, cells, seen, sees = places
+    whole = np.hstack([np.ones((len(sees), seen), bool), sees])
+    return np.array(positions), np.array(cells), whole
+
+
 def pair_chain(
     head: Any, tokens: Sequence[int], features: np.ndarray, position: int, count: int, n: int
 ) -> ChainTokens:
     m = len(tokens)
-    cells = np.arange(count, count + m)
-    sees = np.tri(m, count + m, count, dtype=bool)
-    rows = head.evaluate_features(
-        tokens, features, (cells - count + position).astype(np.int32), cells, sees
-    )
+    places = range(position, position + m), range(count, count + m), count, np.tri(m, dtype=bool)
+    rows = head.evaluate_features(tokens, features, places)
     drafted, log_probs = [int(rows.tokens[-1, 0])], [rows.log_probs[-1, 0]]
     for depth in range(n - 1):
         cell = count + m + depth
-        place = (
-            np.array([position + m + depth], np.int32),
-            np.array([cell]),
-            np.ones((1, cell + 1), bool),
-        )
-        rows = head.evaluate([drafted[-1]], rows.states[-1:], *place)
+        place = [position + m + depth], [cell], cell, np.ones((1, 1), bool)
+        rows = head.evaluate([drafted[-1]], rows.states[-1:], place)
         drafted.append(int(rows.tokens[0, 0]))
         log_probs.append(rows.log_probs[0, 0])
     return ChainTokens(drafted, np.array(log_probs))

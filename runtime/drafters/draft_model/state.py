@@ -54,6 +54,7 @@ class DraftModelState:
         self.batch, self._single = Batch(context.n_batch, 1), Batch(1, 1)
         self._own_size = context.model.vocabulary.size
         self._shared_size = min(self._own_size, target_vocab_size)
+        self._cuts_rows = self._shared_size < self._own_size
         eos = context.model.vocabulary.eos
         self._stand_in = eos if eos is not None else 0
         self._part = context if isinstance(context, ContextPart) else None
@@ -78,11 +79,11 @@ class DraftModelState:
 
     def shared(self, logits: Logits) -> Logits:
         """Return a row cut to the tokens of both models, a view."""
-        return logits if self._own_size == self._shared_size else logits[: self._shared_size]
+        return logits[: self._shared_size] if self._cuts_rows else logits
 
     def first(self, rows: EvaluatedRows, count: int) -> list[Logits]:
         """Return the first `count` rows of an evaluation so, views."""
-        if isinstance(rows, Rows) and self._own_size == self._shared_size:
+        if isinstance(rows, Rows) and not self._cuts_rows:
             return rows.first(count)
         return [self.shared(rows.logits(row)) for row in range(count)]
 
@@ -287,6 +288,7 @@ class DraftTreeState(DraftModelState):
         interrupted = bool(self._inherited)
         left_over = self._changing and memory.last_position(self.main) >= end
         if interrupted or left_over or length < len(self.cached):
+            self._changing = True
             # The cache comes last: an interrupt in between must not leave tokens that are not
             # cached.
             self._synced = [min(synced, end) for synced in self._synced]

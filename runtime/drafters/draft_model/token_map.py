@@ -22,7 +22,6 @@ from specrun.bindings.errors import PairError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import Logits
 
 _FREQUENT = 100.0  # tokens stand about in the order of their frequency: weights are 1 / (100 + id)
@@ -123,7 +122,7 @@ class SpelledModelState(DraftModelState):
 
     def __init__(self, context: Context, tokens: TokenMap) -> None:
         super().__init__(context, target_vocab_size=context.model.vocabulary.size)
-        self._map = tokens
+        self._map, self._cuts_rows = tokens, True
         self._ends: list[int] = []  # of cached tokens, and maybe of some that were cut since
 
     def cells(self, length: int) -> int:
@@ -150,10 +149,6 @@ class SpelledModelState(DraftModelState):
     def shared(self, logits: Logits) -> Logits:
         """Return a row by the target's ids, -inf where the drafter has no such token."""
         return self._map.row(logits)
-
-    def first(self, rows: EvaluatedRows, count: int) -> list[Logits]:
-        """Return the first `count` rows of an evaluation so."""
-        return [self.shared(rows.logits(row)) for row in range(count)]
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens after the cached ones; return the last one's logits [target vocab]."""

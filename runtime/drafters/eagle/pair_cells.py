@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from operator import eq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,29 +17,22 @@ from specrun.bindings.ggml.graph import GraphBuilder
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.runtime.drafters.eagle.pair_chain import PairChains
 from specrun.runtime.drafters.eagle.pair_tree import PairTrees
-from specrun.runtime.heads import (
+from specrun.runtime.heads.attention import KeyValueCache, RowPlaces, fill_places
+from specrun.runtime.heads.graphs import (
     ChainTokens,
-    FloatRows,
-    KeyValueCache,
-    NamedChildren,
     NativeShare,
-    PlannedTrees,
     PossibleGraphs,
-    RowPiece,
-    TreePlan,
     add_ranking,
-    fill_places,
     filled_width,
+    first_rows,
     ranked_tokens,
     tokens_by_rank,
 )
+from specrun.runtime.heads.text_rows import FloatRows, RowPiece
+from specrun.runtime.heads.tree_graphs import NamedChildren, PlannedTrees, TreePlan
 
 if TYPE_CHECKING:
     from specrun.runtime.drafters.eagle.pair_head import PairHead
-
-PairPlaces = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.bool_]]
-"""Where n pairs stand: positions [n], cells [n], and the cells that each attends to, its own among
-them, [n, cells in use]."""
 
 
 @dataclass(slots=True)
@@ -72,6 +66,8 @@ class EagleRows:
 
     def last(self) -> EagleRows:
         """Return the last row alone, with all that outlives the head's next evaluation."""
+        if self.logits is None and len(self.states) == 1:
+            return self
         # A copy of one row, as the view dies while the draft is still drawn from it.
         logits = None if self.logits is None else self.logits[-1:].copy()
         log_probs = None if self.log_probs is None else self.log_probs[-1:]
@@ -121,7 +117,7 @@ class PairCells:
         return self._native.seconds
 
     def evaluate(
-        self, tokens: Sequence[int], states: FloatRows, *places: *PairPlaces, highest: int = 0
+        self, tokens: Sequence[int], states: FloatRows, places: RowPlaces, *, highest: int = 0
     ) -> EagleRows:
         """Evaluate pairs of tokens [n] and states [n, hidden] that the head predicted before them.
 
@@ -130,7 +126,7 @@ class PairCells:
         return self._evaluate(tokens, states, places, real=False, highest=highest)
 
     def evaluate_features(
-        self, tokens: Sequence[int], features: FloatRows, *places: *PairPlaces, highest: int = 0
+        self, tokens: Sequence[int], features: FloatRows, places: RowPlaces, *, highest: int = 0
     ) -> EagleRows:
         """Evaluate pairs of tokens [n] and the target's features before them, [n, features]."""
         return self._evaluate(tokens, features, places, real=True, highest=highest)
@@ -170,30 +166,26 @@ class PairCells:
         self,
         tokens: Sequence[int],
         states: FloatRows,
-        places: PairPlaces,
+        places: RowPlaces,
         *,
         real: bool,
         highest: int,
     ) -> EagleRows:
-        head, (n, used) = self._head, places[2].shape
+        head, (n, more) = self._head, places[3].shape
+        used = places[2] + more
         self._check(tokens, used)
         # Without taps one graph serves both kinds of pairs.
         key = real and bool(head.taps), filled_width(n), self._cache.length(used), highest
         graph = self._graph(*key)
-        inputs = graph.inputs
-        fill_places(inputs, *places, self._cache.spare)
-        inputs["tokens"][0, :n], inputs["states"][:n] = tokens, states
-        if n < len(inputs["states"]):
-            # Rows that fill up are token 0 with a zero state:
-            # finite numbers, written to the spare cell.
-            inputs["tokens"][0, n:], inputs["states"][n:] = 0, 0.0
+        fill_places(graph, tokens, states, places, self._cache.spare)
         with self._native:
             graph.compute()
-        predicted = graph.floats("states")[:n].copy()
+        predicted = first_rows(graph.floats("states"), n)
         if highest:
-            tied = [kept for kept, left in graph.floats("parted")[:n].tolist() if kept == left]
+            [parted] = graph.numbers("parted")
+            tied = any(map(eq, parted[0 : 2 * n : 2], parted[1 : 2 * n : 2]))
             named = head.target_tokens(tokens_by_rank(graph, n))
-            best_logits = graph.floats("highest")[:n].copy()
+            best_logits = first_rows(graph.floats("highest"), n)
             whole = self._whole_rows(graph, n) if tied else None
             return EagleRows(predicted, named, None, whole, best_logits)
         best, whole = ranked_tokens(graph, n), self._whole_rows(graph, n)
@@ -229,7 +221,7 @@ class PairCells:
         head, sizes = self._head, self._head.sizes
         with closing(GraphBuilder(head.device)) as builder:
             tokens = builder.input("tokens", I32, n)
-            states = builder.input("states", F32, sizes.features if fused else sizes.hidden, n)
+            states = builder.input("rows", F32, sizes.features if fused else sizes.hidden, n)
             if fused:
                 states = head.fused(builder, states)
             places = self._cache.places(builder, n, length)

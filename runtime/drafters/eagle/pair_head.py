@@ -28,14 +28,9 @@ from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle.pair_cells import PairCells
-from specrun.runtime.heads import (
-    AttentionSizes,
-    FloatRows,
-    HeadFile,
-    LayerWeights,
-    Places,
-    decoder_layer,
-)
+from specrun.runtime.heads.attention import AttentionSizes, LayerWeights, Places, decoder_layer
+from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.text_rows import FloatRows
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 

@@ -17,16 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.eagle.pair_cells import EagleRows, PairCells
-from specrun.runtime.heads import (
-    MOST_CHAIN_ROWS,
-    ChainTokens,
-    FloatRows,
-    NamedChildren,
-    RowPiece,
-    TextRows,
-    TreePlan,
-)
+from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, ChainTokens
+from specrun.runtime.heads.text_rows import FloatRows, RowPiece, TextRows
+from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.tree import ROOT
+
+_ITSELF = np.ones((1, 1), np.bool_)
 
 
 class EagleState(TextRows[EagleRows]):
@@ -121,25 +117,20 @@ class EagleState(TextRows[EagleRows]):
         for node, named in enumerate(zip(parents, tokens, strict=True), n_nodes):
             self._places.setdefault(named, node)
         states, place = nodes.add(parents)
-        # A node sees the whole text, its ancestors and itself: never its siblings.
-        sees = np.empty((n, first + n), np.bool_)
-        sees[:, :count], sees[:, count:] = True, place.sees
-        # Siblings share a position, as llama.cpp's trees do; cells tell them apart.
-        positions = np.array([base + count + place.depth - 1] * n, np.int32)
-        cells = np.arange(first, first + n, dtype=np.int64)
-        rows = self._cells.evaluate(tokens, states, positions, cells, sees, **self._asked)
+        # A node sees the whole text, its ancestors and itself: never its siblings. They share a
+        # position, as llama.cpp's trees do; cells tell them apart.
+        positions = [base + count + place.depth - 1] * n
+        places = positions, range(first, first + n), count, place.sees
+        rows = self._cells.evaluate(tokens, states, places, **self._asked)
         nodes.predicted(rows.states)
         return rows
 
     def _evaluate_real(self, piece: RowPiece) -> EagleRows:
         """Put real pairs into cells, each seeing all before it; return the row after the last."""
-        n, count = len(piece), piece.count
-        positions = np.arange(piece.position, piece.position + n, dtype=np.int32)
-        cells = np.arange(count, count + n, dtype=np.int64)
-        seen = count + n
-        sees = np.ones((1, seen), np.bool_) if n == 1 else np.tri(n, seen, count, dtype=np.bool_)
-        places = positions, cells, sees
-        rows = self._cells.evaluate_features(piece.tokens, piece.rows, *places, **self._asked)
+        n, start, count = len(piece), piece.position, piece.count
+        sees = _ITSELF if n == 1 else np.tri(n, dtype=np.bool_)
+        places = range(start, start + n), range(count, count + n), count, sees
+        rows = self._cells.evaluate_features(piece.tokens, piece.rows, places, **self._asked)
         return rows.last()
 
 
@@ -198,7 +189,7 @@ class DraftNodes:
         place = _placed(self._parents, tuple(parents), len(self._states[-1]))
         self._parents += tuple(parents)
         states = self._states[-1] if place.is_next else np.concatenate(self._states)
-        return states[place.above], place
+        return states.take(place.above, axis=0), place
 
     def predicted(self, states: FloatRows) -> None:
         """Note the states predicted at the nodes that were added last."""

@@ -26,15 +26,14 @@ from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.models.model import Model
-from specrun.runtime.heads import (
+from specrun.runtime.heads.attention import (
     AttentionSizes,
-    FloatRows,
     KeyValueCache,
-    NativeShare,
     decoder_layer,
     fill_places,
-    filled_width,
 )
+from specrun.runtime.heads.graphs import NativeShare, filled_width
+from specrun.runtime.heads.text_rows import FloatRows
 
 _NEOX = {"llama": False, "qwen2": True}
 """The architectures, and whether their rotary positions pair the halves of a head."""
@@ -175,11 +174,8 @@ class ExitCells:
             raise OptionError(f"a token outside the {self._layers.vocab_size} of the target")
         width = filled_width(n)
         graph = self._graph(width, self._caches[0].length(start + n))
-        steps = np.arange(start, start + n)
-        sees = np.arange(start + n) <= steps[:, None]
-        spare = self._caches[0].spare
-        fill_places(graph.inputs, steps.astype(np.int32), steps, sees, spare)
-        graph.inputs["tokens"][0, :n], graph.inputs["tokens"][0, n:] = tokens, 0
+        steps, sees = range(start, start + n), np.tri(n, dtype=np.bool_)
+        fill_places(graph, tokens, None, (steps, steps, start, sees), self._caches[0].spare)
         with self._native:
             graph.compute()
         # Last, so that an interrupt anywhere above leaves a list that is true.

@@ -136,7 +136,6 @@ def test_heads_are_computed_where_the_output_matrix_lies(models: Models) -> None
 
 
 def test_an_eagle_heads_graphs_and_cells(files: dict[str, Path], models: Models) -> None:
-    places = np.arange(6, dtype=np.int32)
     sees = np.tril(np.ones((6, 6), bool))
     found = []
     for model in models:
@@ -144,11 +143,11 @@ def test_an_eagle_heads_graphs_and_cells(files: dict[str, Path], models: Models)
             closing(EagleHead(files["eagle"], model, n_threads=1, ranks=3)) as head,
             closing(head.cells(32)) as cells,
         ):
-            first = cells.evaluate_features(
-                TEXT[:4], STATES[:4], places[:4], places[:4], sees[:4, :4]
-            )
+            places = range(4), range(4), 0, sees[:4, :4].copy()
+            first = cells.evaluate_features(TEXT[:4], STATES[:4], places)
             # Their keys and values have stayed in the cells, on the device.
-            later = cells.evaluate(TEXT[4:6], STATES[4:], places[4:], places[4:], sees[4:])
+            places = range(4, 6), range(4, 6), 0, sees[4:]
+            later = cells.evaluate(TEXT[4:6], STATES[4:], places)
             found.append([first.states, first.log_probs, later.states, later.log_probs])
             assert all(head._target.shared.values())
     for here, there in zip(*found, strict=True):
@@ -182,7 +181,7 @@ def test_tensors_on_another_device_are_copied_with_a_message(
 ) -> None:
     here, there = models
     names = {device.worker: device.name for device in devices(workers)}
-    places, sees = np.arange(6, dtype=np.int32), np.tril(np.ones((6, 6), bool))
+    places = range(6), range(6), 0, np.tril(np.ones((6, 6), bool))
     chosen = Placement(rpc=workers, devices_draft=(names[workers[1]],))
     found = []
     for model, placement in ((here, Placement()), (there, chosen)):
@@ -192,7 +191,7 @@ def test_tensors_on_another_device_are_copied_with_a_message(
             closing(EagleHead(files["eagle"], model, n_threads=1, ranks=3)) as head,
             closing(head.cells(32)) as cells,
         ):
-            rows = cells.evaluate_features(TEXT[:6], STATES, places, places, sees)
+            rows = cells.evaluate_features(TEXT[:6], STATES, places)
             found.append((rows.states, rows.log_probs, dict(head._target.shared)))
     # llama.cpp keeps the embedding in the CPU's memory, which every graph reaches.
     assert found[0][2] == {"token_embd.weight": True, "output.weight": True}

@@ -73,3 +73,59 @@ def test_arrays_that_do_not_fit_one_another_are_refused():
     ):
         with pytest.raises(TypeError):
             LOOPS.chain_places(*wrong)
+
+
+# -- rows wherever they stand ----------------------------------------------------------------------
+
+
+def test_rows_anywhere_are_written_the_same_both_ways(monkeypatch):
+    generator = np.random.default_rng(2)
+    n_filled = n_without = 0
+    for _ in range(300):
+        rows, length = int(generator.integers(1, 9)), int(generator.choice([32, 64]))
+        n, more = int(generator.integers(1, rows + 1)), int(generator.integers(0, 12))
+        seen = int(generator.integers(0, length - more + 1))
+        has_rows = generator.random() < 0.7
+        given = generator.normal(size=(n, FEATURES)).astype(np.float32) if has_rows else None
+        tokens, at, own = (generator.integers(0, 1000, n).tolist() for _ in range(3))
+        places = at, own, seen, generator.random((n, more)) < 0.5
+        n_filled += n < rows
+        n_without += given is None
+        graphs = [inputs(rows, length, 0) for _ in range(2)]
+        for graph, loops in zip(graphs, (LOOPS, None), strict=True):
+            graph.inputs["tokens"] = np.full((1, rows), 7, np.int32)
+            graph.cells["tokens"] = graph.inputs["tokens"].reshape(-1).data
+            graph.filled = 3  # of a chain before
+            monkeypatch.setattr(attention, "LOOPS", loops)
+            attention.fill_places(graph, tokens, given, places, SPARE)
+            assert graph.filled is None
+        for name, array in graphs[0].inputs.items():
+            np.testing.assert_array_equal(graphs[1].inputs[name], array)
+    assert min(n_filled, n_without) > 50
+
+
+def test_places_that_do_not_fit_one_another_are_refused():
+    numbers = np.zeros(4, np.int32), np.zeros(4, np.int64), np.zeros(4 * 32, np.float32)
+    arrays = *numbers, np.zeros(4, np.int32), np.zeros(4 * FEATURES, np.float32)
+    given, sees = np.zeros((2, FEATURES), np.float32), np.ones((2, 3), np.bool_)
+    LOOPS.places(*arrays, given, [0, 1], [2, 3], [4, 5], 29, sees, SPARE)
+    right = [*arrays, given, [0, 1], [2, 3], [4, 5], 29, sees, SPARE]
+    for place, wrong, kind in (
+        (0, arrays[0][:3], ValueError),
+        (2, arrays[2][:-1], ValueError),
+        (3, arrays[3][:3], ValueError),
+        (4, arrays[4][:-1], ValueError),
+        (5, given[:1], ValueError),
+        (6, [0], ValueError),
+        (9, 30, ValueError),
+        (9, -1, ValueError),
+        (10, np.ones((5, 3), np.bool_), ValueError),
+        (1, arrays[0], TypeError),
+        (5, given.astype(np.float64), TypeError),
+        (7, None, TypeError),
+        (10, sees.astype(np.int8), TypeError),
+        (6, [0, 2**31], OverflowError),
+        (8, [0, -1], OverflowError),
+    ):
+        with pytest.raises(kind):
+            LOOPS.places(*right[:place], wrong, *right[place + 1 :])

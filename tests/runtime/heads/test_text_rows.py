@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
-from support.head_chains import PairChainByDepth
+from support.head_chains import PairChainByDepth, whole_places
 from support.interrupts import Interrupted
 
 from specrun.runtime.drafters.eagle import EagleRows, EagleState
 from specrun.runtime.drafters.eagle import state as eagle_state
 from specrun.runtime.drafters.hydra import HydraState
-from specrun.runtime.heads import ChainTokens, RowPiece, TextRows, text_rows
+from specrun.runtime.heads import ChainTokens, RowPiece, RowPlaces, TextRows, text_rows
 
 VOCAB = 50
 
@@ -55,14 +55,8 @@ class SummingHead(PairChainByDepth):
         self.evaluated: list[int] = []
         self._cells = np.zeros((self.n_cells, 3))
 
-    def evaluate(
-        self,
-        tokens: Sequence[int],
-        states: np.ndarray,
-        positions: np.ndarray,
-        cells: np.ndarray,
-        sees: np.ndarray,
-    ) -> EagleRows:
+    def evaluate(self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces) -> EagleRows:
+        positions, cells, sees = whole_places(places)
         if self.fails:
             raise KeyboardInterrupt
         self.evaluated.append(len(tokens))
@@ -96,8 +90,8 @@ def features(text: Sequence[int], first: int, n: int) -> np.ndarray:
 def fresh(text: Sequence[int], base: int = 0) -> EagleRows:
     """What a head says that evaluates all pairs of a text at once."""
     n = len(text) - 1 - base
-    places = np.arange(base, base + n), np.arange(n), np.tri(n, dtype=bool)
-    return SummingHead().evaluate(text[base + 1 :], features(text, base, n), *places)
+    places = range(base, base + n), range(n), 0, np.tri(n, dtype=bool)
+    return SummingHead().evaluate(text[base + 1 :], features(text, base, n), places)
 
 
 @pytest.mark.parametrize("kind", [SummingHead, NoChains])

@@ -44,9 +44,8 @@ def logits_of(path: Path, target: Model, draft_tokens: int | None) -> np.ndarray
     """The head's logits over the target's tokens at four pairs."""
     head = EagleHead(path, target, draft_tokens, ranks=8, whole_rows=True, n_threads=1)
     with closing(head), closing(head.cells(8)) as pairs:
-        sees = np.tril(np.ones((4, 4), bool))
-        places = np.array(POSITIONS, np.int32), np.array(CELLS, np.int64), sees
-        rows = pairs.evaluate(TOKENS, STATES, *places)
+        places = POSITIONS, CELLS, 0, np.tril(np.ones((4, 4), bool))
+        rows = pairs.evaluate(TOKENS, STATES, places)
         assert rows.logits is not None
         return np.array(rows.logits)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.enumeration import TOLERANCE, bias
-from support.head_chains import PairChainByDepth
+from support.head_chains import PairChainByDepth, whole_places
 from support.scripted import LawTable
 from support.target_texts import PROMPT_IDS, answer, final_states, greedy_answers
 from support.tiny_eagle import TinyEagle, random_eagle
@@ -20,6 +20,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
+from specrun.runtime.heads import RowPlaces
 from specrun.runtime.language import quoted
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, parse_topology
@@ -44,14 +45,8 @@ class TableHead(PairChainByDepth):
         self._tokens: dict[int, int] = {}
         self._positions: dict[int, int] = {}
 
-    def evaluate(
-        self,
-        tokens: Sequence[int],
-        states: np.ndarray,
-        positions: np.ndarray,
-        cells: np.ndarray,
-        sees: np.ndarray,
-    ) -> EagleRows:
+    def evaluate(self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces) -> EagleRows:
+        positions, cells, sees = whole_places(places)
         for cell, token, position in zip(cells.tolist(), tokens, positions.tolist(), strict=True):
             self._tokens[cell], self._positions[cell] = token, position
         laws = []

@@ -102,11 +102,11 @@ def evaluated(
         by_cell = np.zeros((len(nodes), max(cells) + 1), bool)
         for row, node in enumerate(nodes):
             by_cell[row, [cells[above] for above in range(6) if sees[node, above]]] = True
-        places = np.array(POSITIONS[piece], np.int32), np.array(cells[piece], np.int64), by_cell
+        places = POSITIONS[piece], cells[piece], 0, by_cell
         if nodes[0] < REAL:
-            rows = pairs.evaluate_features(TOKENS[piece], features[piece], *places)
+            rows = pairs.evaluate_features(TOKENS[piece], features[piece], places)
         else:
-            rows = pairs.evaluate(TOKENS[piece], states[[PARENTS[node] for node in nodes]], *places)
+            rows = pairs.evaluate(TOKENS[piece], states[[PARENTS[node] for node in nodes]], places)
         states[piece] = rows.states
         found.append(rows)
         if rows.logits is not None:
@@ -262,9 +262,9 @@ def test_tokens_outside_the_vocabulary_are_refused(
     path = random_eagle3(HIDDEN, VOCAB).write(tmp_path / "e.gguf", tiny_deep_model)
     head = Eagle3Head(path, target, ranks=3, n_threads=1)
     pairs = head.cells(16)
-    places = np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones((1, 1), bool)
+    places = [0], [0], 0, np.ones((1, 1), bool)
     with pytest.raises(OptionError, match="outside the 320 tokens"):
-        pairs.evaluate([token], np.zeros((1, HIDDEN), np.float32), *places)
+        pairs.evaluate([token], np.zeros((1, HIDDEN), np.float32), places)
     pairs.close()
     head.close()
 

@@ -65,27 +65,15 @@ def test_a_round_is_llama_cpps_own(
     ours = Eagle3Head(path, context.model, ranks=5, whole_rows=True, n_threads=1)
     cells = ours.cells(64)
     n = len(TEXT) - 1
-    sees = np.tri(n + 2, dtype=bool)
     states, logits = theirs.decode(TEXT[1:], theirs.encode(features)[:n], 0)
-    rows = cells.evaluate_features(
-        TEXT[1:],
-        features[:n],
-        np.arange(n, dtype=np.int32),
-        np.arange(n, dtype=np.int64),
-        sees[:n, :n],
-    )
+    places = range(n), range(n), 0, np.tri(n, dtype=bool)
+    rows = cells.evaluate_features(TEXT[1:], features[:n], places)
     compare(rows, states, logits)
     for drafted in ([20, 21], [30, 31]):
         state, row = rows.states[-1:], states[-1:]
         for depth, token in enumerate(drafted):
             at = n + depth
-            found = cells.evaluate(
-                [token],
-                state,
-                np.array([at], np.int32),
-                np.array([at]),
-                sees[at : at + 1, : at + 1],
-            )
+            found = cells.evaluate([token], state, ([at], [at], at, np.ones((1, 1), bool)))
             row, logits = theirs.decode([token], row, at)
             compare(found, row, logits)
             state = found.states

@@ -70,8 +70,8 @@ def evaluated(
         by_cell = np.zeros((len(TOKENS[piece]), max(cells) + 1), bool)
         for row, node in enumerate(range(6)[piece]):
             by_cell[row, [cells[above] for above in range(6) if sees[node, above]]] = True
-        places = np.array(POSITIONS[piece], np.int32), np.array(cells[piece], np.int64), by_cell
-        rows = pairs.evaluate(TOKENS[piece], STATES[piece], *places)
+        places = POSITIONS[piece], cells[piece], 0, by_cell
+        rows = pairs.evaluate(TOKENS[piece], STATES[piece], places)
         found.append(
             dataclasses.replace(rows, logits=None if rows.logits is None else rows.logits.copy())
         )

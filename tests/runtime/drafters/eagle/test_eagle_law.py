@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from support.enumeration import PROMPT, TOLERANCE, largest_error
-from support.head_chains import PairChainByDepth
+from support.head_chains import PairChainByDepth, whole_places
 from support.law_pairs import deferral, distance, pi_at, texts_law, token_rule
 from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversation_of
 
@@ -23,6 +23,7 @@ from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import ExactRule, PairRule, Rule, build_rule
 from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
 from specrun.runtime.drafters.eagle.state import EagleNodes
+from specrun.runtime.heads import RowPlaces
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, decode_rounds
@@ -73,14 +74,8 @@ class FollowingHead(PairChainByDepth):
     taps: tuple[int, ...] = ()
     whole_rows: bool = True
 
-    def evaluate(
-        self,
-        tokens: Sequence[int],
-        states: np.ndarray,
-        positions: np.ndarray,
-        cells: np.ndarray,
-        sees: np.ndarray,
-    ) -> EagleRows:
+    def evaluate(self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces) -> EagleRows:
+        positions, cells, sees = whole_places(places)
         texts = [[*decoded(state), token] for state, token in zip(states, tokens, strict=True)]
         self.texts |= dict(zip(cells.tolist(), texts, strict=True))
         for text, position, row in zip(texts, positions.tolist(), sees, strict=True):
