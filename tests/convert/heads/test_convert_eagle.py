@@ -75,7 +75,7 @@ def off_by(path: Path, target: Model, reference: TorchEagle) -> tuple[float, flo
         closing(EagleHead(path, target, ranks=VOCAB, n_threads=1)) as head,
         closing(head.cells(16)) as pairs,
     ):
-        rows = pairs.evaluate(TOKENS, FEATURES, np.array(POSITIONS, np.int32), np.arange(6), sees)
+        rows = pairs.evaluate(TOKENS, FEATURES, (POSITIONS, range(6), 0, sees))
     found = np.take_along_axis(log_probs, rows.tokens.astype(np.intp), 1)
     states = np.abs(rows.states - wanted).max() / np.abs(wanted).max()
     return float(states), float(np.abs(rows.log_probs - found).max() / np.abs(logits).max())
