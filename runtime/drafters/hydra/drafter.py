@@ -189,7 +189,7 @@ class HydraDrafter(StatesDrafter):
 
     def _drafted_tree(self, request: DraftRequest) -> DraftTree:
         shape, length = self._shape, self._length
-        if not request.max_depth >= self.max_nodes <= request.max_nodes:  # which is never deeper
+        if self.max_nodes > min(request.max_depth, request.max_nodes):  # it is no deeper
             if request.max_depth < 1 or request.max_nodes < 1:
                 return DraftTree()
             shape = shape.limited(request.max_depth, request.max_nodes)

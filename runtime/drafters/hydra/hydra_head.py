@@ -349,6 +349,7 @@ class HydraCells:
         """
         head, m = self._head, len(piece.rows)
         used = piece.count + m
+        # In line, here and below: a call takes about 1 us behind an evaluation.
         if not (0 < n <= head.n_heads and 0 <= token < head.vocab_size and used <= self._n_cells):
             self._refuse(used, token, n)
         given = piece, token, n, probabilities
