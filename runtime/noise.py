@@ -200,17 +200,6 @@ class DraftNoise(SeededNoise):
             return LOOPS.distinct(law.probs, law.ids, 1, word, number)[0]
         return law.token_at(self._next_uniform())
 
-    def words(self, start: int, count: int) -> tuple[int, ...]:
-        """Return what the draws of `count` positions from `start` on are made of: see `choose`."""
-        if LOOPS is not None:
-            key, stream = self._key, self._stream_number()
-            return tuple([LOOPS.digest(key, stream, start + place) for place in range(count)])
-        words: list[int] = []
-        for position in range(start, start + count):
-            self.seek(position)
-            words.append(self._position_word())
-        return (*words,)
-
     def choose_distinct(self, law: Law, count: int) -> list[int]:
         """Return up to `count` tokens, each drawn from what the earlier ones left of `law`.
 

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.law import FloatArray, IdArray, Law, LawWithout
+from specrun.runtime.compiled import UnmadeLaw
+from specrun.runtime.law import Law, LawWithout
 
 ROOT = -1
 """The last committed token, parent of the first drafted ones."""
@@ -39,8 +40,14 @@ class Draw(NamedTuple):
     law: Law | None = None
 
 
-UnmadeDraw = tuple[int, tuple[IdArray, FloatArray, int]]
-"""A draw's node, and its law as ids, probabilities, and how many of them are the law's."""
+_ID_BYTES = np.dtype(np.intp).itemsize  # and a probability's: elsewhere there are no compiled laws
+
+
+def made_law(law: UnmadeLaw) -> Law:
+    """Return a law that lies among others."""
+    laws, number, room, size = law
+    ids = np.frombuffer(laws, np.intp, 2 * room, number * 2 * room * _ID_BYTES)
+    return Law(ids[room : room + size].view(np.float64), ids[:size])
 
 
 # Not frozen: that costs a call for every field, in every round. Trees share what they are made of.
@@ -131,6 +138,16 @@ class DraftTree:
         parents, depths, candidates, _ = _CHAINS.get(n) or _chain_structure(n)
         return DraftTree(tuple(tokens), parents, depths, candidates, draws)
 
+    @staticmethod
+    def of_siblings(
+        tokens: tuple[int, ...], parents: tuple[int, ...], siblings: Mapping[int, _AnySiblings]
+    ) -> DraftTree:
+        """Return a tree all of which was drawn without replacement: siblings by their parents."""
+        shape = _RECENT_SHAPE[0]
+        if shape[0] != parents:
+            shape = _RECENT_SHAPE[0] = _depths_below(parents)
+        return DraftTree(tokens, *shape, _SiblingDraws({}, siblings))
+
 
 @functools.lru_cache(maxsize=256)
 def count_candidates(depths: tuple[int, ...], is_candidate: tuple[bool, ...]) -> tuple[int, int]:
@@ -168,6 +185,10 @@ def _depths_below(
 _RECENT: list[tuple[tuple[int, ...], _Structure]] = [((), _structure(()))]
 
 
+# The last one that was drawn: equal tuples are compared in less time than one is hashed.
+_RECENT_SHAPE = [_depths_below(())]
+
+
 # By their lengths, of which there are few: a cache with a limit would note every look.
 _CHAINS: dict[int, tuple[tuple[int, ...], *_Structure]] = {}
 
@@ -181,17 +202,16 @@ def _chain_structure(n: int) -> tuple[tuple[int, ...], *_Structure]:
 class ChainDraws(Mapping[int, tuple[Draw, ...]]):
     """The draws of a chain, by their parents; laws are made when they are asked for.
 
-    Draw i is from the law of `counts[i]` tokens at the beginning of `arrays[i]`, ids and
-    probabilities. Acceptance in compiled code reads the arrays themselves: `unmade` gives it the
-    draws of a parent as (node, (ids, probabilities, count)).
+    Draw i is from `laws[i]`. Acceptance in compiled code reads these themselves: `unmade` gives it
+    the draws of a parent as (node, unmade law).
     """
 
     __slots__ = ("_made", "_places", "unmade")
 
-    def __init__(self, arrays: Sequence[tuple[IdArray, FloatArray]], counts: Sequence[int]) -> None:
-        places: list[tuple[UnmadeDraw, ...]] = []
-        for node, ((ids, probs), count) in enumerate(zip(arrays, counts, strict=False)):
-            places.append(((node, (ids, probs, count)),))
+    def __init__(self, laws: Sequence[UnmadeLaw]) -> None:
+        places: list[tuple[tuple[int, UnmadeLaw], ...]] = []
+        for node, law in enumerate(laws):
+            places.append(((node, law),))
         # At i what hangs below node i: nothing below the last. ROOT is -1, and so the last place.
         self._places = [*places[1:], (), places[0]]
         self.unmade = self._places.__getitem__
@@ -201,8 +221,8 @@ class ChainDraws(Mapping[int, tuple[Draw, ...]]):
         if parent not in self._made:
             if not ROOT <= parent < len(self) - 1:
                 raise KeyError(parent)
-            [(node, (ids, probs, count))] = self._places[parent]
-            self._made[parent] = (Draw(node, Law(probs[:count], ids[:count])),)
+            [(node, law)] = self._places[parent]
+            self._made[parent] = (Draw(node, made_law(law)),)
         return self._made[parent]
 
     def __iter__(self) -> Iterator[int]:
@@ -220,11 +240,12 @@ class Siblings(NamedTuple):
 
     first: int
     tokens: Sequence[int]
-    law: Law
+    law: Law | UnmadeLaw
 
     def draws(self) -> tuple[Draw, ...]:
         """Return them as draws, each with its own law."""
-        law, drawn = self.law, [Draw(self.first, self.law)]
+        law = self.law if isinstance(self.law, Law) else made_law(self.law)
+        drawn = [Draw(self.first, law)]
         for node, (earlier, _) in enumerate(pairwise(self.tokens), self.first + 1):
             law = LawWithout(law, earlier)
             drawn.append(Draw(node, law))
@@ -235,20 +256,31 @@ class Siblings(NamedTuple):
 _siblings = functools.partial(tuple.__new__, Siblings)
 
 
-class _SiblingDraws(Mapping[int, tuple[Draw, ...]]):
-    """Draws by their parents, made when they are asked for: acceptance visits few of them."""
+_AnySiblings = tuple[int, Sequence[int], Law | UnmadeLaw]
+"""`Siblings`, or what compiled code makes of them: a tuple like it."""
 
-    def __init__(self, made: dict[int, tuple[Draw, ...]], siblings: dict[int, Siblings]) -> None:
+
+class _SiblingDraws(Mapping[int, tuple[Draw, ...]]):
+    """Draws by their parents, made when they are asked for: acceptance visits few of them.
+
+    `unmade` returns a parent's draws without making them, if they are siblings.
+    """
+
+    __slots__ = ("_made", "_siblings", "unmade")
+
+    def __init__(
+        self, made: dict[int, tuple[Draw, ...]], siblings: Mapping[int, _AnySiblings]
+    ) -> None:
         self._made, self._siblings = made, siblings
+        self.unmade = self._unmade if made else siblings.get
 
     def __getitem__(self, parent: int) -> tuple[Draw, ...]:
         drawn = self._made.get(parent)
         if drawn is None:
-            drawn = self._made[parent] = self._siblings[parent].draws()
+            drawn = self._made[parent] = Siblings(*self._siblings[parent]).draws()
         return drawn
 
-    def unmade(self, parent: int) -> tuple[Draw, ...] | Siblings | None:
-        """Return a parent's draws without making them, if they are siblings."""
+    def _unmade(self, parent: int) -> tuple[object, ...] | None:
         return self._siblings.get(parent) or self._made.get(parent)
 
     def __iter__(self) -> Iterator[int]:

@@ -207,8 +207,8 @@ def test_folders_of_the_runtime_import_in_no_circle():
 def test_folders_stay_small_and_so_does_the_whole():
     larger = {"runtime": 30, "runtime/acceptance": 15, "runtime/costs": 15}
     assert crowded_folders(of("bindings", "runtime"), 14, larger) == []
-    assert len(of("runtime")) <= 232
-    assert too_much(SOURCES, most_files=648, most_lines=97_200) == []
+    assert len(of("runtime")) <= 233
+    assert too_much(SOURCES, most_files=649, most_lines=97_450) == []
 
 
 @settled

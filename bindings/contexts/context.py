@@ -32,7 +32,7 @@ from specrun.bindings.threads import FORK, available_cores
 StepLoop = Callable[[tuple[int, ...]], tuple[int, float, list[int]]]
 """Compiled code that evaluates a batch again and again. It takes the addresses of llama_decode,
 llama_synchronize (0: not to be called) and llama_get_logits, of a context and of a batch; it
-returns llama.cpp's last code, the seconds in its evaluation, and tokens."""
+returns llama.cpp's last code, the seconds in its evaluation, and a token for each row it read."""
 
 
 class Context:
@@ -281,9 +281,10 @@ class Context:
         return is_plain and not self.memory.n_rollback and self._native is llama()
 
     def repeat(self, batch: Batch, loop: StepLoop) -> list[int] | None:
-        """Let compiled code evaluate a batch of one token again and again, each time another token.
+        """Let compiled code evaluate a batch again and again, each time with other tokens.
 
-        Returns its tokens; `rows_of` the batch are then those of the last evaluation. None, and
+        Each token has one sequence, and gives a row; a batch may get smaller. Returns the loop's
+        tokens; `rows_of` the batch are then those of the last evaluation. None, and
         nothing is done, where it cannot (`can_repeat`). Raises as `decode` does, for the evaluation
         that failed; those before it stay in the memory.
         """
@@ -306,13 +307,15 @@ class Context:
         code, seconds, tokens = loop((*functions, int(handle), batch.address))
         self.native_seconds += seconds
         if code != 0:
+            batch.note_size()
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
         return tokens
 
     def rows_of(self, batch: Batch) -> Rows:
-        """Return the rows of a batch of one token that was evaluated last (`repeat`)."""
-        return Rows(self._buffers, batch, 1, every_token=self._has_hidden_states)
+        """Return the rows of a batch that was evaluated last (`repeat`)."""
+        batch.note_size()
+        return Rows(self._buffers, batch, batch.n_tokens, every_token=self._has_hidden_states)
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse what llama.cpp would answer with an assertion, which ends the process."""

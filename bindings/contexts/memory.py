@@ -38,7 +38,7 @@ class Memory:
         self._native = native
         # A round makes dozens of these two calls: looking them up in the module would show.
         self._remove, self._share = native.llama_memory_seq_rm, native.llama_memory_seq_cp
-        self._addresses = None
+        self._addresses: tuple[int, int] | None = None
         if native is llama():  # a stand-in for the library is called itself
             self._remove, self._share = remove_function(), share_function()
             self._addresses = memory_functions()
@@ -59,6 +59,16 @@ class Memory:
     def close(self) -> None:
         """Forget the native memory, which is the context's."""
         self._open_handle = None
+
+    @property
+    def addresses(self) -> tuple[int, int, int] | None:
+        """The addresses of llama_memory_seq_rm, of llama_memory_seq_cp and of the memory.
+
+        None where every change has to pass by here.
+        """
+        if not (self._unified and self._can_branch) or self._addresses is None:
+            return None
+        return *self._addresses, int(self._handle)
 
     def note_evaluation(self, n_tokens: int) -> None:
         """Note how many tokens a recurrent state saw at once: it can return to before them."""
@@ -110,13 +120,14 @@ class Memory:
         shares already, and whether it strays: what it holds beside the rest goes first. Returns
         False, and nothing is done, where every change has to pass by here.
         """
-        if not (self._unified and self._can_branch) or self._addresses is None:
+        addresses = self.addresses
+        if addresses is None:
             return False
         for sequence in (source, moves[0][0], moves[-1][0]):
             self._check_sequence(sequence)
         if first < 0:
             raise OptionError(f"cannot truncate from position {first}: it is negative")
-        if not loop((*self._addresses, self._handle), source, first, end, moves):
+        if not loop(addresses, source, first, end, moves):
             problem = f"llama.cpp cannot drop positions from {first} on of this memory"
             raise UnsupportedModelError(problem)
         return True

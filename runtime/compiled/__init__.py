@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -22,6 +22,13 @@ Ids = npt.NDArray[np.intp]
 
 RowSource = Callable[[int], npt.NDArray[np.float32]] | memoryview
 """What gives the rows of an evaluation by their numbers, or all of them, [rows, n_vocab]."""
+
+UnmadeLaw = tuple[bytes, int, int, int]
+"""A law that lies among others in bytes: these, its number, how many tokens each has room for, and
+how many it has. Law i begins at i times that room, with ids; probabilities follow (law_room.h)."""
+
+DrawnSiblings = dict[int, tuple[int, tuple[int, ...], UnmadeLaw]]
+"""Children drawn without replacement, by parent: the first one's node, their tokens, their law."""
 
 MOST_RANKED = 256
 """The most entries that `Loops.truncate` ranks."""
@@ -191,15 +198,39 @@ class Loops(Protocol):
         self,
         addresses: tuple[int, ...],
         token: int,
-        position: int,
-        n_known: int,
+        place: tuple[int, int],
         ends: frozenset[int],
-        words: tuple[int, ...],
-        arrays: tuple[tuple[Ids, Numbers], ...],
-        counts: list[int],
+        noise: tuple[int, int, int, int],
+        laws: list[UnmadeLaw],
+        scratch: Numbers,
         cuts: tuple[np.ufunc, float, float, float],
     ) -> tuple[int, float, list[int]]:
         """Evaluate a token (-1: it was), draw the next one from the law after it, and so on."""
+
+    def drawn_tree(
+        self,
+        addresses: tuple[int, ...],
+        memory: tuple[int, int, int],
+        place: tuple[tuple[int, ...], int, int, int],
+        shape: Mapping[int, tuple[int, ...]],
+        noise: tuple[int, int, int, int],
+        scratch: Numbers,
+        cuts: tuple[np.ufunc, float, float, float],
+        sequences: tuple[int, list[int]],
+        nodes: tuple[list[int], list[int], list[int]],
+    ) -> tuple[int, float, tuple[tuple[int, ...], tuple[int, ...], DrawnSiblings, int]]:
+        """Evaluate a text's end, draw from the law after it, evaluate what was drawn, and so on."""
+
+    def keep_path(
+        self,
+        memory: tuple[int, int, int],
+        nodes: tuple[list[int], list[int], list[int]],
+        text: list[int],
+        base: int,
+        main: int,
+        synced: list[int],
+    ) -> tuple[int, int] | None:
+        """Keep the nodes that spell a text's beginning; drop the others from a memory."""
 
     def greedy_chain(
         self,

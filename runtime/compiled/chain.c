@@ -6,79 +6,26 @@
 #include "chain.h"
 
 #include <stdint.h>
-#include <time.h>
 
 #include "arrays.h"
 #include "draws.h"
 #include "highest.h"
+#include "law_room.h"
+#include "steps.h"
 #include "truncation.h"
-
-/* llama.cpp's llama_batch. Its size is compared with the library's before any of this is used. */
-typedef struct {
-    int32_t n_tokens, *token;
-    float *embd;
-    int32_t *pos, *n_seq_id, **seq_id;
-    int8_t *logits;
-} Batch;
+#include "words.h"
 
 Py_ssize_t batch_bytes(void)
 {
     return sizeof(Batch);
 }
 
-/* The functions of llama.cpp, and what they are called with; `synchronize` may be null. */
-typedef struct {
-    int32_t (*decode)(void *, Batch);
-    void (*synchronize)(void *);
-    const float *(*logits)(void *);
-    void *context;
-    Batch *batch;
-} Steps;
-
-static double now(void)
-{
-    struct timespec time;
-#ifdef CLOCK_MONOTONIC
-    clock_gettime(CLOCK_MONOTONIC, &time);
-#else
-    timespec_get(&time, TIME_UTC);
-#endif
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static int open_steps(PyObject *addresses, Steps *steps)
-{
-    void *found[5];
-    if (!PyTuple_Check(addresses) || PyTuple_GET_SIZE(addresses) != 5) {
-        PyErr_SetString(PyExc_TypeError, "the addresses of a step are a tuple of 5");
-        return -1;
-    }
-    for (int i = 0; i < 5; i++)
-        found[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(addresses, i));
-    if (PyErr_Occurred())
-        return -1;
-    steps->decode = (int32_t (*)(void *, Batch))(uintptr_t)found[0];
-    steps->synchronize = (void (*)(void *))(uintptr_t)found[1];
-    steps->logits = (const float *(*)(void *))(uintptr_t)found[2];
-    steps->context = found[3];
-    steps->batch = found[4];
-    return 0;
-}
-
-/* Evaluate a token at a position; return llama.cpp's code. The lock is given up meanwhile. */
+/* Evaluate a token at a position; return llama.cpp's code. */
 static int32_t step(const Steps *steps, long token, long position, double *seconds)
 {
-    int32_t code;
     steps->batch->token[0] = (int32_t)token;
     steps->batch->pos[0] = (int32_t)position;
-    Py_BEGIN_ALLOW_THREADS
-    double started = now();
-    code = steps->decode(steps->context, *steps->batch);
-    if (steps->synchronize != NULL)
-        steps->synchronize(steps->context);
-    *seconds += now() - started;
-    Py_END_ALLOW_THREADS
-    return code;
+    return evaluate(steps, seconds);
 }
 
 const char greedy_chain_doc[] =
@@ -122,40 +69,33 @@ PyObject *greedy_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 
    -1: the row is broken, -2: an error. */
 static int64_t draw(
-    const Steps *steps, Py_ssize_t n_known, const Cuts *cuts, PyObject *const *arrays, uint64_t word,
-    Py_ssize_t *count)
+    const Steps *steps, Py_ssize_t n_known, const Cuts *cuts, LawRoom *room, uint64_t word,
+    PyObject *laws)
 {
-    Py_buffer views[2];
-    if (open_arrays(arrays, views, "QD"))
+    const double *probs;
+    const int64_t *ids;
+    Py_ssize_t size = make_law(room, steps->logits(steps->context), n_known, cuts, &ids, &probs);
+    if (size <= 0)
+        return size < 0 ? -2 : -1;
+    PyObject *law = name_law(room, size);
+    int failed = law == NULL || PyList_Append(laws, law);
+    Py_XDECREF(law);
+    if (failed)
         return -2;
-    Py_ssize_t k = length_of(&views[0]);
-    int64_t token = -2, *ids = views[0].buf;
-    double *probs = views[1].buf;
-    if (k < 1 || k > MOST_RANKED || k > n_known || k != length_of(&views[1]))
-        PyErr_Format(PyExc_ValueError, "the %zd highest of %zd entries", k, n_known);
-    else {
-        const float *row = steps->logits(steps->context);
-        *count = law_of_row(row, n_known, cuts, k, ids, probs, arrays[1]);
-        if (*count == 0)
-            token = -1;
-        else if (*count > 0) {
-            /* The first draw of a position; a law of one token asks for no number. */
-            double uniform = *count > 1 ? uniform_of(split_mix(word, 2)) : 0.0;
-            Py_ssize_t place = place_in(probs, *count, uniform);
-            token = place < 0 ? -1 : ids[place];
-        }
-    }
-    close_arrays(views, 2);
-    return token;
+    /* The first draw of a position; a law of one token asks for no number. */
+    double uniform = size > 1 ? uniform_of(split_mix(word, 2)) : 0.0;
+    Py_ssize_t place = place_in(probs, size, uniform);
+    return place < 0 ? -1 : ids[place];
 }
 
 const char drawn_chain_doc[] =
-"drawn_chain(addresses, token, position, n_known, ends, words, arrays, counts, cuts): a drawn chain.\n\n"
-"Evaluates a token, draws the next one from the law of the first `n_known` after it, and so on: once\n"
-"for each of `words`, from whose SplitMix64 sequences the draws take a number, unless it drew one of\n"
-"`ends`. With the token -1 it begins with a draw, from the row that is there. `arrays` are pairs of\n"
-"ids and probabilities, into which the laws are written, by `cuts`: exp, share, lowest and\n"
-"temperature, as in `truncate`; how many tokens each has is appended to `counts`.\n"
+"drawn_chain(addresses, token, place, ends, noise, laws, scratch, cuts): a drawn chain.\n\n"
+"Evaluates a token, draws the next one from the law after it, and so on, unless it drew one of `ends`.\n"
+"With the token -1 it begins with a draw, from the row that is there. `place` is the token's position,\n"
+"and how many entries of a row count; `noise` are the key and the stream of the draws, the position\n"
+"of the first and how many. `scratch` has room for one law's probabilities, as many as top-k is;\n"
+"`cuts` as in `truncate`: exp, share, lowest, temperature. To `laws` each one is appended that was\n"
+"drawn from: bytes, its number in them, top-k, its size (see law_room.h).\n"
 "Returns llama.cpp's last code, the seconds in its evaluation, and the tokens; -1 ends them where a\n"
 "row's highest is not finite.";
 
@@ -163,49 +103,45 @@ PyObject *drawn_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
     Steps steps;
     Cuts cuts;
-    if (check_count(n_args, 9) || open_steps(args[0], &steps))
+    LawRoom room;
+    Draws draws;
+    Py_ssize_t n_known;
+    long position;
+    if (check_count(n_args, 8) || open_steps(args[0], &steps))
         return NULL;
-    if (!PyTuple_Check(args[5]) || !PyTuple_Check(args[6]) || !PyList_Check(args[7])
-        || PyTuple_GET_SIZE(args[5]) != PyTuple_GET_SIZE(args[6])
-        || !PyArg_ParseTuple(args[8], "Oddd", &cuts.exp, &cuts.share, &cuts.lowest, &cuts.temperature)) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "as many words as pairs of arrays, tuples, and a list");
+    long token = PyLong_AsLong(args[1]);
+    if (PyErr_Occurred() || open_draws(args[4], &draws))
+        return NULL;
+    if (!PyTuple_Check(args[2]) || !PyList_Check(args[5]) || !PyTuple_Check(args[7])) {
+        PyErr_SetString(PyExc_TypeError, "a place and cuts are tuples, laws a list");
         return NULL;
     }
-    long token = PyLong_AsLong(args[1]), position = PyLong_AsLong(args[2]);
-    Py_ssize_t n_known = PyLong_AsSsize_t(args[3]);
-    PyObject *tokens = PyErr_Occurred() ? NULL : PyList_New(0);
+    if (!PyArg_ParseTuple(args[2], "ln", &position, &n_known)
+        || !PyArg_ParseTuple(args[7], "Oddd", &cuts.exp, &cuts.share, &cuts.lowest, &cuts.temperature)
+        || open_law_room(args[6], draws.count, n_known, &room))
+        return NULL;
+    PyObject *tokens = PyList_New(0);
     int32_t code = 0;
     double seconds = 0.0;
     long is_there = token < 0; /* the first row */
-    for (Py_ssize_t i = 0; tokens != NULL && i < PyTuple_GET_SIZE(args[5]); i++) {
-        PyObject *pair = PyTuple_GET_ITEM(args[6], i);
-        uint64_t word = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args[5], i));
-        Py_ssize_t count = 0;
+    for (Py_ssize_t i = 0; tokens != NULL && i < draws.count; i++) {
         int64_t next = -2;
-        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2)
-            PyErr_SetString(PyExc_TypeError, "a law's arrays are a pair");
-        else if (!PyErr_Occurred()) {
-            PyObject *const own[] = {PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)};
-            if (i > 0 || !is_there)
-                code = step(&steps, token, position + i - is_there, &seconds);
-            if (code != 0)
-                break;
-            /* Ctrl-C, as between two evaluations in Python. */
-            if (PyErr_CheckSignals() == 0)
-                next = draw(&steps, n_known, &cuts, own, word, &count);
-        }
+        if (i > 0 || !is_there)
+            code = step(&steps, token, position + i - is_there, &seconds);
+        if (code != 0)
+            break;
+        /* Ctrl-C, as between two evaluations in Python. */
+        if (PyErr_CheckSignals() == 0)
+            next = draw(&steps, n_known, &cuts, &room, word_of(&draws, i), args[5]);
         PyObject *named = next == -2 ? NULL : PyLong_FromLongLong(next);
-        PyObject *size = named == NULL ? NULL : PyLong_FromSsize_t(count);
-        int failed = size == NULL || PyList_Append(tokens, named) || PyList_Append(args[7], size);
-        int ended = failed ? -1 : PySet_Contains(args[4], named);
+        int ended = named == NULL || PyList_Append(tokens, named) ? -1 : PySet_Contains(args[3], named);
         Py_XDECREF(named);
-        Py_XDECREF(size);
         if (ended < 0)
             Py_CLEAR(tokens);
         if (ended || next < 0)
             break;
         token = (long)next;
     }
+    close_law_room(&room);
     return tokens == NULL ? NULL : Py_BuildValue("idN", (int)code, seconds, tokens);
 }

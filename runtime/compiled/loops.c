@@ -20,11 +20,10 @@
 #include "places.h"
 #include "rows.h"
 #include "short_laws.h"
+#include "tree.h"
 #include "truncation.h"
 #include "verification.h"
 #include "words.h"
-
-#define MOST_DRAWN 128 /* tokens of a law from which several are drawn at once */
 
 /* -- sums -------------------------------------------------------------------------------------- */
 
@@ -176,16 +175,13 @@ static PyObject *distinct(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     else
         tokens = PyList_New(0);
     double left[MOST_DRAWN];
-    if (tokens != NULL)
+    Py_ssize_t places[MOST_DRAWN], n = 0;
+    if (tokens != NULL) {
         memcpy(left, views[0].buf, (size_t)size * sizeof *left);
-    for (Py_ssize_t i = 0; tokens != NULL && i < count; i++) {
-        /* The rest is not renormalised: the number is scaled by the new total instead. */
-        double uniform = size > 1 ? uniform_of(split_mix(word, 2 * (uint64_t)(first + i))) : 0.0;
-        Py_ssize_t place = place_in(left, size, uniform);
-        if (place < 0)
-            break;
-        left[place] = 0.0;
-        PyObject *token = PyLong_FromLongLong(is_dense ? place : ids[place]);
+        n = draw_distinct(left, size, count < size ? count : size, word, (uint64_t)first, places);
+    }
+    for (Py_ssize_t i = 0; tokens != NULL && i < n; i++) {
+        PyObject *token = PyLong_FromLongLong(is_dense ? places[i] : ids[places[i]]);
         if (token == NULL || PyList_Append(tokens, token))
             Py_CLEAR(tokens);
         Py_XDECREF(token);
@@ -397,7 +393,7 @@ static PyMethodDef functions[] = {
     FUNCTION(truncate_rows), FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race),
     FUNCTION(left_over), FUNCTION(place_of),
     FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(places), FUNCTION(follow),
-    FUNCTION(drawn_chain), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
+    FUNCTION(drawn_chain), FUNCTION(drawn_tree), FUNCTION(keep_path), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
     FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
     {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},

@@ -4,8 +4,6 @@
 
 #include "moves.h"
 
-#include <stdint.h>
-
 #include "arrays.h"
 
 #define MOST_MOVES 256 /* llama.cpp has no more sequences */
@@ -13,6 +11,23 @@
 typedef struct {
     int32_t sequence, shared, strays;
 } Move;
+
+int open_cells(PyObject *addresses, Cells *cells)
+{
+    void *found[3];
+    if (!PyTuple_Check(addresses) || PyTuple_GET_SIZE(addresses) != 3) {
+        PyErr_SetString(PyExc_TypeError, "the addresses of a memory are a tuple of 3");
+        return -1;
+    }
+    for (int i = 0; i < 3; i++)
+        found[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(addresses, i));
+    if (PyErr_Occurred())
+        return -1;
+    cells->drop = (_Bool (*)(void *, int32_t, int32_t, int32_t))(uintptr_t)found[0];
+    cells->share = (void (*)(void *, int32_t, int32_t, int32_t, int32_t))(uintptr_t)found[1];
+    cells->memory = found[2];
+    return 0;
+}
 
 /* Read (sequence, shared, strays) of each; -1 is an error. */
 static Py_ssize_t read_moves(PyObject *given, Move *moves)
@@ -44,33 +59,23 @@ const char follow_doc[] =
 PyObject *follow(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
     Move moves[MOST_MOVES];
-    void *found[3];
-    if (check_count(n_args, 5))
+    Cells cells;
+    if (check_count(n_args, 5) || open_cells(args[0], &cells))
         return NULL;
-    if (!PyTuple_Check(args[0]) || PyTuple_GET_SIZE(args[0]) != 3) {
-        PyErr_SetString(PyExc_TypeError, "the addresses of moves are a tuple of 3");
-        return NULL;
-    }
-    for (int i = 0; i < 3; i++)
-        found[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(args[0], i));
     int32_t source = (int32_t)PyLong_AsLong(args[1]), first = (int32_t)PyLong_AsLong(args[2]);
     int32_t end = (int32_t)PyLong_AsLong(args[3]);
     Py_ssize_t count = PyErr_Occurred() ? -1 : read_moves(args[4], moves);
     if (count < 0)
         return NULL;
-    _Bool (*drop)(void *, int32_t, int32_t, int32_t) =
-        (_Bool (*)(void *, int32_t, int32_t, int32_t))(uintptr_t)found[0];
-    void (*share)(void *, int32_t, int32_t, int32_t, int32_t) =
-        (void (*)(void *, int32_t, int32_t, int32_t, int32_t))(uintptr_t)found[1];
     int done = 1;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; done && i < count; i++) {
         int32_t start = first + moves[i].shared;
         /* First, or the path would be attended to beside another branch's cells. */
         if (moves[i].strays)
-            done = drop(found[2], moves[i].sequence, start, end);
+            done = cells.drop(cells.memory, moves[i].sequence, start, end);
         if (done)
-            share(found[2], source, moves[i].sequence, start, end);
+            cells.share(cells.memory, source, moves[i].sequence, start, end);
     }
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(done);

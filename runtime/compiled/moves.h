@@ -5,6 +5,17 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdint.h>
+
+/* llama.cpp's memory, and its functions that drop and share positions of a sequence (-1: of all). */
+typedef struct {
+    _Bool (*drop)(void *, int32_t, int32_t, int32_t);
+    void (*share)(void *, int32_t, int32_t, int32_t, int32_t);
+    void *memory;
+} Cells;
+
+/* Read the addresses of llama_memory_seq_rm, of llama_memory_seq_cp and of a memory; -1: an error. */
+int open_cells(PyObject *addresses, Cells *cells);
 
 extern const char follow_doc[];
 PyObject *follow(PyObject *self, PyObject *const *args, Py_ssize_t n_args);

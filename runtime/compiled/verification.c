@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "arrays.h"
+#include "law_room.h"
 #include "rows.h"
 #include "short_laws.h"
 #include "sums.h"
@@ -186,28 +187,28 @@ static void close_draft(Draft *draft)
     draft->is_open = 0;
 }
 
-/* Open a draft law that is the first so many of ids and probabilities: (ids, probabilities, count). */
+/* Open a draft law that lies among others (`name_law`). */
 static int open_unmade(PyObject *law, Draft *draft)
 {
-    PyObject *arrays[] = {PyTuple_GET_ITEM(law, 1), PyTuple_GET_ITEM(law, 0)};
-    draft->size = PyLong_AsSsize_t(PyTuple_GET_ITEM(law, 2));
-    if (PyErr_Occurred() || open_arrays(arrays, draft->views, "dq"))
+    PyObject *laws = PyTuple_GET_ITEM(law, 0);
+    Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(law, 1));
+    Py_ssize_t k = PyLong_AsSsize_t(PyTuple_GET_ITEM(law, 2));
+    draft->size = PyLong_AsSsize_t(PyTuple_GET_ITEM(law, 3));
+    if (PyErr_Occurred())
         return FAILED;
-    draft->probs = draft->views[0].buf;
-    draft->ids = draft->views[1].buf;
-    draft->is_open = 1;
-    if (draft->size > 0 && draft->size <= length_of(&draft->views[0])
-        && draft->size <= length_of(&draft->views[1]))
-        return DONE;
-    close_draft(draft);
-    return UNUSUAL;
+    if (!PyBytes_Check(laws) || place < 0 || draft->size < 1 || draft->size > k || k > SHORT
+        || place >= PyBytes_GET_SIZE(laws) / (k * (Py_ssize_t)LAW_ENTRY))
+        return UNUSUAL;
+    draft->ids = (const int64_t *)(PyBytes_AS_STRING(laws) + place * k * (Py_ssize_t)LAW_ENTRY);
+    draft->probs = (const double *)(draft->ids + k);
+    return DONE;
 }
 
 /* Open a draft law; None is the point mass on a token. */
 static int open_draft(PyObject *law, int64_t token, Draft *draft)
 {
     draft->is_open = 0;
-    if (PyTuple_CheckExact(law) && PyTuple_GET_SIZE(law) == 3)
+    if (PyTuple_CheckExact(law) && PyTuple_GET_SIZE(law) == 4)
         return open_unmade(law, draft);
     if (law == Py_None) {
         draft->token = token;

@@ -253,6 +253,10 @@ class MemoryPart(Memory):
         """Let sequence `target` share the cached positions start <= p < end of `source`."""
         self._memory.branch(self._placed(source), self._placed(target), start, end)
 
+    @property
+    def addresses(self) -> None:
+        """None: sequences are placed here."""
+
     def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
         """Return False: sequences are moved one by one, each where it is placed."""
         return False

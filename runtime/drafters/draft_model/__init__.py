@@ -11,5 +11,6 @@ from specrun.runtime.drafters.draft_model.build import (
 )
 from specrun.runtime.drafters.draft_model.chain import DraftSampling
 from specrun.runtime.drafters.draft_model.pair import DraftPair
-from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
+from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
+from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState

@@ -20,11 +20,9 @@ from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftS
 from specrun.runtime.drafters.draft_model.model_drafter import ModelDrafter
 from specrun.runtime.drafters.draft_model.pair import DraftPair
 from specrun.runtime.drafters.draft_model.retokenised import RetokenisedDrafter
-from specrun.runtime.drafters.draft_model.state import (
-    DraftModelState,
-    DraftTreeState,
-)
+from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
+from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.meeting import MOST_SEQUENCES, SharedDraftContext
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling

@@ -145,7 +145,7 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         """Return the most likely tokens in turn."""
         state, params, ends = self._state, request.params, request.end_tokens
         tokens = None
-        if len(uncached) == 1 and state.feeds_singly:
+        if len(uncached) == 1 and state.feeds_plainly:
             tokens = state.feed_likeliest(uncached[0], count, ends)
         if tokens is None:
             tokens = [greedy_token(state.feed(uncached), params)]
@@ -160,12 +160,12 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
     ) -> DraftTree:
         """Draw tokens in turn, as `chain_steps` does."""
         state, token = self._state, None
-        if len(uncached) == 1 and state.feeds_singly and state.known(uncached[0]) == uncached[0]:
+        if len(uncached) == 1 and state.feeds_plainly and state.known(uncached[0]) == uncached[0]:
             token = uncached[0]
         else:
             state.feed(uncached)
-        words = noise.words(len(request.tokens), count)
-        return state.feed_drawn(token, words, request.params, request.end_tokens)
+        draws = *noise.source, len(request.tokens), count
+        return state.feed_drawn(token, draws, request.params, request.end_tokens)
 
     def _count(self, request: DraftRequest) -> int:
         """Return how many tokens may be drafted; the last token's row is needed again."""

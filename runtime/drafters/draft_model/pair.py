@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import PairError
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
+from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.token_map import (
     SpelledModelState,
     SpelledTreeState,
     TokenMap,
 )
+from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState
 from specrun.runtime.language import Expression
 from specrun.runtime.methods import options_of
 from specrun.runtime.pairing import check_can_draft, check_vocabularies

@@ -1,35 +1,28 @@
-"""A draft model's cache in one conversation: committed tokens, and below them a growing tree.
-
-`DraftModelState` knows which committed tokens are cached, and `DraftTreeState` the nodes of a tree
-that grows in the same cache depth by depth. A tree that is still growing does not know its leaves,
-so llama.cpp's sequence ids are handed out on the way: the first child of a node goes on in its
-parent's sequence, each further one takes an unused sequence that first shares the parent's cells.
-Sharing (`seq_cp`) and dropping (`seq_rm`) walk all cells of the context, about 14 us at 4,096 of
-them; so a sequence catches up with the committed text only when it is taken, in the same walk.
-"""
+"""A draft model's cache in one conversation: which committed tokens it holds."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from specrun.bindings.contexts.batch import Batch, BatchShape
+from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
-from specrun.bindings.errors import OptionError
-from specrun.runtime.compiled import LOOPS
+from specrun.runtime.compiled import LOOPS, UnmadeLaw
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.drafters.meeting import ContextPart
-from specrun.runtime.law import SHORT
+from specrun.runtime.law import SHORT, FloatArray
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import Logits, greedy_token, transformed_law
-from specrun.runtime.tree import ROOT, ChainDraws, DraftTree
+from specrun.runtime.tree import ChainDraws, DraftTree
 
 _LIKELIEST = SamplingParams(temperature=0.0)
+
+Draws = tuple[int, int, int, int]
+"""The key and the stream of draws, the position of the first, and at how many positions."""
 
 
 class DraftModelState:
@@ -40,8 +33,8 @@ class DraftModelState:
     both know, so that the others have probability 0 in the draft, never in the target.
     """
 
-    feeds_singly = True
-    """Whether to feed one token is to evaluate it, and nothing else happens before."""
+    feeds_plainly = True
+    """Whether to feed tokens is to evaluate them, and nothing else happens before."""
 
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
         self.context = context
@@ -60,6 +53,7 @@ class DraftModelState:
         self._part = context if isinstance(context, ContextPart) else None
         self.shares_context = self._part is not None  # with other conversations
         self._unread: list[int] = []
+        self._scratch = np.empty(0)  # where compiled code makes a law
 
     def cells(self, length: int) -> int:
         """Return how many cells hold the first `length` cached tokens."""
@@ -190,29 +184,26 @@ class DraftModelState:
     def feed_drawn(
         self,
         token: int | None,
-        words: tuple[int, ...],
+        draws: Draws,
         params: SamplingParams,
         ends: frozenset[int],
     ) -> DraftTree:
         """Evaluate a token after the cached ones, draw the next one from its law, and so on.
 
         Without a token the first draw is from the row of what was fed last. Returns the chain of
-        the tokens drawn, one for each of `words` (`DraftNoise.words`) or fewer where one is among
-        `ends`, with the laws they were drawn from: those that `feed_one`, `transformed_law` and the
+        the tokens drawn, as many as there are `draws` or fewer where one is among `ends`, with the
+        laws they were drawn from: those that `feed_one`, `transformed_law` and the
         noise's `choose` give in turn. Only where it `can_draw_on` the settings. Raises
         `DecodeFailedError` for a broken row.
         """
         loops, cached, batch, known = LOOPS, self.cached, self._single, self._shared_size
         assert loops is not None
-        k, share, lowest, temperature = params.cuts
-        arrays = tuple([(np.empty(k, np.intp), np.empty(k)) for _ in words])
-        start, counts, cuts = self.cells(len(cached)), list[int](), (share, lowest, temperature)
-
-        first = -1 if token is None else token
+        start, laws, scratch = self.cells(len(cached)), list[UnmadeLaw](), self._room_for(params)
+        first, cuts = -1 if token is None else token, (np.exp, *params.cuts[1:])
 
         def draw(addresses: tuple[int, ...]) -> tuple[int, float, list[int]]:
-            place = addresses, first, start, known, ends
-            return loops.drawn_chain(*place, words, arrays, counts, (np.exp, *cuts))
+            place = addresses, first, (start, known), ends
+            return loops.drawn_chain(*place, draws, laws, scratch, cuts)
 
         batch.fill_one(max(first, 0), start, self.main)
         self._changing = True
@@ -223,7 +214,14 @@ class DraftModelState:
         if tokens[-1] < 0:
             row = self.context.rows_of(batch).logits(0)
             transformed_law(self.shared(row), params)  # says what is wrong
-        return DraftTree.drawn_chain(tokens, ChainDraws(arrays, counts))
+        return DraftTree.drawn_chain(tokens, ChainDraws(laws))
+
+    def _room_for(self, params: SamplingParams) -> FloatArray:
+        """Return where compiled code makes the probabilities of a law."""
+        k = params.cuts[0]
+        if len(self._scratch) != k:
+            self._scratch = np.empty(k)
+        return self._scratch
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what a text shares with the last one."""
@@ -253,158 +251,3 @@ class DraftModelState:
     def close(self) -> None:
         """Free the context; the model belongs to the weights. Calling it again does nothing."""
         self.context.close()
-
-
-class DraftTreeState(DraftModelState):
-    """Committed tokens, and below the last one the evaluated nodes of a growing tree.
-
-    Between rounds sequence s holds exactly the first `_synced[s]` cells of the text; `main` holds
-    all of them. Nodes are numbered from 0 in the order of their evaluation.
-    """
-
-    def __init__(self, context: Context, *, target_vocab_size: int) -> None:
-        super().__init__(context, target_vocab_size=target_vocab_size)
-        self._n_sequences = context.options.n_sequences
-        # Depths have a batch of their own: theirs is laid out alike, round by round.
-        self.depth_batch = Batch(context.n_batch, 1)
-        self._synced = [0] * self._n_sequences
-        self._forget_nodes()
-
-    def _forget_nodes(self) -> None:
-        self._parents: list[int] = []
-        self._depths: list[int] = []
-        self._ids: list[int] = []
-        self._places: dict[tuple[int, int], int] = {}
-        self._tips: dict[int, int] = {}  # the deepest node of each sequence in use
-        # Those whose sequence a child has taken over. First to fill and last to be emptied: it
-        # marks a round under way.
-        self._inherited: set[int] = set()
-
-    def rewind(self, length: int) -> None:
-        """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round left."""
-        if self._part is not None:
-            self._part.withdraw()
-        memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
-        interrupted = bool(self._inherited)
-        left_over = self._changing and memory.last_position(self.main) >= end
-        if interrupted or left_over or length < len(self.cached):
-            self._changing = True
-            # The cache comes last: an interrupt in between must not leave tokens that are not
-            # cached.
-            self._synced = [min(synced, end) for synced in self._synced]
-            del self.cached[length:]
-            memory.truncate(end)
-        if interrupted:
-            # Sequences taken by a round that never ended may or may not share the text already.
-            for sequence in range(self._n_sequences):
-                if sequence != self.main:
-                    memory.truncate(self._synced[sequence], sequence=sequence)
-            self._forget_nodes()
-        self._changing = False
-
-    @property
-    def n_nodes(self) -> int:
-        """How many nodes were evaluated since the last ones were kept or dropped."""
-        return len(self._parents)
-
-    def place_of(self, parent: int, token: int) -> int | None:
-        """Return the number of the evaluated node of a token below another; None if there is none.
-
-        Of equal children it is the first.
-        """
-        return self._places.get((parent, token))
-
-    def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
-        """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
-        self._fill_depth(parents, tokens)
-        return self.context.decode(self.depth_batch)
-
-    def ask_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """As `evaluate`, with what other conversations ask for: `answer_depth` has the rows."""
-        assert self._part is not None
-        self._fill_depth(parents, tokens)
-        self._part.ask(self.depth_batch)
-
-    def answer_depth(self) -> Rows | None:
-        """Return the rows of what was asked for; None while that waits."""
-        assert self._part is not None
-        return self._part.answered()
-
-    def _fill_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        base = self.cells(len(self.cached))
-        depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
-        ids = [self._sequence_for(parent, base + depth - 1) for parent in parents]
-        for parent, token, sequence in zip(parents, tokens, ids, strict=True):
-            # The first of equal children is kept: `keep` follows
-            # tokens, and either spells the path.
-            self._places.setdefault((parent, token), len(self._parents))
-            self._tips[sequence] = len(self._parents)
-            self._parents.append(parent)
-            self._depths.append(depth)
-            self._ids.append(sequence)
-        known = self.all_known(tokens)
-        self.depth_batch.fill_shape(known, base + depth - 1, _depth_shape((*ids,)))
-
-    def _sequence_for(self, parent: int, end: int) -> int:
-        """Return the sequence of the next child of `parent`, which holds all before `end`."""
-        source = self.main if parent == ROOT else self._ids[parent]
-        # The first child goes on in its parent's sequence, which costs no walk over the cells.
-        if parent not in self._inherited:
-            self._inherited.add(parent)
-            return source
-        # Tips are this round's paths, whose cells a new path must not share.
-        main, tips, sequence = self.main, self._tips, 0
-        while sequence == main or sequence in tips:
-            sequence += 1
-        if sequence >= self._n_sequences:
-            limit = f"the draft context's {self._n_sequences} sequences"
-            raise OptionError(f"a draft tree with more paths than {limit}")
-        tips[sequence] = parent
-        # The free sequence holds the text up to `_synced`;
-        # branch shares the rest up to `end` at once.
-        self.context.memory.branch(source, sequence, self._synced[sequence], end)
-        return sequence
-
-    def keep(self, tokens: Sequence[int]) -> None:
-        """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""
-        # Nodes are matched by token, not by number: another
-        # drafter may have drafted the accepted path.
-        path: list[int] = []
-        node = ROOT
-        for token in tokens:
-            child = self._places.get((node, token))
-            if child is None:
-                break
-            path.append(child)
-            node = child
-        # No node was evaluated, so no sequence but main has to be cut.
-        if not self._parents:
-            return
-        base = self.cells(len(self.cached))
-        end = base + len(path)
-        memory = self.context.memory
-        parents, depths = self._parents, self._depths
-        if max(depths) > len(path):
-            memory.truncate(end)  # one walk drops everything deeper, for all sequences
-        for sequence, tip in self._tips.items():
-            # Up to where the sequence agrees with the path its cells are the text's own, and may
-            # stay: that is its deepest node on the path.
-            length, node = 0 if tip == ROOT else depths[tip], tip
-            while node != ROOT and node not in path:
-                node = parents[node]
-            shared = 0 if node == ROOT else depths[node]
-            if min(length, len(path)) > shared:
-                memory.truncate(base + shared, end, sequence)
-            self._synced[sequence] = base + shared
-        if path:
-            # The accepted path's own sequence becomes main: nothing is copied.
-            self.main = self._ids[path[-1]]
-            self._synced[self.main] = end
-            self.cached.extend(tokens[: len(path)])
-        self._forget_nodes()
-
-
-@functools.lru_cache(maxsize=256)
-def _depth_shape(ids: tuple[int, ...]) -> BatchShape:
-    """Return the shape of a depth: one position, siblings side by side in different sequences."""
-    return BatchShape.of([0] * len(ids), [(sequence,) for sequence in ids], [1] * len(ids))

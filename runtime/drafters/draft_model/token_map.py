@@ -20,7 +20,8 @@ import numpy.typing as npt
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import PairError
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
+from specrun.runtime.drafters.draft_model.state import DraftModelState
+from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits
 

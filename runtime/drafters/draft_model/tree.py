@@ -7,8 +7,9 @@ from collections.abc import Generator, Sequence
 from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.model_drafter import SteppedDrafter
-from specrun.runtime.drafters.draft_model.state import DraftTreeState
+from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState
 from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
+from specrun.runtime.noise import DraftNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits
 from specrun.runtime.tree import ROOT, DraftTree
@@ -66,6 +67,8 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
         # The row of a leaf takes a sequence of its own, beside those of what has children.
         self.keeps_rows = state.context.options.n_sequences > draft_size(shape)[0]
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
+        # Whether compiled code draws trees by these settings: by their identity, too.
+        self._drawing: tuple[SamplingParams, bool] | None = None
 
     def _ask(self, asked: _Depth) -> None:
         parents, tokens = asked
@@ -89,6 +92,9 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
         prepared = self._take_prepared(request)
         if prepared is not None:
             return prepared
+        drawn = self._compiled_tree(request)
+        if drawn is not None:
+            return drawn
         steps, state = self._drafting(request), self._state
         try:
             parents, tokens = next(steps)
@@ -101,6 +107,22 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
         except StopIteration as drafted:
             tree: DraftTree = drafted.value
             return tree
+
+    def _compiled_tree(self, request: DraftRequest) -> DraftTree | None:
+        """Draw a tree in compiled code; None where rows or laws are looked at here."""
+        state, noise, params, shape = self._state, request.noise, request.params, self._shape
+        if not isinstance(shape, Topology) or self._sampling != "without" or self._p_min > 0.0:
+            return None
+        if self._drawing is None or self._drawing[0] is not params:
+            self._drawing = params, not params.is_greedy and state.can_grow(shape, params)
+        if not self._drawing[1] or request.keep != "nothing" or not isinstance(noise, DraftNoise):
+            return None
+        most = min(request.max_nodes, state.room(request.tokens) + 1)
+        topology = shape.limited(request.max_depth, most)
+        if request.state.grammar is not None or not topology.parents:
+            return None
+        draws = *noise.source, len(request.tokens), topology.max_depth
+        return state.grow_drawn(self._uncached(request), topology, draws, params)
 
     def _drafting(self, request: DraftRequest) -> _Steps:
         """Draft a tree: yields what to evaluate, parents and tokens, and takes the rows then.

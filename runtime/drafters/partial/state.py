@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from specrun.bindings.contexts.context import Context
 from specrun.runtime.drafter import RoundOutcome
-from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
+from specrun.runtime.drafters.draft_model.state import DraftModelState
+from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState
 from specrun.runtime.drafters.partial.window import KeptTokens
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import Logits
@@ -26,7 +27,7 @@ class PartialState(DraftModelState):
     cache holds. The window moves only where a round begins (`feed`), never within a draft.
     """
 
-    feeds_singly = False
+    feeds_plainly = False
 
     def __init__(self, context: Context, kept: KeptTokens) -> None:
         super().__init__(context, target_vocab_size=context.model.vocabulary.size)

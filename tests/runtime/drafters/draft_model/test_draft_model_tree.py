@@ -31,7 +31,12 @@ from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafter import RoundOutcome
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter, DraftTreeState, draft_size
+from specrun.runtime.drafters.draft_model import (
+    DraftTreeDrafter,
+    DraftTreeState,
+    draft_size,
+    tree_state,
+)
 from specrun.runtime.language import quoted
 from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees import DynamicShape, Topology, parse_topology
@@ -228,10 +233,15 @@ def draft_context(pair: tuple[Path, Path]) -> Iterator[Context]:
         yield context
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_draft_cache_is_true_after_many_rounds(draft_context: Context, seed: int) -> None:
+def test_the_draft_cache_is_true_after_many_rounds(
+    draft_context: Context, monkeypatch: pytest.MonkeyPatch, seed: int, is_compiled: bool
+) -> None:
     """Random trees, random accepted texts: from the tree, leaving it, beyond it, or another
     drafter's."""
+    if not is_compiled:
+        monkeypatch.setattr(tree_state, "LOOPS", None)
     generator = np.random.default_rng(seed)
     state = DraftTreeState(draft_context, target_vocab_size=400)
     state.feed(PROMPT)

@@ -31,11 +31,13 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.combinators import CascadeDrafter
 from specrun.runtime.drafters.combinators.bounded_target import BoundedTarget
+from specrun.runtime.drafters.draft_model import state, tree_state
 from specrun.runtime.drafters.draft_model.model_drafter import ContextDrafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.partial import (
@@ -210,6 +212,21 @@ def test_a_cascades_bounded_cache_stays_true(models: Path, target: Model, drafte
 
 
 # -- texts and laws --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", DRAWN)
+def test_compiled_drafts_beside_a_moving_window_are_those_of_single_steps(
+    models: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    said: list[object] = []
+    for loops in (LOOPS, None):
+        monkeypatch.setattr(state, "LOOPS", loops)
+        monkeypatch.setattr(tree_state, "LOOPS", loops)
+        with open_pair(models, drafter) as runtime:
+            result = runtime.generate(PROMPT, SamplingParams(seed=3), max_tokens=80)
+            stats = result.stats
+            said.append((result.token_ids, stats.rounds, stats.drafted, stats.accepted))
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("drafter", [*POINTS, *DRAWN, TRIFORCE])

@@ -1,0 +1,307 @@
+"""Drafts drawn by compiled code: tokens, laws, cache and errors are those of step after step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.errors import DecodeError, DecodeFailedError, OptionError
+from specrun.bindings.models.model import Model
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.drafter import DraftRequest
+from specrun.runtime.drafters.draft_model import state, tree_state
+from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter
+from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.tree import DraftTree
+from specrun.runtime.trees.topology import parse_topology
+
+pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+VOCAB = 300
+SETTINGS = [
+    SamplingParams(temperature=0.8, top_k=40),
+    SamplingParams(temperature=1.3, top_k=128, top_p=1.0, min_p=0.0),
+    SamplingParams(temperature=0.1, top_k=5, top_p=0.5),
+    SamplingParams(temperature=1.0, top_k=1),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = tmp_path_factory.mktemp("chain") / "small.gguf"
+    write_random_llama(path, RandomLlama(vocab_size=VOCAB, width=32, ffn=64, layers=2, scale=2.0))
+    with Model(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def context(model: Model) -> Iterator[Context]:
+    options = ContextOptions(n_ctx=256, n_threads=1, n_threads_batch=1, n_sequences=8, n_outputs=8)
+    with Context(model, options) as opened:
+        yield opened
+
+
+def drafter_of(context: Context, known: int = VOCAB) -> DraftModelDrafter:
+    cache = state.DraftModelState(context, target_vocab_size=known)
+    return DraftModelDrafter(cache, num_draft_tokens=6)
+
+
+def request(
+    tokens: list[int], params: SamplingParams, seed: int, ends: frozenset[int] = frozenset()
+) -> DraftRequest:
+    noise = SeededNoise(seed).for_drafting(len(tokens))
+    return DraftRequest(tokens, params, noise, 100, 100, ends)
+
+
+def said(tree: DraftTree) -> list[object]:
+    """The tokens and parents of a draft, and the laws they were drawn from, bit by bit."""
+    made: list[object] = [tree.tokens, tree.parents, tree.depths, tree.is_candidate]
+    for parent in sorted(tree.draws):
+        for node, law in tree.draws[parent]:
+            assert law is not None
+            assert law.ids is not None
+            made.append((parent, node, law.probs.tobytes(), law.ids.tobytes()))
+    return made
+
+
+@pytest.mark.parametrize("known", [VOCAB, 200])
+@pytest.mark.parametrize("params", SETTINGS)
+def test_draws_and_laws_are_those_of_single_steps(context, monkeypatch, params, known):
+    asked: list[object] = []
+    repeat = Context.repeat
+    monkeypatch.setattr(Context, "repeat", lambda *args: asked.append(args) or repeat(*args))
+    drafted: dict[str, list[object]] = {"compiled": [], "python": []}
+    for way, trees in drafted.items():
+        monkeypatch.setattr(state, "LOOPS", LOOPS if way == "compiled" else None)
+        context.memory.clear()
+        drafter, text = drafter_of(context, known), list(PROMPT)
+        for seed in range(12):
+            # Some rounds begin with several tokens that are not cached, others with one.
+            tree = drafter.propose(request(text, params, seed, frozenset({17, 40})))
+            trees.append((said(tree), list(drafter._state.cached)))
+            assert context.memory.last_position() == len(drafter._state.cached) - 1
+            text += [*tree.tokens[: seed % 3], seed]
+            drafter.rewind(len(text) - 1)
+    assert drafted["compiled"] == drafted["python"]
+    assert len(asked) >= 10
+    assert len({str(tokens) for tokens, _ in drafted["compiled"]}) > 6
+
+
+def test_a_chain_ends_behind_an_end_token(context):
+    params = SamplingParams(temperature=1.0, top_k=100, top_p=1.0, min_p=0.0)
+    whole = drafter_of(context).propose(request(PROMPT, params, 4)).tokens
+    assert len(whole) == 6
+    for end in set(whole):
+        context.memory.clear()
+        tree = drafter_of(context).propose(request(PROMPT, params, 4, frozenset({end})))
+        assert tree.tokens == whole[: whole.index(end) + 1]
+
+
+def test_a_row_that_is_no_law_is_refused(context, monkeypatch):
+    drafter = drafter_of(context)
+
+    def broken(addresses: tuple[int, ...], *rest: object) -> tuple[int, float, list[int]]:
+        code, seconds, tokens = LOOPS.drawn_chain(addresses, *rest)
+        context._buffers.logits(1)[0][17] = math.nan
+        return code, seconds, [*tokens[:-1], -1]
+
+    class Broken:
+        BATCH_BYTES = LOOPS.BATCH_BYTES
+        drawn_chain = staticmethod(broken)
+
+    monkeypatch.setattr(state, "LOOPS", Broken)
+    with pytest.raises(DecodeFailedError, match="logits of nan"):
+        drafter.propose(request(PROMPT, SETTINGS[0], 1))
+
+
+def test_wrong_arguments_are_refused():
+    noise, scratch, cuts = (1, 2, 3, 0), np.zeros(4), (np.exp, 1.0, -math.inf, 1.0)
+    right = [(0,) * 5, 1, (0, 9), frozenset(), noise, [], scratch, cuts]
+    assert LOOPS.drawn_chain(*right) == (0, 0.0, [])
+    wrong: list[tuple[int, object]] = [
+        *[(0, (0,) * 4), (1, "1"), (2, (0,)), (2, [0, 9]), (4, noise[:3]), (4, [*noise])],
+        *[(5, ()), (6, np.zeros(4, np.intp)), (6, None), (7, cuts[:3]), (7, [*cuts])],
+    ]
+    for place, value in wrong:
+        with pytest.raises(TypeError):
+            LOOPS.drawn_chain(*right[:place], value, *right[place + 1 :])
+    with pytest.raises(ValueError, match="the 4 highest of 3 entries"):
+        LOOPS.drawn_chain((0,) * 5, 1, (0, 3), frozenset(), noise, [], scratch, cuts)
+
+
+# -- trees -----------------------------------------------------------------------------------------
+
+TREES = ["4x2x2", "2x1x3", "1x1x1", "5", "0 1 2 10 20 21 100 210 211"]
+
+
+def tree_drafter(context: Context, tree: str, known: int = VOCAB) -> DraftTreeDrafter:
+    cache = tree_state.DraftTreeState(context, target_vocab_size=known)
+    return DraftTreeDrafter(cache, shape=parse_topology(tree))
+
+
+def check_memory(context: Context, cache: tree_state.DraftTreeState) -> None:
+    """Assert that `main` holds the text, and every other sequence the beginning that is noted."""
+    for sequence, held in enumerate(cache._synced):
+        end = len(cache.cached) if sequence == cache.main else held
+        assert context.memory.last_position(sequence) == end - 1
+    assert cache._synced[cache.main] <= len(cache.cached)
+
+
+@pytest.mark.parametrize("known", [VOCAB, 200])
+@pytest.mark.parametrize("params", SETTINGS)
+@pytest.mark.parametrize("shape", TREES)
+def test_trees_are_those_of_single_steps(context, monkeypatch, shape, params, known):
+    asked: list[object] = []
+    repeat = Context.repeat
+    monkeypatch.setattr(Context, "repeat", lambda *args: asked.append(args) or repeat(*args))
+    drafted: dict[str, list[object]] = {"compiled": [], "python": []}
+    for way, rounds in drafted.items():
+        for module in (state, tree_state):
+            monkeypatch.setattr(module, "LOOPS", LOOPS if way == "compiled" else None)
+        context.memory.clear()
+        drafter, text = tree_drafter(context, shape, known), list(PROMPT)
+        cache, generator = drafter._state, np.random.default_rng(7)
+        for seed in range(16):
+            start = len(text)
+            most = (100, 100) if seed % 4 else (2, 5)  # limits cut some of the shapes
+            tree = drafter.propose(
+                dataclasses.replace(
+                    request(text, params, seed), max_depth=most[0], max_nodes=most[1]
+                )
+            )
+            # Paths of every kind, down to leaves and off the tree; then the target's own token.
+            path = tree.path_to(int(generator.integers(-1, len(tree))))
+            text += [tree.tokens[node] for node in path[: int(generator.integers(0, 5))]]
+            text.append(int(generator.integers(0, known)))
+            cache.keep(text[start:])
+            assert cache.cached == text[: len(cache.cached)]
+            check_memory(context, cache)
+            rounds.append((said(tree), list(cache.cached), cache.main, list(cache._synced)))
+    assert drafted["compiled"] == drafted["python"]
+    assert len(asked) == 16
+    assert len({str(made[0][0]) for made in drafted["compiled"]}) > 10
+
+
+def test_a_tree_of_fewer_sequences_than_paths_is_left_to_python(context):
+    with pytest.raises(OptionError, match="more paths than the draft context's 8 sequences"):
+        tree_drafter(context, "9x2").propose(request(PROMPT, SETTINGS[1], 1))
+
+
+class _Loops:
+    """The compiled loops, but for a tree's."""
+
+    BATCH_BYTES = 0 if LOOPS is None else LOOPS.BATCH_BYTES
+
+    def __init__(self, drawn_tree: Callable[..., object]) -> None:
+        self.drawn_tree, self.keep_path = drawn_tree, LOOPS.keep_path
+
+
+def test_a_tree_of_rows_that_are_no_laws_is_refused(context, monkeypatch):
+    drafter = tree_drafter(context, "3x2x2")
+
+    def broken(*args: object) -> object:
+        code, seconds, (tokens, parents, siblings, _) = LOOPS.drawn_tree(*args)
+        context._buffers.rows_of("llama_get_logits", 3)[2][17] = math.nan
+        return code, seconds, (tokens, parents, siblings, 2)
+
+    monkeypatch.setattr(tree_state, "LOOPS", _Loops(broken))
+    with pytest.raises(DecodeFailedError, match="logits of nan"):
+        drafter.propose(request(PROMPT, SETTINGS[0], 1))
+
+
+@pytest.mark.parametrize("begun", [PROMPT, PROMPT[:-1]])
+def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
+    drafter = tree_drafter(context, "3x2x2")
+    drafter._state.feed(begun[:-1])
+
+    def interrupted(*args: object) -> object:
+        LOOPS.drawn_tree(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tree_state, "LOOPS", _Loops(interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            drafter.propose(request(PROMPT, SETTINGS[0], 1))
+    drafter.rewind(len(PROMPT) - 1)
+    check_memory(context, drafter._state)
+    tree = drafter.propose(request(PROMPT, SETTINGS[0], 2))
+    context.memory.clear()
+    again = tree_drafter(context, "3x2x2").propose(request(PROMPT, SETTINGS[0], 2))
+    assert again.tokens == tree.tokens
+
+
+def test_an_evaluation_that_fails_within_a_tree_is_named(context):
+    """No cell is left for the second depth; the text goes on once there is room."""
+    drafter = tree_drafter(context, "3x2x2")
+    cache = drafter._state
+    text = [token % VOCAB for token in range(250)]
+    cache.feed(text)
+    with pytest.raises(DecodeError, match="llama_decode returned 1"):
+        cache.grow_drawn([7], parse_topology("4x2x2"), (1, 2, 250, 3), SETTINGS[1])
+    cache.rewind(len(text) - 100)
+    check_memory(context, cache)
+    del text[-100:]
+    tree = drafter.propose(request([*text, 7], SETTINGS[0], 2))
+    context.memory.clear()
+    again = tree_drafter(context, "3x2x2").propose(request([*text, 7], SETTINGS[0], 2))
+    assert again.tokens == tree.tokens
+
+
+def test_wrong_arguments_of_trees_are_refused():
+    right = {
+        "addresses": (0,) * 5,
+        "memory": (0,) * 3,
+        "place": ((), 0, 9, 9),
+        "shape": {-1: (0, 1)},
+        "noise": (1, 2, 3, 0),
+        "scratch": np.zeros(4),
+        "cuts": (np.exp, 1.0, -math.inf, 1.0),
+        "sequences": (0, [0, 0]),
+        "nodes": ([], [], []),
+    }
+    assert LOOPS.drawn_tree(*right.values()) == (0, 0.0, ((), (), {}, -1))
+    wrong: list[tuple[str, object, type[Exception]]] = [
+        ("addresses", (0,) * 4, TypeError),
+        ("memory", (0,) * 2, TypeError),
+        ("memory", None, TypeError),
+        ("place", ((), 0, 9), TypeError),
+        ("place", (-1, 0, 9, 9), TypeError),
+        ("place", ((), 0, 3, 9), ValueError),
+        ("shape", [(0, 1)], TypeError),
+        ("shape", {0: (1,)}, ValueError),
+        ("noise", [1, 2, 3, 0], TypeError),
+        ("noise", (1, 2, 3), TypeError),
+        ("scratch", np.zeros(4, np.intp), TypeError),
+        ("scratch", np.zeros(129), ValueError),
+        ("cuts", (np.exp, 1.0), TypeError),
+        ("sequences", (2, [0, 0]), ValueError),
+        ("sequences", (0, (0, 0)), TypeError),
+        ("nodes", ([], []), TypeError),
+        ("nodes", ((), (), ()), TypeError),
+    ]
+    for name, value, kind in wrong:
+        with pytest.raises(kind):
+            LOOPS.drawn_tree(*(right | {name: value}).values())
+    kept = (0,) * 3, ([], [], []), [], 0, 0, [0]
+    assert LOOPS.keep_path(*kept) == (0, 0)
+    bad: list[tuple[int, object, type[Exception]]] = [
+        (0, (0,) * 2, TypeError),
+        (1, ([], []), TypeError),
+        (1, ([-1], [], []), ValueError),
+        (1, ([0], [1], [0]), ValueError),
+        (1, ([-1], [1], [256]), ValueError),
+        (2, (), TypeError),
+        (5, (), TypeError),
+    ]
+    for place, value, kind in bad:
+        with pytest.raises(kind):
+            LOOPS.keep_path(*[*kept[:place], value, *kept[place + 1 :]])
