@@ -208,7 +208,7 @@ def test_folders_stay_small_and_so_does_the_whole():
     larger = {"runtime": 30, "runtime/acceptance": 15, "runtime/costs": 15}
     assert crowded_folders(of("bindings", "runtime"), 14, larger) == []
     assert len(of("runtime")) <= 233
-    assert too_much(SOURCES, most_files=649, most_lines=97_450) == []
+    assert too_much(SOURCES, most_files=649, most_lines=97_600) == []
 
 
 @settled

@@ -221,6 +221,19 @@ class Loops(Protocol):
     ) -> tuple[int, float, tuple[tuple[int, ...], tuple[int, ...], DrawnSiblings, int]]:
         """Evaluate a text's end, draw from the law after it, evaluate what was drawn, and so on."""
 
+    def drawn_depth(
+        self,
+        rows: RowSource,
+        names: npt.NDArray[np.int32] | None,
+        level: tuple[list[tuple[int, ...]], list[int], int],
+        shape: Mapping[int, tuple[int, ...]],
+        noise: tuple[int, int, int, int],
+        scratch: Numbers,
+        cuts: tuple[np.ufunc, float, float, float],
+        tree: tuple[list[int], list[int], DrawnSiblings],
+    ) -> tuple[list[tuple[int, ...]], list[int], list[int], list[int]] | None:
+        """Draw below a depth's nodes, of which the rows are given; say what is evaluated next."""
+
     def keep_path(
         self,
         memory: tuple[int, int, int],

@@ -74,7 +74,8 @@ static int64_t draw(
 {
     const double *probs;
     const int64_t *ids;
-    Py_ssize_t size = make_law(room, steps->logits(steps->context), n_known, cuts, &ids, &probs);
+    Py_ssize_t size = make_law(
+        room, steps->logits(steps->context), NULL, n_known, cuts, &ids, &probs);
     if (size <= 0)
         return size < 0 ? -2 : -1;
     PyObject *law = name_law(room, size);

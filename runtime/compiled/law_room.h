@@ -48,10 +48,12 @@ static void close_law_room(LawRoom *room)
     Py_CLEAR(room->laws);
 }
 
-/* Make the law of a row's first entries behind those before; return its size, as `law_of_row` does. */
+/* Make the law of a row's first entries behind those before; return its size, as `law_of_row` does.
+
+   Where there are `names`, ascending, they stand for the entries' places. */
 static Py_ssize_t make_law(
-    LawRoom *room, const float *row, Py_ssize_t n_known, const Cuts *cuts, const int64_t **ids,
-    const double **probs)
+    LawRoom *room, const float *row, const int32_t *names, Py_ssize_t n_known, const Cuts *cuts,
+    const int64_t **ids, const double **probs)
 {
     if (room->count == room->most) {
         PyErr_SetString(PyExc_ValueError, "room for fewer laws than are made");
@@ -61,6 +63,8 @@ static Py_ssize_t make_law(
     int64_t *named = (int64_t *)begin;
     double *made = room->view.buf, *kept = (double *)(named + room->k);
     Py_ssize_t size = law_of_row(row, n_known, cuts, room->k, named, made, room->scratch);
+    for (Py_ssize_t i = 0; names != NULL && i < size; i++)
+        named[i] = names[named[i]];
     if (size > 0) {
         memcpy(kept, made, (size_t)size * sizeof *made);
         room->count++;

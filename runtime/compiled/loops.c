@@ -393,7 +393,7 @@ static PyMethodDef functions[] = {
     FUNCTION(truncate_rows), FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race),
     FUNCTION(left_over), FUNCTION(place_of),
     FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(places), FUNCTION(follow),
-    FUNCTION(drawn_chain), FUNCTION(drawn_tree), FUNCTION(keep_path), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
+    FUNCTION(drawn_chain), FUNCTION(drawn_tree), FUNCTION(drawn_depth), FUNCTION(keep_path), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),
     FUNCTION(interleave), FUNCTION(join), FUNCTION(distance),
     {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {"scale_to_one", scale_to_one, METH_O, scale_to_one_doc},

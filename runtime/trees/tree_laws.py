@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.compiled import LOOPS, DrawnSiblings, RowSource
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.heads import RankedTokens
-from specrun.runtime.law import Law, RankedLaw
+from specrun.runtime.law import SHORT, Law, RankedLaw
+from specrun.runtime.noise import DraftNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, penalty_window, transformed_law, transformed_laws
 from specrun.runtime.tree import ROOT, DraftTree
@@ -81,13 +84,20 @@ class PathLaws:
         self._params = params
         self._parents: list[int] = []  # of all evaluated nodes
         self._tokens: list[int] = []
+        self._said: EvaluatedDepth | None = None  # of the root, if it was evaluated just now
 
     def root(self) -> Law:
         """Return the law after the last committed token."""
-        return self._laws(self._root(), lambda: [[]])[0]
+        said, self._said = self._said, None
+        return self._laws(self._root() if said is None else said, _no_paths)[0]
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
         """Evaluate one depth of the tree."""
+        return self._laws(*self._said_below(parents, tokens))
+
+    def _said_below(
+        self, parents: Sequence[int], tokens: Sequence[int]
+    ) -> tuple[EvaluatedDepth, Paths]:
         # Noted before the evaluation, which may ask for the paths.
         first = len(self._tokens)
         self._parents += parents
@@ -96,7 +106,42 @@ class PathLaws:
         def paths() -> list[list[int]]:
             return [self._path(node) for node in range(first, first + len(tokens))]
 
-        return self._laws(self._below(parents, tokens, paths), paths)
+        return self._below(parents, tokens, paths), paths
+
+    def drawn_tree(self, topology: Topology) -> DraftTree | None:
+        """Return a tree that compiled code draws without replacement, depth by depth.
+
+        It is the one that `tree_steps` grows. None, and nothing is drawn, where it cannot.
+        """
+        request, params, loops = self._request, self._params, LOOPS
+        noise, k = request.noise, params.cuts[0]
+        few = params.is_cut and not params.is_greedy and k <= SHORT
+        if loops is None or not few or not isinstance(noise, DraftNoise):
+            return None
+        if request.state.grammar is not None:
+            return None
+        said, paths = self._root(), _no_paths
+        entries = _entries(said, k)
+        if entries is None:
+            self._said = said
+            return None
+        children, source, start = topology.children, noise.source, len(request.tokens)
+        scratch, cuts, tree = np.empty(k), (np.exp, *params.cuts[1:]), _DrawnTree([], [], {})
+        level = [children[ROOT]], [ROOT], ROOT
+        for position in range(start, start + topology.max_depth):
+            draws = *source, position, 1
+            drawn = loops.drawn_depth(*entries, level, children, draws, scratch, cuts, tree)
+            if drawn is None:
+                self._laws(said, paths)  # says what is wrong
+                raise AssertionError("rows that are laws to Python alone")
+            below, nodes, parents, tokens = drawn
+            if not tokens:
+                break
+            level = below, nodes, len(self._tokens)
+            said, paths = self._said_below(parents, tokens)
+            entries = _entries(said, k)
+            assert entries is not None
+        return DraftTree.of_siblings((*tree.tokens,), (*tree.parents,), tree.siblings)
 
     def read(
         self, parents: Sequence[int], tokens: Sequence[int], said: EvaluatedDepth
@@ -136,6 +181,27 @@ class PathLaws:
         return path
 
 
+def _no_paths() -> list[list[int]]:
+    return [[]]
+
+
+class _DrawnTree(NamedTuple):
+    """A tree in the making: tokens, parents, and siblings by their parents."""
+
+    tokens: list[int]
+    parents: list[int]
+    siblings: DrawnSiblings
+
+
+def _entries(said: EvaluatedDepth, k: int) -> tuple[RowSource, npt.NDArray[np.int32] | None] | None:
+    """Return rows and their entries' names, if any; None where there are not more than k."""
+    if isinstance(said, HighestLogits):
+        return said.logits.data, said.tokens
+    if isinstance(said, RankedTokens) or len(said[0]) <= k:
+        return None
+    return said.__getitem__, None
+
+
 def grow_draft(
     shape: Topology | DynamicShape,
     laws: LawSource,
@@ -150,8 +216,19 @@ def grow_draft(
 
     The rest is as for `draft_steps`.
     """
+    if sampling == "without" and isinstance(shape, Topology) and isinstance(laws, PathLaws):
+        topology = shape.limited(*_limits(request, room))
+        drawn = laws.drawn_tree(topology) if topology.parents and p_min == 0.0 else None
+        if drawn is not None:
+            return drawn
     steps = draft_steps(shape, request, room=room, sampling=sampling, p_min=p_min, size=size)
     return drive(steps, laws)
+
+
+def _limits(request: DraftRequest, room: int | None) -> tuple[int, int]:
+    """Return the greatest depth, and the most nodes: the last one of a tree is not evaluated."""
+    most = request.max_nodes
+    return request.max_depth, most if room is None else min(most, room + 1)
 
 
 def draft_steps(
@@ -170,9 +247,7 @@ def draft_steps(
     are the most likely tokens. Nothing is drafted below a law that gives no token the probability
     `p_min`. With `size` a dynamic tree has only those nodes that pay.
     """
-    max_depth, max_nodes = request.max_depth, request.max_nodes
-    if room is not None:
-        max_nodes = min(max_nodes, room + 1)
+    max_depth, max_nodes = _limits(request, room)
     if max_nodes < 1 or max_depth < 1:
         return DraftTree()
     if isinstance(shape, DynamicShape):
