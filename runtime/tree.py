@@ -209,9 +209,7 @@ class ChainDraws(Mapping[int, tuple[Draw, ...]]):
     __slots__ = ("_made", "_places", "unmade")
 
     def __init__(self, laws: Sequence[UnmadeLaw]) -> None:
-        places: list[tuple[tuple[int, UnmadeLaw], ...]] = []
-        for node, law in enumerate(laws):
-            places.append(((node, law),))
+        places = [((node, law),) for node, law in enumerate(laws)]
         # At i what hangs below node i: nothing below the last. ROOT is -1, and so the last place.
         self._places = [*places[1:], (), places[0]]
         self.unmade = self._places.__getitem__

@@ -198,7 +198,8 @@ class DraftModelState:
         """
         loops, cached, batch, known = LOOPS, self.cached, self._single, self._shared_size
         assert loops is not None
-        start, laws, scratch = self.cells(len(cached)), list[UnmadeLaw](), self._room_for(params)
+        start, scratch = self.cells(len(cached)), self._room_for(params)
+        laws: list[UnmadeLaw] = []  # not list[...](), which makes the type anew each time
         first, cuts = -1 if token is None else token, (np.exp, *params.cuts[1:])
 
         def draw(addresses: tuple[int, ...]) -> tuple[int, float, list[int]]:

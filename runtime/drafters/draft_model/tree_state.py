@@ -178,7 +178,8 @@ class DraftTreeState(DraftModelState):
         if fed > batch.capacity or not self.feeds_plainly:
             self.feed(tokens)
             fed = 0
-        scratch, drawn = self._room_for(params), list[_DrawnTree]()
+        scratch = self._room_for(params)
+        drawn: list[_DrawnTree] = []  # not list[...](), which makes the type anew each time
         start, known = self.cells(len(self.cached)), (*self.all_known(tokens)[:fed],)
 
         def draw(addresses: tuple[int, ...]) -> tuple[int, float, list[int]]:

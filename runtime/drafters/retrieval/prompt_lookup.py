@@ -69,7 +69,8 @@ class PromptLookupDrafter(ContinuationDrafter):
         """Return what followed the places that the last tokens resemble most."""
         index = self._index
         index.extend(tokens[len(index.tokens) :])
-        weight, found = 1.0, list[Continuation]()
+        weight = 1.0
+        found: list[Continuation] = []
         matches = index.matches(self._places)
         if matches:
             self._source.follow(*matches[0], len(index.tokens))
