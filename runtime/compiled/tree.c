@@ -1,7 +1,7 @@
-/* A draft model's tree, drawn without replacement (Sequoia, Chen et al. 2024, algorithm 2).
+/* Trees drawn without replacement (Sequoia, Chen et al. 2024, algorithm 2).
 
-   As runtime/trees/growth.py and runtime/drafters/draft_model/state.py do it: evaluate a depth, make
-   the law of each row, draw the children of its node, and so on. Every evaluation drives the
+   As runtime/trees/growth.py and runtime/drafters/draft_model/tree_state.py do it: evaluate a depth,
+   make the law of each row, draw the children of its node, and so on. Every evaluation drives the
    interpreter's data out of the processor's caches, and Python's steps after it cost several times
    what they cost elsewhere. */
 
@@ -18,11 +18,6 @@
 #include "steps.h"
 #include "truncation.h"
 #include "words.h"
-
-#define ROOT (-1)
-#define ALL_SEQUENCES (-1)
-#define MOST_SEQUENCES 256 /* llama.cpp has no more */
-#define MOST_NODES 1024    /* as in runtime/trees/topology.py */
 
 /* A node that is evaluated: its place in the shape, its number in the tree and among those that are
    evaluated, and the sequence of its path. */
@@ -388,7 +383,8 @@ static Py_ssize_t draw_below(
     node.node = PyLong_AsSsize_t(PyList_GET_ITEM(depth->nodes, i));
     if (i == 0)
         growth->n_known = row.size;
-    if (!PyErr_Occurred() && (!PyTuple_Check(node.children) || width != row.size || row.size != growth->n_known))
+    int fits = PyTuple_Check(node.children) && width == row.size && row.size == growth->n_known;
+    if (!fits && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "children are tuples, and rows as wide as their names");
     if (!PyErr_Occurred()
         && (growth->room.laws != NULL || open_law_room(scratch, depth->count, row.size, &growth->room) == 0))
@@ -469,132 +465,4 @@ PyObject *drawn_depth(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         PyBuffer_Release(&depth.names);
     close_rows(&depth.rows);
     return result;
-}
-
-/* -- what is kept -------------------------------------------------------------------------------- */
-
-/* Nodes that were evaluated, in their order. */
-typedef struct {
-    Py_ssize_t count, parents[MOST_NODES], depths[MOST_NODES];
-    int64_t tokens[MOST_NODES];
-    int32_t sequences[MOST_NODES];
-    char is_kept[MOST_NODES];
-} Nodes;
-
-static int read_nodes(PyObject *const lists[3], Nodes *nodes)
-{
-    nodes->count = PyList_GET_SIZE(lists[0]);
-    if (nodes->count > MOST_NODES || nodes->count != PyList_GET_SIZE(lists[1])
-        || nodes->count != PyList_GET_SIZE(lists[2])) {
-        PyErr_SetString(PyExc_ValueError, "nodes have a parent, a token and a sequence each, and are few");
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < nodes->count; i++) {
-        Py_ssize_t parent = PyLong_AsSsize_t(PyList_GET_ITEM(lists[0], i));
-        nodes->tokens[i] = PyLong_AsLongLong(PyList_GET_ITEM(lists[1], i));
-        long sequence = PyLong_AsLong(PyList_GET_ITEM(lists[2], i));
-        if (PyErr_Occurred())
-            return -1;
-        if (parent < ROOT || parent >= i || sequence < 0 || sequence >= MOST_SEQUENCES) {
-            PyErr_SetString(PyExc_ValueError, "a node below a later one, or in a sequence beside the others");
-            return -1;
-        }
-        nodes->parents[i] = parent;
-        nodes->sequences[i] = (int32_t)sequence;
-        nodes->depths[i] = parent == ROOT ? 1 : nodes->depths[parent] + 1;
-        nodes->is_kept[i] = 0;
-    }
-    return 0;
-}
-
-/* Mark the nodes that spell the beginning of a text; returns how many, and the last, -1: an error. */
-static Py_ssize_t mark_path(Nodes *nodes, PyObject *text, Py_ssize_t *last)
-{
-    Py_ssize_t length = 0;
-    *last = ROOT;
-    for (; length < PyList_GET_SIZE(text); length++) {
-        int64_t token = PyLong_AsLongLong(PyList_GET_ITEM(text, length));
-        Py_ssize_t node = *last + 1;
-        if (token == -1 && PyErr_Occurred())
-            return -1;
-        /* The first of equal children: either spells the path. */
-        while (node < nodes->count && (nodes->parents[node] != *last || nodes->tokens[node] != token))
-            node++;
-        if (node == nodes->count)
-            break;
-        nodes->is_kept[node] = 1;
-        *last = node;
-    }
-    return length;
-}
-
-/* Drop what sequences hold beside the path, whose cells are the text's own; returns 0 if it cannot. */
-static int drop_strays(
-    const Nodes *nodes, const Cells *cells, Py_ssize_t length, int32_t base, int32_t *held)
-{
-    for (Py_ssize_t tip = nodes->count - 1; tip >= 0; tip--) {
-        int32_t sequence = nodes->sequences[tip];
-        if (held[sequence] >= 0)
-            continue; /* the deepest node of each comes first */
-        Py_ssize_t node = tip, depth = nodes->depths[tip];
-        while (node != ROOT && !nodes->is_kept[node])
-            node = nodes->parents[node];
-        Py_ssize_t shared = node == ROOT ? 0 : nodes->depths[node];
-        held[sequence] = base + (int32_t)shared;
-        if ((depth < length ? depth : length) > shared
-            && !cells->drop(cells->memory, sequence, held[sequence], base + (int32_t)length))
-            return 0;
-    }
-    return 1;
-}
-
-const char keep_path_doc[] =
-"keep_path(memory, nodes, text, base, main, synced): keep the nodes that spell a text's beginning.\n\n"
-"`nodes` are lists of parents, tokens and sequences of what was evaluated below position `base`, in\n"
-"that order. Whatever is not kept of them is dropped from the memory, and how much of the text each\n"
-"sequence holds is written to `synced`. Returns how many nodes are kept, and the sequence that holds\n"
-"them all: that of the last, `main` without any; None where llama.cpp cannot drop a part.";
-
-PyObject *keep_path(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
-{
-    Cells cells;
-    PyObject *lists[3];
-    if (check_count(n_args, 6) || open_cells(args[0], &cells))
-        return NULL;
-    int32_t base = (int32_t)PyLong_AsLong(args[3]), main = (int32_t)PyLong_AsLong(args[4]);
-    if (PyErr_Occurred())
-        return NULL;
-    if (!PyTuple_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "nodes are a tuple");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(
-            args[1], "O!O!O!", &PyList_Type, &lists[0], &PyList_Type, &lists[1], &PyList_Type, &lists[2]))
-        return NULL;
-    if (!PyList_Check(args[2]) || !PyList_Check(args[5])) {
-        PyErr_SetString(PyExc_TypeError, "a text and what sequences hold are lists");
-        return NULL;
-    }
-    Nodes nodes;
-    Py_ssize_t last, length, deepest = 0;
-    if (read_nodes(lists, &nodes) || (length = mark_path(&nodes, args[2], &last)) < 0)
-        return NULL;
-    for (Py_ssize_t i = 0; i < nodes.count; i++)
-        deepest = nodes.depths[i] > deepest ? nodes.depths[i] : deepest;
-    int32_t held[MOST_SEQUENCES], end = base + (int32_t)length;
-    memset(held, -1, sizeof held);
-    /* One walk over the cells drops everything deeper, for all sequences. */
-    if ((deepest > length && !cells.drop(cells.memory, ALL_SEQUENCES, end, -1))
-        || !drop_strays(&nodes, &cells, length, base, held))
-        Py_RETURN_NONE;
-    if (last != ROOT) {
-        main = nodes.sequences[last];
-        held[main] = end;
-    }
-    for (Py_ssize_t i = 0; i < MOST_SEQUENCES; i++) {
-        PyObject *size = held[i] < 0 ? NULL : PyLong_FromLong(held[i]);
-        if (held[i] >= 0 && (size == NULL || PyList_SetItem(args[5], i, size)))
-            return NULL;
-    }
-    return Py_BuildValue("ni", length, (int)main);
 }

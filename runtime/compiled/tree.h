@@ -1,4 +1,4 @@
-/* A draft model's tree: drawn depth by depth, and brought onto the accepted path. */
+/* Trees drawn without replacement: a draft model's whole one, and a depth of a head's. */
 
 #ifndef TREE_H
 #define TREE_H
@@ -6,9 +6,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-extern const char drawn_tree_doc[], drawn_depth_doc[], keep_path_doc[];
+extern const char drawn_tree_doc[], drawn_depth_doc[];
 PyObject *drawn_tree(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 PyObject *drawn_depth(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
-PyObject *keep_path(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 
 #endif
