@@ -67,3 +67,14 @@ def dynamic(drafts: LawTable, shape: DynamicShape, p_min: float = 0.0) -> Grow:
         return grow_by_path_probability(limited, TableLaws(drafts, request.tokens), p_min)
 
     return propose
+
+
+def drafted_bits(tree: DraftTree) -> list[object]:
+    """The tokens and parents of a draft, and the laws they were drawn from, bit by bit."""
+    made: list[object] = [tree.tokens, tree.parents, tree.depths, tree.is_candidate]
+    for parent in sorted(tree.draws):
+        for node, law in tree.draws[parent]:
+            assert law is not None
+            assert law.ids is not None
+            made.append((parent, node, law.probs.tobytes(), law.ids.tobytes()))
+    return made

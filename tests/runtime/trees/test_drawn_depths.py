@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from support.tree_laws import drafted_bits
 
 from specrun.bindings.errors import DecodeFailedError
 from specrun.runtime.compiled import LOOPS
@@ -65,33 +66,25 @@ def drawn(
     return grow_draft(parse_topology(tree), laws, request, sampling="without")
 
 
-def made(tree: DraftTree) -> list[object]:
-    said: list[object] = [tree.tokens, tree.parents, tree.depths, tree.is_candidate]
-    for parent in sorted(tree.draws):
-        for node, law in tree.draws[parent]:
-            assert law is not None
-            assert law.ids is not None
-            said.append((parent, node, law.probs.tobytes(), law.ids.tobytes()))
-    return said
-
-
 @pytest.mark.parametrize("said", [whole, highest])
 @pytest.mark.parametrize("params", SETTINGS)
 @pytest.mark.parametrize("tree", ["4x2x2", "5", "1x1x1", "0 1 2 10 20 21 100 210 211"])
 def test_trees_are_those_that_python_draws(monkeypatch, tree, params, said):
     seeds = [(seed, (100, 100) if seed % 3 else (2, 6)) for seed in range(12)]
-    compiled = [made(drawn(said, params, tree, seed, limits)) for seed, limits in seeds]
+    compiled = [drafted_bits(drawn(said, params, tree, seed, limits)) for seed, limits in seeds]
     monkeypatch.setattr(PathLaws, "drawn_tree", lambda laws, topology: None)
-    assert [made(drawn(said, params, tree, seed, limits)) for seed, limits in seeds] == compiled
+    assert [
+        drafted_bits(drawn(said, params, tree, seed, limits)) for seed, limits in seeds
+    ] == compiled
     assert len({str(each[0]) for each in compiled}) > 6
 
 
 @pytest.mark.parametrize("top_k", [VOCAB, VOCAB + 1, 0])
 def test_laws_of_whole_rows_are_left_to_python(monkeypatch, top_k):
     params = SamplingParams(temperature=0.8, top_k=top_k)
-    compiled = made(drawn(whole, params, "3x2", 5))
+    compiled = drafted_bits(drawn(whole, params, "3x2", 5))
     monkeypatch.setattr(tree_laws, "LOOPS", None)
-    assert made(drawn(whole, params, "3x2", 5)) == compiled
+    assert drafted_bits(drawn(whole, params, "3x2", 5)) == compiled
 
 
 def test_compiled_code_draws_them(monkeypatch):

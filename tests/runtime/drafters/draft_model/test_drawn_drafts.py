@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.tree_laws import drafted_bits
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -21,7 +22,6 @@ from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees.topology import parse_topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
@@ -62,17 +62,6 @@ def request(
     return DraftRequest(tokens, params, noise, 100, 100, ends)
 
 
-def said(tree: DraftTree) -> list[object]:
-    """The tokens and parents of a draft, and the laws they were drawn from, bit by bit."""
-    made: list[object] = [tree.tokens, tree.parents, tree.depths, tree.is_candidate]
-    for parent in sorted(tree.draws):
-        for node, law in tree.draws[parent]:
-            assert law is not None
-            assert law.ids is not None
-            made.append((parent, node, law.probs.tobytes(), law.ids.tobytes()))
-    return made
-
-
 @pytest.mark.parametrize("known", [VOCAB, 200])
 @pytest.mark.parametrize("params", SETTINGS)
 def test_draws_and_laws_are_those_of_single_steps(context, monkeypatch, params, known):
@@ -87,7 +76,7 @@ def test_draws_and_laws_are_those_of_single_steps(context, monkeypatch, params, 
         for seed in range(12):
             # Some rounds begin with several tokens that are not cached, others with one.
             tree = drafter.propose(request(text, params, seed, frozenset({17, 40})))
-            trees.append((said(tree), list(drafter._state.cached)))
+            trees.append((drafted_bits(tree), list(drafter._state.cached)))
             assert context.memory.last_position() == len(drafter._state.cached) - 1
             text += [*tree.tokens[: seed % 3], seed]
             drafter.rewind(len(text) - 1)
@@ -185,7 +174,7 @@ def test_trees_are_those_of_single_steps(context, monkeypatch, shape, params, kn
             cache.keep(text[start:])
             assert cache.cached == text[: len(cache.cached)]
             check_memory(context, cache)
-            rounds.append((said(tree), list(cache.cached), cache.main, list(cache._synced)))
+            rounds.append((drafted_bits(tree), list(cache.cached), cache.main, list(cache._synced)))
     assert drafted["compiled"] == drafted["python"]
     assert len(asked) == 16
     assert len({str(made[0][0]) for made in drafted["compiled"]}) > 10
