@@ -8,7 +8,6 @@ import pytest
 from support.layout import (
     Floor,
     Source,
-    crowded_folders,
     folders_without_init,
     forbidden_imports,
     import_circles,
@@ -18,8 +17,6 @@ from support.layout import (
     mixed_names,
     printing,
     read_sources,
-    riddles,
-    too_much,
     undocumented,
     unplaced,
     variables_called_one,
@@ -201,17 +198,8 @@ def test_files_on_no_floor_and_members_that_are_nothing() -> None:
     ]
 
 
-def test_how_much_there_is() -> None:
-    made = sources(
-        runtime__a="1\n2\n", runtime__b="", runtime__heads__c="3\n", runtime__heads__d=""
-    )
-    assert crowded_folders(made, 2, {}) == []
-    assert crowded_folders(made, 1, {"runtime": 2}) == ["runtime/heads: 2 files"]
-    assert too_much(made, most_files=4, most_lines=3) == []
-    assert too_much(made, most_files=3, most_lines=2) == [
-        "4 files: at most 3",
-        "3 lines: at most 2",
-    ]
+def test_folders_without_init_are_found() -> None:
+    made = sources(runtime__a="", runtime__heads__c="")
     assert folders_without_init(made) == ["runtime", "runtime/heads"]
     assert folders_without_init(sources(runtime__init="", runtime__a="")) == []
 
@@ -248,14 +236,6 @@ def test_names_that_are_listed_and_not_there_are_found() -> None:
 
 def test_long_lines_are_found() -> None:
     assert long_lines(sources(runtime__a=f"{'x' * 10}\n{'é' * 11}\n"), 10) == ["runtime/a.py:2"]
-
-
-@pytest.mark.parametrize("text", ["What", "Which", "Where", "How", "Whether", "Who"])
-def test_docstrings_that_ask_are_found(text: str) -> None:
-    made = sources(
-        runtime__a=f'"""{text} a tree is."""', runtime__b='"""Whatever: a tree.\n\nWhat it is.\n"""'
-    )
-    assert riddles(made) == [f"runtime/a.py: {text} a tree is."]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from pathlib import Path
 __all__ = [
     "Floor",
     "Source",
-    "crowded_folders",
     "folders_without_init",
     "forbidden_imports",
     "import_circles",
@@ -26,8 +25,6 @@ __all__ = [
     "mixed_names",
     "printing",
     "read_sources",
-    "riddles",
-    "too_much",
     "undocumented",
     "unplaced",
     "variables_called_one",
@@ -259,32 +256,6 @@ def _made_in(
     return modules.get(name) or modules.get(name.rpartition(".")[0])
 
 
-# -- how much there is ---------------------------------------------------------------------------
-
-
-def crowded_folders(
-    sources: Sequence[Source], most: int, exceptions: Mapping[str, int]
-) -> list[str]:
-    """Return folders with more than `most` files right in them, or than `exceptions` say."""
-    counts: dict[str, int] = {}
-    for source in sources:
-        counts[source.folder] = counts.get(source.folder, 0) + 1
-    return [
-        f"{folder}: {n} files"
-        for folder, n in sorted(counts.items())
-        if n > exceptions.get(folder, most)
-    ]
-
-
-def too_much(sources: Sequence[Source], *, most_files: int, most_lines: int) -> list[str]:
-    """Return what there is more of than there may be."""
-    counts = {
-        "files": (len(sources), most_files),
-        "lines": (sum(s.text.count("\n") for s in sources), most_lines),
-    }
-    return [f"{n:,} {what}: at most {most:,}" for what, (n, most) in counts.items() if n > most]
-
-
 def folders_without_init(sources: Sequence[Source]) -> list[str]:
     """Return folders with code that are no package."""
     packages = {source.folder for source in sources if source.parts[-1] == "__init__"}
@@ -378,15 +349,6 @@ def _shown_as_they_are(source: Source) -> set[int]:
         and "noqa: E501" in lines[(node.end_lineno or 1) - 1]
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-
-
-def riddles(sources: Sequence[Source]) -> list[str]:
-    """Return docstrings of modules that ask instead of saying what is in the file."""
-    question = re.compile(r"(What|Which|Where|How|Whether|Who)\b")
-    firsts = [
-        (source, (ast.get_docstring(source.tree) or "").partition("\n")[0]) for source in sources
-    ]
-    return [f"{source.path}: {first}" for source, first in firsts if question.match(first)]
 
 
 def variables_called_one(sources: Sequence[Source]) -> list[str]:
