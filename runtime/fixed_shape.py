@@ -4,11 +4,8 @@ Kernels round by how many tokens they are given: a quantized product of one row 
 in the last bits, and activations that are quantized again blow that up. Evaluations of one width
 compute every row alike, wherever it lies among the others, so a text does not depend on what
 drafted it. What a round does not need is filled with nodes that are never accepted, on a sequence
-of their own that no other node sees. Three things go with it:
+of their own that no other node sees. Two things go with it:
 
-- The tree's leftmost path is evaluated first, so its cells lie where plain decoding's would. Where
-  another path was accepted, what is out of place is dropped and evaluated again at the head of the
-  next round: attention sums over cells in the order in which they lie.
 - Prompts are cut at multiples of a piece's length, whatever was cached of them.
 - Tokens that were generated keep the bits that they were generated with.
 """
@@ -16,12 +13,11 @@ of their own that no other node sees. Three things go with it:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +34,13 @@ from specrun.runtime.padding import PaddedTarget, Wider, paddings
 from specrun.runtime.target import (
     CachedText,
     DraftSize,
-    EvaluatedRows,
-    PlacedRows,
     TargetModel,
+    most_tokens,
     target_context_options,
 )
 from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.tree_layout import FILLER
 
 MULTIPLE = 4
 """Widths are multiples of it: some kernels treat the rows beyond the last multiple of 4 apart."""
@@ -52,7 +48,6 @@ MULTIPLE = 4
 _PIECE = 64  # tokens of a prompt in one evaluation: what contexts with hidden states hold, too
 _STEP = 256  # the cells that attention reads grow by so many
 _TRIED = 4  # evaluations' worth of tokens that a width is tried with
-_FILLER = 0  # the token of nodes that are never accepted
 
 
 Shape = int | Literal["free", "fixed"]
@@ -103,43 +98,6 @@ def fixed_shape_options(model: Model, options: ContextOptions, width: int) -> Co
     )
 
 
-class _Arrangement(NamedTuple):
-    """A round's evaluation: tokens that are not cached yet, a tree, and what fills the width.
-
-    `parents` are those of all nodes below the first token that is not cached; `places[row]` is
-    where the root (row 0) and the nodes of the tree lie among them, the first token being 0.
-    """
-
-    parents: tuple[int, ...]
-    places: tuple[int, ...]
-    order: tuple[int, ...]
-
-
-@functools.lru_cache(maxsize=256)
-def _arranged(parents: tuple[int, ...], n_before: int, width: int) -> _Arrangement:
-    """Arrange a tree of `parents` behind `n_before` tokens that are not cached, its root not one.
-
-    Nodes are visited leftmost path first, children in their order.
-    """
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
-    order: list[int] = []
-    waiting = [*reversed(children.get(ROOT, ()))]
-    while waiting:
-        node = waiting.pop()
-        order.append(node)
-        waiting += reversed(children.get(node, ()))
-    places = {ROOT: n_before} | {node: n_before + 1 + rank for rank, node in enumerate(order)}
-    # A node's number below the first token is its place less one.
-    chain = [*range(ROOT, n_before - 1)]
-    tree = [places[parents[node]] - 1 for node in order]
-    n_filled = 1 + len(chain) + len(tree)
-    filling = [ROOT, *range(n_filled - 1, width - 2)] if n_filled < width else []
-    in_rows = tuple(places[node] for node in range(ROOT, len(parents)))
-    return _Arrangement((*chain, *tree, *filling), in_rows, tuple(order))
-
-
 class FixedShapeTarget(TargetModel):
     """A target that evaluates `width` tokens at a time while it generates, needed or not.
 
@@ -158,11 +116,6 @@ class FixedShapeTarget(TargetModel):
     def n_positions(self) -> int:
         """How long a text may be: the last round has to fit with all that fills it."""
         return self.context.n_ctx - self.width
-
-    @property
-    def max_nodes(self) -> int:
-        """The most tree nodes one evaluation can take beside the root."""
-        return self.width - 1
 
     def reusable(self, text: CachedText, prompt: Sequence[int], *, states: bool) -> int:
         """Return how many tokens of a prompt are to be taken as they are cached.
@@ -187,49 +140,6 @@ class FixedShapeTarget(TargetModel):
             stop = min(end, (start // self._piece + 1) * self._piece)
             yield start, stop
             start = stop
-
-    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate what is not cached of the text, and `tree` below its last token, at once."""
-        last = len(text.tokens) - 1
-        if last - text.n_cached + 1 + len(tree) > self.width:
-            self._catch_up(text, last)
-        arranged = self._arranged(text, tree)
-        tokens = [*text.tokens[text.n_cached :], *map(tree.tokens.__getitem__, arranged.order)]
-        rows = self._evaluate_filled(text.n_cached, tokens, arranged.parents)
-        return PlacedRows(rows, arranged.places)
-
-    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep root and `path`: cells that lie in place now, the others with the next round."""
-        arranged = self._arranged(text, tree)
-        kept = arranged.places[0]
-        for node in path:
-            if arranged.places[node + 1] != kept + 1:
-                break
-            kept += 1
-        self._keep_at(text.n_cached, arranged.parents, range(kept))
-        n_cached = text.n_cached + 1 + kept
-        text.tokens.extend(tree.tokens[node] for node in path)
-        # Last, so that an interrupt anywhere above leaves a number that is true.
-        text.n_cached = n_cached
-
-    def _arranged(self, text: CachedText, tree: DraftTree) -> _Arrangement:
-        return _arranged(tree.parents, len(text.tokens) - 1 - text.n_cached, self.width)
-
-    def _evaluate_filled(
-        self, start: int, tokens: list[int], parents: tuple[int, ...]
-    ) -> EvaluatedRows:
-        """Evaluate the tokens from position `start` on, and what fills up the tree of `parents`."""
-        filling = [_FILLER] * (1 + len(parents) - len(tokens))
-        return self._evaluate_at(start, tokens + filling, parents)
-
-    def _catch_up(self, text: CachedText, end: int) -> None:
-        """Evaluate generated tokens that are not cached, up to `end`, in the shape of a round."""
-        while text.n_cached < end:
-            tokens = text.tokens[text.n_cached : min(end, text.n_cached + self.width)]
-            parents = _arranged((), len(tokens) - 1, self.width).parents
-            self._evaluate_filled(text.n_cached, tokens, parents)
-            self._keep_at(text.n_cached, parents, range(len(tokens) - 1))
-            text.n_cached += len(tokens)
 
 
 # -- whether a width keeps its promise here --------------------------------------------------------
@@ -303,7 +213,7 @@ def _bits_of_rounds(
         text.tokens.append(drafted.pop(0))
         parents = (*range(ROOT, len(drafted) - 1),)
         siblings = parents if branching else ()
-        fillers = (_FILLER,) * len(siblings)
+        fillers = (FILLER,) * len(siblings)
         tree = DraftTree.of_points((*drafted, *fillers), (*parents, *siblings))
         rows = target.evaluate(text, tree)
         path = range(len(drafted))
@@ -343,7 +253,7 @@ def open_target(
         context = Context(model, fixed_shape_options(model, sized, width))
         return _tried_target(context, width, drafter.embedding_inputs)
     most = min(options.n_batch, options.n_ubatch)
-    padded = paddings(wider, drafter.max_nodes + 1, most) if wider and model.can_branch else {}
+    padded = paddings(wider, most_tokens(drafter), most) if wider and model.can_branch else {}
     if not padded:
         return TargetModel(Context(model, sized), drafter.embedding_inputs)
     n_outputs = max(sized.n_outputs, *padded.values())

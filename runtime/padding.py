@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.runtime.target import EvaluatedRows, TargetModel
-
-_FILLER = 0  # the token of nodes that nobody reads
+from specrun.runtime.tree_layout import FILLER
 
 Parents = tuple[int, ...]
 
@@ -51,7 +50,7 @@ class PaddedTarget(TargetModel):
         fits = 0 < width <= self.context.n_ctx - start
         evaluated = filled(parents, width) if fits else parents
         self._filled = parents, evaluated
-        filling = [_FILLER] * (len(evaluated) - len(parents))
+        filling = [FILLER] * (len(evaluated) - len(parents))
         return super()._evaluate_at(start, tokens + filling, evaluated)
 
     def _keep_at(self, root: int, parents: Parents, path: Sequence[int]) -> None:

@@ -2,6 +2,12 @@
 
 A draft tree becomes sequences (`tree_layout`), one for each root-to-leaf path; after acceptance all
 of them are brought onto the accepted path again.
+
+The cells of a text lie in the order of its positions, as plain decoding leaves them: attention sums
+over cells in the order in which they lie, half-precision sums depend on that order, and activations
+that are quantized again make tenths of a nat of the difference. So a tree's likeliest path is
+evaluated first. Accepted nodes that lie in place are kept; the others are dropped and evaluated
+again with the next round.
 """
 
 from __future__ import annotations
@@ -23,12 +29,22 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.tree_layout import TreeLayout, layout_tree, moves_onto
+from specrun.runtime.tree_layout import (
+    FILLER,
+    Arrangement,
+    TreeLayout,
+    arrange_tree,
+    layout_tree,
+    moves_onto,
+    require_path,
+)
 
 # Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
 _PREFILL_CHUNK = 256
 # With hidden states every token of a prompt needs an output row: the least that pieces hold.
 _HIDDEN_STATE_ROWS = 64
+# Output rows for accepted tokens that are evaluated again: more of them have a batch of their own.
+_PENDING_ROWS = 8
 
 # -- texts and what evaluates them -----------------------------------------------------------------
 
@@ -180,7 +196,12 @@ class TargetModel:
     @property
     def max_nodes(self) -> int:
         """The most tree nodes one evaluation can take beside the root."""
-        return min(self.context.n_batch, self.context.n_outputs) - 1
+        return self._most_tokens - 1
+
+    @property
+    def _most_tokens(self) -> int:
+        """The most tokens that one evaluation of a round takes."""
+        return self.width or min(self.context.n_batch, self.context.n_outputs)
 
     @property
     def longest_piece(self) -> int:
@@ -194,7 +215,13 @@ class TargetModel:
 
         `states`: the drafter needs the state before the first new token, with that token.
         """
-        shared = min(common_prefix(text.tokens, prompt), text.n_cached, len(prompt) - 1)
+        shared = min(common_prefix(text.tokens, prompt), len(prompt) - 1)
+        end = min(shared, len(text.tokens) - 1)
+        if text.n_prompt <= text.n_cached < end:
+            # Pending tokens get the bits of a round, and not those of a longer prompt.
+            self.rewind(text, len(text.tokens))
+            self._catch_up(text, end)
+        shared = min(shared, text.n_cached)
         return max(0, shared - 1) if states and self._can_branch else shared
 
     def rewind(self, text: CachedText, length: int) -> None:
@@ -250,12 +277,21 @@ class TargetModel:
             yield
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate the text's last token, the only one not cached, and `tree` below it at once."""
-        tokens, start = text.tokens, text.n_cached
-        if start != len(tokens) - 1:
-            cached = f"of {len(tokens)} tokens {start} are cached"
-            raise OptionError(f"{cached}: a tree grows from the first that is not")
-        return self._evaluate_at(start, [tokens[-1], *tree.tokens], tree.parents)
+        """Evaluate the tokens that are not cached, and `tree` below the last of them, at once.
+
+        That is the last token alone, unless accepted ones before it lay out of place.
+        """
+        tokens, last = text.tokens, len(text.tokens) - 1
+        if not text.n_prompt <= text.n_cached <= last:
+            cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
+            raise OptionError(f"{cached}: a tree grows from a token that is not, behind the prompt")
+        if last - text.n_cached + 1 + len(tree) > self._most_tokens:
+            self._catch_up(text, last)
+        arranged = self._arranged(text, tree)
+        if arranged is None:
+            return self._evaluate_at(last, [tokens[-1], *tree.tokens], tree.parents)
+        in_order = [*tokens[text.n_cached :], *map(tree.tokens.__getitem__, arranged.order)]
+        return PlacedRows(self._evaluate_arranged(text, in_order, arranged), arranged.places)
 
     def catch_up(self, text: CachedText) -> EvaluatedRows:
         """Evaluate all tokens that are not cached, in one batch; row 0 is the last one's.
@@ -272,14 +308,52 @@ class TargetModel:
         return rows
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep root and `path` for every sequence, touching only the round's positions."""
+        """Keep root and `path`, for every sequence: the nodes in place now, others next round."""
+        arranged = self._arranged(text, tree)
+        if arranged is None:
+            self._commit_chain(text, tree, path)
+            return
+        require_path(path, tree.parents)
+        kept = arranged.places[0] + arranged.n_in_place(path)
+        self._keep_at(text.n_cached, arranged.parents, range(kept))
+        n_cached = text.n_cached + 1 + kept
+        text.tokens.extend(map(tree.tokens.__getitem__, path))
+        # Last, so that an interrupt anywhere above leaves a number that is true.
+        text.n_cached = n_cached
+
+    def _commit_chain(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        """Keep root and `path` of a tree without branches, whose nodes all lie in place."""
         if path:
             self._keep_at(text.n_cached, tree.parents, path)
             text.commit(map(tree.tokens.__getitem__, path))
             return
-        if tree.parents:  # no node is kept: whatever the tree's shape, all behind the root goes
+        if tree.parents:
             self._drop(text.n_cached + 1)
         text.n_cached = len(text.tokens)
+
+    def _arranged(self, text: CachedText, tree: DraftTree) -> Arrangement | None:
+        """Return the order of a round's tokens; None for a chain behind a text that is cached."""
+        n_pending = len(text.tokens) - 1 - text.n_cached
+        is_chain = not tree.depths or tree.depths[-1] == len(tree.depths)
+        if is_chain and not n_pending and self.width is None:
+            return None
+        return arrange_tree(tree.parents, tree.is_candidate, n_pending, self.width or 0)
+
+    def _evaluate_arranged(
+        self, text: CachedText, tokens: list[int], arranged: Arrangement
+    ) -> EvaluatedRows:
+        """Evaluate tokens from the first that is not cached on, and what fills their evaluation."""
+        filling = [FILLER] * (1 + len(arranged.parents) - len(tokens))
+        return self._evaluate_at(text.n_cached, tokens + filling, arranged.parents)
+
+    def _catch_up(self, text: CachedText, end: int) -> None:
+        """Evaluate pending tokens, up to `end`, in batches of their own."""
+        while text.n_cached < end:
+            tokens = text.tokens[text.n_cached : min(end, text.n_cached + self._most_tokens)]
+            arranged = arrange_tree((), (), len(tokens) - 1, self.width or 0)
+            self._evaluate_arranged(text, tokens, arranged)
+            self._keep_at(text.n_cached, arranged.parents, range(len(tokens) - 1))
+            text.n_cached += len(tokens)
 
     def _pieces(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield where pieces of a prompt begin and end, of at most so many tokens."""
@@ -372,10 +446,16 @@ class TargetModel:
             raise UnsupportedModelError(f"{kind}: {limit}")
 
 
+def most_tokens(drafter: DraftSize) -> int:
+    """Return how many tokens an evaluation has at most: a root, a drafter's tree, pending ones."""
+    pending = min(_PENDING_ROWS, drafter.max_nodes - 1) if drafter.max_leaves > 1 else 0
+    return drafter.max_nodes + 1 + pending
+
+
 def target_context_options(options: ContextOptions, drafter: DraftSize) -> ContextOptions:
     """Return the settings of a context that verifies this drafter's trees."""
-    # The widest tree and its root, no more: the graph reserves memory for every output row.
-    rows = drafter.max_nodes + 1
+    # No more than one evaluation takes: the graph reserves memory for every output row.
+    rows = most_tokens(drafter)
     return dataclasses.replace(
         options,
         n_sequences=drafter.max_leaves,

@@ -2,19 +2,25 @@
 
 Each root-to-leaf path has a sequence id, which all nodes on it carry, so that llama.cpp's causal
 mask by sequence is the tree's mask (`TreeLayout`). After acceptance all ids are brought onto the
-accepted path again (`moves_onto`).
+accepted path again (`moves_onto`). The likeliest path is evaluated first (`arrange_tree`), so that
+its cells lie behind the text's in the order of their positions: attention sums over cells in the
+order in which they lie.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from specrun.bindings.contexts.batch import BatchShape
 from specrun.bindings.errors import OptionError
 from specrun.runtime.tree import ROOT
+
+FILLER = 0
+"""The token of nodes that only fill an evaluation and are never accepted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +72,61 @@ def layout_tree(parents: tuple[int, ...], n_sequences: int, first: int = 0) -> T
     return TreeLayout(ids, shape, tuple(deepest), max(deepest, default=0), len(leaves))
 
 
+class Arrangement(NamedTuple):
+    """The order in which a round's tokens are evaluated: pending ones, a tree, and a filling.
+
+    `parents` are those of all nodes below the first token that is not cached. `places[row]` is the
+    place of the root (row 0) and of the nodes among them, the first token being at place 0. `order`
+    are the tree's nodes in the order of evaluation.
+    """
+
+    parents: tuple[int, ...]
+    places: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def n_in_place(self, path: Sequence[int]) -> int:
+        """Return how many nodes of an accepted path lie right behind the root, in order."""
+        after_root = enumerate(path, self.places[0] + 1)
+        return sum(1 for _ in takewhile(lambda at: self.places[at[1] + 1] == at[0], after_root))
+
+
+@functools.lru_cache(maxsize=256)
+def arrange_tree(
+    parents: tuple[int, ...], is_candidate: tuple[bool, ...], n_pending: int, width: int = 0
+) -> Arrangement:
+    """Arrange a tree behind `n_pending` accepted tokens that are not cached; its root is the next.
+
+    Nodes are visited depth first. Drafters list the likeliest of siblings first, so the likeliest
+    path comes first; nodes that are no candidates come after their siblings. Nodes below the last
+    place fill the evaluation up to `width` tokens, on a path that no other node sees.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    order: list[int] = []
+    waiting = [ROOT]
+    while waiting:
+        node = waiting.pop()
+        order.append(node)
+        siblings = children.get(node, [])
+        waiting += sorted(siblings, key=lambda each: (is_candidate[each], -each))
+    places = {node: n_pending + rank for rank, node in enumerate(order)}
+    order.remove(ROOT)
+    # A node's number below the first token is its place less 1.
+    before = range(ROOT, n_pending - 1)
+    tree = [places[parents[node]] - 1 for node in order]
+    n_filled = 1 + len(before) + len(tree)
+    filling = [ROOT, *range(n_filled - 1, width - 2)] if n_filled < width else []
+    in_rows = tuple(places[node] for node in range(ROOT, len(parents)))
+    return Arrangement((*before, *tree, *filling), in_rows, tuple(order))
+
+
+def require_path(path: Sequence[int], parents: tuple[int, ...]) -> None:
+    """Raise `OptionError` unless these nodes are a path from the root down."""
+    if any(parents[node] != above for above, node in pairwise((ROOT, *path))):
+        raise OptionError(f"nodes {list(path)} are not a path from the root of the tree")
+
+
 class Move(NamedTuple):
     """What brings one sequence onto the accepted path: it shares `shared` nodes of it already.
 
@@ -86,8 +147,7 @@ def moves_onto(
     Rounds repeat a few shapes and paths, so they are worked out once. Raises `OptionError` for what
     is no path.
     """
-    if any(parents[node] != above for above, node in pairwise((ROOT, *path))):
-        raise OptionError(f"nodes {list(path)} are not a path from the root of the tree")
+    require_path(path, parents)
     layout = layout_tree(parents, n_sequences, first)
     moves: list[Move] = []
     for sequence, deepest in enumerate(layout.deepest, first):

@@ -24,7 +24,6 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.fixed_shape import (
     FixedShapeTarget,
-    _arranged,
     fixed_shape_options,
     require_equal_bits,
 )
@@ -213,27 +212,6 @@ def test_a_sliding_window_has_equal_bits(tmp_path: Path) -> None:
 
 def random_parents(source: random.Random) -> tuple[int, ...]:
     return tuple(source.randrange(-1, node) for node in range(source.randrange(8)))
-
-
-def test_a_tree_is_arranged_leftmost_path_first() -> None:
-    source = random.Random(5)
-    for _ in range(300):
-        parents, n_before = random_parents(source), source.randrange(4)
-        width = 16
-        arranged = _arranged(parents, n_before, width)
-        assert len(arranged.parents) == width - 1
-        assert all(parent < node for node, parent in enumerate(arranged.parents))
-        assert arranged.places[0] == n_before
-        assert sorted(arranged.places[1:]) == list(range(n_before + 1, n_before + 1 + len(parents)))
-        # Every node hangs where it did; numbers below the first token are places less one.
-        for node, parent in enumerate(parents):
-            place = arranged.places[node + 1]
-            assert arranged.parents[place - 1] == arranged.places[parent + 1] - 1
-            assert arranged.order[place - n_before - 1] == node
-        # What fills up hangs below the first token, and nothing hangs below it.
-        n_real = n_before + len(parents)
-        assert [*arranged.parents[n_real:]][:1] in ([], [ROOT])
-        assert all(parent >= n_real for parent in arranged.parents[n_real + 1 :])
 
 
 @pytest.mark.parametrize(("flash", "within"), [("off", 1e-4), ("on", 1e-2)])

@@ -109,7 +109,7 @@ def test_rows_and_cache_are_those_of_a_fresh_evaluation(model: Model) -> None:
                 np.testing.assert_allclose(rows.logits(node + 1), wanted, atol=1e-5)
                 target.commit(text, tree, path)
                 text.tokens.append(5)
-                assert target.context.memory.last_position() == len(text.tokens) - 2
+                assert target.context.memory.last_position() == text.n_cached - 1
         assert set(widths) == {WIDTH}
 
 
