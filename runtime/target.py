@@ -281,6 +281,17 @@ class TargetModel:
 
         That is the last token alone, unless accepted ones before it lay out of place.
         """
+        tokens, parents, places = self._in_order(text, tree)
+        rows = self._evaluate_at(text.n_cached, tokens, parents)
+        return rows if places is None else PlacedRows(rows, places)
+
+    def _in_order(
+        self, text: CachedText, tree: DraftTree
+    ) -> tuple[list[int], tuple[int, ...], tuple[int, ...] | None]:
+        """Return a round's tokens in the order of evaluation, and the parents of all but the first.
+
+        And where the root and the tree's nodes are among them; None: at the front.
+        """
         tokens, last = text.tokens, len(text.tokens) - 1
         if not text.n_prompt <= text.n_cached <= last:
             cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
@@ -289,9 +300,10 @@ class TargetModel:
             self._catch_up(text, last)
         arranged = self._arranged(text, tree)
         if arranged is None:
-            return self._evaluate_at(last, [tokens[-1], *tree.tokens], tree.parents)
+            return [tokens[-1], *tree.tokens], tree.parents, None
         in_order = [*tokens[text.n_cached :], *map(tree.tokens.__getitem__, arranged.order)]
-        return PlacedRows(self._evaluate_arranged(text, in_order, arranged), arranged.places)
+        filling = [FILLER] * (1 + len(arranged.parents) - len(in_order))
+        return in_order + filling, arranged.parents, arranged.places
 
     def catch_up(self, text: CachedText) -> EvaluatedRows:
         """Evaluate all tokens that are not cached, in one batch; row 0 is the last one's.
@@ -311,7 +323,7 @@ class TargetModel:
         """Keep root and `path`, for every sequence: the nodes in place now, others next round."""
         arranged = self._arranged(text, tree)
         if arranged is None:
-            self._commit_chain(text, tree, path)
+            self._commit_in_place(text, tree, path)
             return
         require_path(path, tree.parents)
         kept = arranged.places[0] + arranged.n_in_place(path)
@@ -321,8 +333,8 @@ class TargetModel:
         # Last, so that an interrupt anywhere above leaves a number that is true.
         text.n_cached = n_cached
 
-    def _commit_chain(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep root and `path` of a tree without branches, whose nodes all lie in place."""
+    def _commit_in_place(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        """Keep root and `path` of a tree whose nodes may stay where they lie."""
         if path:
             self._keep_at(text.n_cached, tree.parents, path)
             text.commit(map(tree.tokens.__getitem__, path))
@@ -339,19 +351,13 @@ class TargetModel:
             return None
         return arrange_tree(tree.parents, tree.is_candidate, n_pending, self.width or 0)
 
-    def _evaluate_arranged(
-        self, text: CachedText, tokens: list[int], arranged: Arrangement
-    ) -> EvaluatedRows:
-        """Evaluate tokens from the first that is not cached on, and what fills their evaluation."""
-        filling = [FILLER] * (1 + len(arranged.parents) - len(tokens))
-        return self._evaluate_at(text.n_cached, tokens + filling, arranged.parents)
-
     def _catch_up(self, text: CachedText, end: int) -> None:
         """Evaluate pending tokens, up to `end`, in batches of their own."""
         while text.n_cached < end:
             tokens = text.tokens[text.n_cached : min(end, text.n_cached + self._most_tokens)]
             arranged = arrange_tree((), (), len(tokens) - 1, self.width or 0)
-            self._evaluate_arranged(text, tokens, arranged)
+            filling = [FILLER] * (1 + len(arranged.parents) - len(tokens))
+            self._evaluate_at(text.n_cached, tokens + filling, arranged.parents)
             self._keep_at(text.n_cached, arranged.parents, range(len(tokens) - 1))
             text.n_cached += len(tokens)
 

@@ -1,7 +1,8 @@
-"""Saved sequences: the cached positions of sequence 0 of a context, written to a file and read.
+"""Saved sequences: cached positions of a context, written to a file or to memory, and read again.
 
-llama.cpp's own form (`llama_state_seq_save_file`). It checks little of what it reads: give it only
-what was verified to be as it was written.
+llama.cpp's own form (`llama_state_seq_save_file`, `llama_state_seq_get_data`). It checks little of
+the data that it reads: give it only data that was verified to be as it was written. Cells are
+written in the order in which they lie, and read into free cells in that order, bit for bit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import MalformedFileError, SpecrunError
@@ -54,3 +56,26 @@ def load_sequence(context: Context, path: Path) -> list[int]:
     for sequence in range(1, context.options.n_sequences):
         context.memory.branch(0, sequence)
     return [int(token) for token in ids[: count.value]]
+
+
+def copy_sequence(context: Context, sequence: int) -> npt.NDArray[np.uint8]:
+    """Return a copy of the cached positions of a sequence, in bytes."""
+    size = native_function("llama_state_seq_get_size", _size, _pointer, _SEQUENCE)
+    data = np.empty(int(size(context.handle, sequence)), np.uint8)
+    kinds = _pointer, _pointer, _size, _SEQUENCE
+    copy = native_function("llama_state_seq_get_data", _size, *kinds)
+    last_native_errors()
+    if copy(context.handle, data.ctypes.data, len(data), sequence) != len(data):
+        reason = last_native_errors() or "llama.cpp does not say why"
+        raise SpecrunError(f"the cache of sequence {sequence} cannot be copied: {reason}")
+    return data
+
+
+def place_sequence(context: Context, data: npt.NDArray[np.uint8], sequence: int) -> None:
+    """Give a sequence of the context the positions that `copy_sequence` returned, in free cells."""
+    kinds = _pointer, _pointer, _size, _SEQUENCE
+    place = native_function("llama_state_seq_set_data", _size, *kinds)
+    last_native_errors()
+    if place(context.handle, data.ctypes.data, len(data), sequence) != len(data):
+        reason = last_native_errors() or "llama.cpp does not say why"
+        raise SpecrunError(f"the cache of sequence {sequence} cannot be placed: {reason}")

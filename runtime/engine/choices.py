@@ -234,9 +234,10 @@ class Choices:
             raise UnsupportedModelError(f"{kind}: they answer one conversation at a time (slots=1)")
         # Prompts are read one at a time: rows of hidden states for these are needed once.
         n_sequences, n_outputs = own.n_sequences * slots, (sizes.max_nodes + 1) * slots
+        n_sequences += slots > 1  # the sequence of parked cells (`SharedEvaluation`)
         if n_sequences > MOST_SEQUENCES:
             has = f"{largest.name} drafts trees of up to {own.n_sequences} paths"
-            most = MOST_SEQUENCES // own.n_sequences
+            most = (MOST_SEQUENCES - 1) // own.n_sequences
             problem = f"{has}, and llama.cpp has {MOST_SEQUENCES} sequences"
             raise OptionError(
                 f"{problem}: take at most {most} slots, not {slots}, or smaller trees"

@@ -4,6 +4,12 @@ A slot has sequence ids of its own, so the trees of all slots lie side by side i
 sees another's tokens. What a slot evaluates waits until `SharedEvaluation.evaluate` is called, then
 each takes its own rows.
 
+The cells of every text lie in the order of its positions, as plain decoding leaves them (`target`).
+llama.cpp puts new tokens into the first free cells, so a cell that one text drops must not become
+free while another text has cells behind it. Dropped cells are parked: they stay in use, for a
+sequence that no token has and none sees, and new tokens always go behind all others. When cells run
+short, `SharedEvaluation.make_room` copies the texts together and frees the parked cells.
+
 Drafters that stop where drafting does not pay measure their rounds by `SlotClock`: an evaluation of
 k texts and N tokens counts for a slot as an equal part of what it takes without drafts, T(k), and
 its own drafts' part of what all of them add, T(N) - T(k). So the same drafts come to cost more
@@ -17,8 +23,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.saved_sequence import copy_sequence, place_sequence
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.engine.cells import Run, SlotCells, count_cells
@@ -32,18 +42,21 @@ from specrun.runtime.target import (
 )
 from specrun.runtime.text import common_prefix
 from specrun.runtime.tree import DraftTree
+from specrun.runtime.tree_layout import Arrangement
 
 _SHORT_PROMPT = 32
+_MOST_COPIED = 7 / 8  # of the context: how much of it texts may fill that are copied together
 _PIECES = (256, 192, 128, 96, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A root and the tree below it, from position `start` on."""
+    """Tokens of a round, from position `start` on; `places` are those of the round's rows."""
 
     tokens: list[int]
     start: int
     shape: BatchShape
+    places: Sequence[int]
 
 
 class SlotClock:
@@ -142,11 +155,9 @@ class SlotTarget(TargetModel):
         answered, self._answered = self._answered, None
         if answered is None:
             if self.asked is None:
-                if text.n_cached != len(text.tokens) - 1:
-                    cached = f"of {len(text.tokens)} tokens {text.n_cached} are cached"
-                    raise OptionError(f"{cached}: a tree grows from the first that is not")
-                tokens = [text.tokens[-1], *tree.tokens]
-                self.asked = Asked(tokens, text.n_cached, self._layout(tree.parents).shape)
+                tokens, parents, places = self._in_order(text, tree)
+                shape = self._layout(parents).shape
+                self.asked = Asked(tokens, text.n_cached, shape, places or range(len(tokens)))
             return None
         if isinstance(answered, SpecrunError):
             raise answered
@@ -158,9 +169,11 @@ class SlotTarget(TargetModel):
         """Evaluate the text's tokens up to `end`, a piece at a time, in batches of their own."""
         pieces = super().prefill_pieces(text, end, learn)
         while True:
-            before = self.context.native_seconds
+            before, start = self.context.native_seconds, text.n_cached
+            self._shared.make_room(min(end - start, self.longest_piece))
             if next(pieces, self) is self:
                 return
+            self._shared.n_cells_taken += text.n_cached - start
             self._native_s += self.context.native_seconds - before
             yield
 
@@ -178,6 +191,54 @@ class SlotTarget(TargetModel):
         n_cached = text.n_cached
         super().rewind(text, length)
         self._cells.cut(n_cached, text.n_cached)
+
+    def _arranged(self, text: CachedText, tree: DraftTree) -> Arrangement | None:
+        """Return the order of a round's tokens; None if parked cells keep the text's order."""
+        if self._shared.parking is None:
+            return super()._arranged(text, tree)
+        if text.n_cached < len(text.tokens) - 1:
+            cached = f"of {len(text.tokens)} tokens {text.n_cached} are cached"
+            raise OptionError(f"{cached}: a tree grows from the first that is not")
+        return None
+
+    def _catch_up(self, text: CachedText, end: int) -> None:
+        """Evaluate tokens that are not cached, up to `end`, in batches of their own."""
+        n_cells = max(0, end - text.n_cached)
+        self._shared.make_room(n_cells)
+        super()._catch_up(text, end)
+        self._shared.n_cells_taken += n_cells
+
+    def _drop(self, start: int) -> None:
+        """Drop all positions from `start` on, for every sequence of the text."""
+        for sequence in self._all_ids:
+            self._park(sequence, start)
+        super()._drop(start)
+
+    def _keep_at(self, root: int, parents: tuple[int, ...], path: Sequence[int]) -> None:
+        """Keep the cell `root` and the nodes of `path` below it, for every sequence."""
+        layout = self._layout(parents)
+        for sequence, deepest in enumerate(layout.deepest[: layout.n_leaves], self._first_id):
+            shared = sum(sequence in layout.ids[node] for node in path)
+            if deepest > shared:
+                self._park(sequence, root + 1 + shared)
+        super()._keep_at(root, parents, path)
+
+    def _park(self, sequence: int, start: int) -> None:
+        """Keep the cells of positions from `start` on in use, whatever is dropped of a sequence."""
+        if self._shared.parking is not None:
+            self.context.memory.branch(sequence, self._shared.parking, start)
+
+    def copied(self) -> npt.NDArray[np.uint8]:
+        """Return a copy of what is cached of the text."""
+        return copy_sequence(self.context, self._first_id)
+
+    def place(self, data: npt.NDArray[np.uint8], n_cached: int) -> None:
+        """Take what `copied` returned into free cells of an empty cache."""
+        place_sequence(self.context, data, self._first_id)
+        for sequence in self._all_ids[1:]:
+            self.context.memory.branch(self._first_id, sequence)
+        self._cells = SlotCells()
+        self.text.n_cached = n_cached
 
     def leave_cache(self) -> None:
         """Drop all that is cached of the text, which keeps its tokens: it is to be read again."""
@@ -201,8 +262,10 @@ class SlotTarget(TargetModel):
 class SharedEvaluation:
     """One context of the target with slots, and the evaluation that they share.
 
-    The context has `n_slots` times the sequences and output rows that one drafter's trees need. No
-    text is longer than `n_positions`.
+    The context has `n_slots` times the sequences and output rows that one drafter's trees need, and
+    for several slots one sequence more, `parking`, for cells that were dropped and are not free
+    yet. No text is longer than `n_positions`. `n_cells_taken` counts the cells before the first of
+    those that no token has taken since the texts were last copied together.
     """
 
     def __init__(
@@ -218,6 +281,8 @@ class SharedEvaluation:
         self.n_positions = min(n_positions, context.n_ctx)
         self.longest_piece = longest_piece(curve) if n_slots > 1 else context.n_batch
         n_ids = context.options.n_sequences // n_slots
+        self.parking = n_ids * n_slots if n_slots > 1 else None
+        self.n_cells_taken = 0
         self.slots: list[SlotTarget] = []
         self._rows = Batch(context.n_batch, context.options.n_sequences)
         self._last = (0, 0)  # the last evaluation's tokens and texts
@@ -242,6 +307,8 @@ class SharedEvaluation:
         asked = [(slot, slot.asked) for slot in slots if slot.asked is not None]
         if not asked:
             return
+        n_tokens = sum(len(each.tokens) for _, each in asked)
+        self.make_room(n_tokens)
         self._rows.fill_shapes([(each.tokens, each.start, each.shape) for _, each in asked])
         before = self.context.native_seconds
         try:
@@ -250,14 +317,44 @@ class SharedEvaluation:
             for slot, _ in asked:
                 slot.answer(problem)
             return
-        self._last = sum(len(each.tokens) for _, each in asked), len(asked)
+        self.n_cells_taken += n_tokens
+        self._last = n_tokens, len(asked)
         parts = self._parts([len(each.tokens) for _, each in asked])
         seconds, place = self.context.native_seconds - before, 0
         for (slot, each), part in zip(asked, parts, strict=True):
             n = len(each.tokens)
-            slot.answer(PlacedRows(rows, range(place, place + n)), seconds * part)
+            places = [place + own for own in each.places]
+            slot.answer(PlacedRows(rows, places), seconds * part)
             self.clock.add(slot, seconds * part)
             place += n
+
+    def make_room(self, n_cells: int) -> None:
+        """Free parked cells if no more than `n_cells` are free behind all others.
+
+        Texts that fill most of the context are not copied: they would have to be again soon. New
+        tokens then go into parked cells, and those of a text lie in another order from then on.
+        """
+        n_ctx = self.context.n_ctx
+        if self.parking is None or self.n_cells_taken + n_cells <= n_ctx:
+            return
+        used = sum(slot.text.n_cached for slot in self.slots)
+        if used + n_cells <= n_ctx * _MOST_COPIED:
+            self._copy_together()
+        else:
+            self.context.memory.truncate(0, -1, self.parking)
+            self.n_cells_taken = n_ctx
+
+    def _copy_together(self) -> None:
+        """Bring every text into cells one behind the other, and free all other cells."""
+        cached = [(slot, slot.text.n_cached) for slot in self.slots if slot.text.n_cached]
+        copies = [slot.copied() for slot, _ in cached]
+        # An interrupt at any line leaves numbers that are true.
+        for slot, _ in cached:
+            slot.text.n_cached = 0
+        self.context.memory.clear()
+        for (slot, n_cached), data in zip(cached, copies, strict=True):
+            slot.place(data, n_cached)
+        self.n_cells_taken = sum(n_cached for _, n_cached in cached)
 
     def last_cost(self, n_tokens: int) -> EvaluationCost:
         """Return what the last evaluation was, in which a slot had so many tokens."""
