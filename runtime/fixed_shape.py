@@ -50,25 +50,25 @@ _STEP = 256  # the cells that attention reads grow by so many
 _TRIED = 4  # evaluations' worth of tokens that a width is tried with
 
 
-Shape = int | Literal["free", "fixed"]
-"""free: evaluations are as wide as needed; fixed: all have the least width that fits the drafter;
-a number: all have this width."""
+Shape = int | Literal["free", "pairs", "fixed"]
+"""free: evaluations are as wide as needed; pairs: so they are, but none has a single token; fixed:
+all have the least width that fits the drafter; a number: all have this width."""
 
 
 def width_of(shape: Shape, drafter: DraftSize, options: ContextOptions) -> int | None:
-    """Return the width of every evaluation, None if it is free.
+    """Return the width of every evaluation, None if it varies.
 
     Raises `OptionError` for a width that does not hold the drafter's trees and their root, or that
     is none.
     """
-    if shape == "free":
+    if shape in ("free", "pairs"):
         return None
     n_batch = min(options.n_batch, options.n_ubatch)
     least = -(-(1 + drafter.max_nodes) // MULTIPLE) * MULTIPLE
     width = least if shape == "fixed" else shape
     most = n_batch // MULTIPLE * MULTIPLE
     if isinstance(width, bool) or not isinstance(width, int):
-        raise OptionError(f"shape is {shape!r}: give free, fixed or a width in tokens")
+        raise OptionError(f"shape is {shape!r}: give free, pairs, fixed or a width in tokens")
     if not least <= width <= most or width % MULTIPLE:
         why = f"drafts of up to {drafter.max_nodes} tokens and a batch of {n_batch}"
         allowed = f"for {why} give a multiple of {MULTIPLE} from {least} to {most}, or fixed"
@@ -84,9 +84,7 @@ def fixed_shape_options(model: Model, options: ContextOptions, width: int) -> Co
     chains are the same to the bit, and trees are refused with `OptionError`. Recurrent models are,
     too (`UnsupportedModelError`).
     """
-    if not model.can_branch:
-        kind = f"{model.architecture} models keep a recurrent state"
-        raise UnsupportedModelError(f"{kind}, which what fills a fixed shape would change")
+    _require_branching(model)
     if options.flash_attention == "off" and options.n_sequences > 1:
         problem = "a fixed shape takes trees with flash attention only"
         raise OptionError(f"{problem}: leave out -fa off, or draft chains")
@@ -96,6 +94,12 @@ def fixed_shape_options(model: Model, options: ContextOptions, width: int) -> Co
         n_sequences=options.n_sequences + 1,
         flash_attention="off" if options.flash_attention == "off" else "on",
     )
+
+
+def _require_branching(model: Model) -> None:
+    if not model.can_branch:
+        kind = f"{model.architecture} models keep a recurrent state"
+        raise UnsupportedModelError(f"{kind}, which tokens that fill a shape would change")
 
 
 class FixedShapeTarget(TargetModel):
@@ -244,8 +248,10 @@ def open_target(
 ) -> TargetModel:
     """Make the context that verifies a drafter's trees, in evaluations of any or of one width.
 
-    Where the width is free, batches are padded to what is `wider` and cheaper. Raises `OptionError`
-    for a width that does not keep its promise for this model here.
+    If the width is not fixed, batches are padded to what is `wider` and cheaper, and those of one
+    token to two in the shape "pairs". Raises `OptionError` for a width that does not keep its
+    promise for this model here, `UnsupportedModelError` for a recurrent model in any shape but
+    free.
     """
     sized = target_context_options(options, drafter)
     width = width_of(shape, drafter, options)
@@ -254,6 +260,9 @@ def open_target(
         return _tried_target(context, width, drafter.embedding_inputs)
     most = min(options.n_batch, options.n_ubatch)
     padded = paddings(wider, most_tokens(drafter), most) if wider and model.can_branch else {}
+    if shape == "pairs":
+        _require_branching(model)
+        padded = {1: 2} | padded
     if not padded:
         return TargetModel(Context(model, sized), drafter.embedding_inputs)
     n_outputs = max(sized.n_outputs, *padded.values())

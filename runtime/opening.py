@@ -57,7 +57,8 @@ class RuntimeOptions:
     reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup.
     `trust` opens files that were not seen before without trying them in another process. `shape`
     "fixed", or a width in tokens, evaluates as many tokens whatever is drafted, so that a text is
-    the same to the bit with any drafter of point masses of that width. `backend_sampling` "on", or
+    the same to the bit with any drafter of point masses of that width; "pairs" evaluates two tokens
+    at least. `backend_sampling` "on", or
     "auto" where a GPU has the whole target, sends only the best logits of each row to the host, in
     answers without log-probabilities that keep a top k; no GPU has yet been tried. `lora` are
     adapters for the target, each a FILE or FILE:SCALE; the drafter stays as it is, and its

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
-from specrun.runtime.target import EvaluatedRows, TargetModel
+from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
+from specrun.runtime.tree import DraftTree
 from specrun.runtime.tree_layout import FILLER
 
 Parents = tuple[int, ...]
@@ -52,6 +53,11 @@ class PaddedTarget(TargetModel):
         self._filled = parents, evaluated
         filling = [FILLER] * (len(evaluated) - len(parents))
         return super()._evaluate_at(start, tokens + filling, evaluated)
+
+    def _commit_in_place(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        if not tree.parents:
+            self._keep_at(text.n_cached, (), ())  # a root alone may have been filled up, too
+        super()._commit_in_place(text, tree, path)
 
     def _keep_at(self, root: int, parents: Parents, path: Sequence[int]) -> None:
         before, evaluated = self._filled

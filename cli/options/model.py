@@ -166,9 +166,10 @@ trust_option = MODEL.flag(
 
 shape_option = EVALUATION.option(
     "--shape",
-    "Tokens in an evaluation of the target while it generates: free, as many as needed; fixed, "
-    "always as many as the drafter needs at most; N: always N, so that the text is the same to the "
-    "bit with every drafter that draws nothing.",
+    "Tokens in an evaluation of the target while it generates: free, as many as needed; pairs, "
+    "at least two, because several threads sum a single token's attention in parts beyond 256 "
+    "cells; fixed, always as many as the drafter needs at most; N: always N, so that the text is "
+    "the same to the bit with every drafter that draws nothing.",
     ShapeType(),
     show_default="free; fixed where specrun tune found that no slower",
 )

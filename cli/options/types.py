@@ -66,18 +66,18 @@ class LayerCountType(click.ParamType["LayerCount"]):
 
 
 class ShapeType(click.ParamType["Shape"]):
-    """The value of --shape: "free", "fixed" or a width in tokens."""
+    """The value of --shape: "free", "pairs", "fixed" or a width in tokens."""
 
-    name = "free|fixed|N"
+    name = "free|pairs|fixed|N"
 
     def convert(self, value: Any, param: _Parameter, ctx: _Context) -> Shape:  # noqa: ANN401
         """Return the width, or the name."""
-        if value in ("free", "fixed"):
+        if value in ("free", "pairs", "fixed"):
             return cast("Shape", value)
         try:
             return int(value)
         except ValueError:
-            self.fail(f"{value!r}: give free, fixed or a width in tokens", param, ctx)
+            self.fail(f"{value!r}: give free, pairs, fixed or a width in tokens", param, ctx)
 
 
 class SizeType(click.ParamType[int]):

@@ -108,6 +108,27 @@ def test_rows_behind_other_branches_have_the_bits_of_chains(
     assert max(moved) > 0.3
 
 
+def plain(coming: list[int]) -> DraftTree:
+    return DraftTree()
+
+
+@pytest.mark.parametrize("shape", ["free", "pairs"])
+def test_pairs_keep_single_rows_from_being_summed_in_parts(shape: str) -> None:
+    """Two threads and more than 256 cells: a single token's attention is summed in a part for each
+    thread. In the shape "pairs" no token is evaluated alone, and chains have plain bits again."""
+    options = {"n_threads": 2, "n_threads_batch": 2, "shape": shape}
+    wanted: list[bytes] = []
+    for drafter, tree_of in (("none", plain), ("draft(n=3)", chain)):
+        with Runtime.demo(drafter, **options) as runtime:
+            text = " ".join(questions(60))
+            tokens = runtime.vocabulary.tokenize(text)[:330]
+            found = forced_rows(runtime.session.target, 290, tokens, tree_of)
+            runtime.session.target.rewind(CachedText(), 0)
+        wanted = wanted or found
+    assert len(found) == len(wanted) == 40
+    assert (found == wanted) == (shape == "pairs")
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", ["draft(tree=3x2x1, sampling=argmax)", "medusa(tree=2x2x2)"])
 def test_texts_of_trees_are_plain_texts(drafter: str, temperature: float) -> None:
@@ -117,7 +138,7 @@ def test_texts_of_trees_are_plain_texts(drafter: str, temperature: float) -> Non
         with Runtime.demo(expression, **ONE_THREAD) as runtime:
             given: list[list[int]] = []
             for question in questions(40):
-                params = SamplingParams(temperature=temperature, seed=7)
+                params = SamplingParams(temperature, seed=7, top_k=0, top_p=1.0, min_p=0.0)
                 messages = [{"role": "user", "content": question}]
                 answer = runtime.chat(messages, params, max_tokens=24)
                 given.append(answer.token_ids)
