@@ -19,6 +19,7 @@ OF_OTHER_PROGRAMS = {"--mtp"}  # llama.cpp's converter
 
 Name = tuple[str, ...]
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"^    (specrun .*)$", re.MULTILINE)
 _SPAN = re.compile(r"`([^`]+)`")
 _CALL = re.compile(r"(?<![\w.-])specrun +(?=[a-z-])([^;&]*)")
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
@@ -44,7 +45,7 @@ def commands() -> dict[Name, set[str]]:
 
 def wrong_in_call(call: str) -> list[str]:
     """Return the subcommands, or else the flags, behind `specrun` that do not exist."""
-    known, words = commands(), call.split()
+    known, words = commands(), call.partition(" | ")[0].split()
     paths: list[Name] = [()]
     while words and any(path[:-1] == paths[0] for path in known if path):
         names = words[0].strip(",.()").split("|")  # eagle|eagle3: either
@@ -62,8 +63,8 @@ def wrong_in_call(call: str) -> list[str]:
 
 def wrong_in_page(page: str) -> list[str]:
     """Return the commands and flags in the page's code that do not exist."""
-    lines = "\n".join(_BLOCK.findall(page)).replace("\\\n", " ").splitlines()
-    shown = [line.partition(" #")[0] for line in lines]
+    blocks = "\n".join([*_BLOCK.findall(page), *_INDENTED.findall(page)]).replace("\\\n", " ")
+    shown = [line.partition(" #")[0] for line in blocks.splitlines()]
     spans = [" ".join(span.split()) for span in _SPAN.findall(_BLOCK.sub("", page))]
     calls = [call for code in (*shown, *spans) for call in _CALL.findall(code)]
     calls += [span for span in spans if " " in span and (span.split()[0],) in commands()]
@@ -84,6 +85,7 @@ def test_commands_and_flags_exist(page: Path) -> None:
         ("`specrun train drafter --cover FILE`", "train drafter --cover"),
         ("boosting: `train drafter\n--cover`", "train drafter --cover"),
         ("```sh\nspecrun chat --demo \\\n  --tempo 0  # --temp\n```", "chat --tempo"),
+        ("    specrun chat --tempo 0", "chat --tempo"),
         ("`specrun benhc drafters`", "benhc"),
         ("`specrun train eagle|eagel`", "train eagel"),
         ("`--cover FILE`", "--cover"),
