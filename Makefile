@@ -3,7 +3,7 @@
 #   CUDA_ARCH=86  the GPU's architecture, where no driver can be asked
 #   VULKAN=1    builds llama.cpp for GPUs with Vulkan (needs glslc and Vulkan's headers); Metal comes by itself on Apple silicon
 #   WHEEL=FILE  uses a prebuilt llama-cpp-python wheel instead of building one
-#   MODEL=smollm2  chats with a published model instead (93 MB, fetched once)
+#   MODEL=smollm2  chats with a published model instead (a download of 93 MB, once)
 #   PYTHON=...  the Python (3.11 or newer) to make the environment with
 
 PYTHON ?= python3
@@ -23,7 +23,7 @@ chat: env
 test: dev
 	@$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-# Beside `make test`, on a published model of 98 MB that is fetched once: about ten minutes.
+# Beside `make test`, on a published model (a download of 93 MB, once): about ten minutes.
 test-real: dev
 	@model=$$($(VENV)/bin/python tools/real_model.py) && SPECRUN_REAL_MODEL="$$model" $(VENV)/bin/python -m pytest -m real tests/real $(if $(SWEEP),--sweep $(SWEEP))
 

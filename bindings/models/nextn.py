@@ -5,9 +5,8 @@ trunk's last hidden state and the next token's embedding (DeepSeek-V3, 2412.1943
 `{arch}.nextn_predict_layers` says how many of a file's `block_count` blocks are such; whether their
 tensors came along is another matter.
 
-The lists below were read in the sources of llama.cpp 4df29be4f and hold for llama-cpp-python
-0.3.36: it asserts, or runs the wrong graph, where an architecture has no graph for its NextN
-blocks.
+The lists below were read in the sources of llama.cpp 0c1e570 (llama-cpp-python 0.3.36): it
+asserts, or runs the wrong graph, where an architecture has no graph for its NextN blocks.
 """
 
 from __future__ import annotations

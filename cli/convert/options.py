@@ -105,7 +105,8 @@ target_options = option_group(
     ),
     _RESULT.option(
         "--outtype TYPE",
-        "f32, f16, bf16, auto (what the checkpoint has), or any quantization: q8_0, q4_k_m, ...",
+        "f32, f16, bf16, auto (what the checkpoint has), or a quantization that needs no "
+        "importance matrix: q8_0, q4_k_m, ...",
         default=None,
         show_default="f16, heads q8_0",
     ),

@@ -42,7 +42,7 @@ learn_options = option_group(
     DRAFTING.flag(
         "--learn",
         "Let the draft model (-md) learn from its rejected drafts between answers; what it learns "
-        "is forgotten at the end. The text stays the target's.",
+        "is forgotten at the end. The text keeps the target's distribution.",
     ),
     DRAFTING.flag(
         "--learn-keep",

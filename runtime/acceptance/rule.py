@@ -97,7 +97,7 @@ def settle_point_masses(
 
     Testing point masses one by one and then drawing from what remains is the same as drawing
     once and descending if the token was drafted. That single draw is plain decoding's own, so
-    deterministic drafters repeat plain decoding's text at every temperature.
+    deterministic drafters repeat plain decoding's text at every temperature, given equal logits.
     """
     token = noise.choose(law)
     tokens = tree.tokens

@@ -22,7 +22,7 @@ and token by token (section 5, equations 13 to 15), with r(v) in {0, 1} for ever
     cascade-token-v2  r(v) = 1 where p(v) < m(p) - alpha
     cascade-token-v3  r(v) = 1 where p(v) < (1 - alpha) m(p)
     top-beta          r(v) = 1 unless v is one of the beta likeliest tokens of p and
-                      log m(p) - log p(v) <= tau      (SpecDec, Xia et al. 2023, section 3.2)
+                      log m(p) - log p(v) <= tau      (SpecDec, Xia et al. 2022, section 3.2)
 
 At temperature 0, S(q) and S(p) are sure of one token each. V3 then accepts v exactly where
 p(v) >= (1 - alpha) m(p), and else takes the likeliest: Leviathan et al.'s lossy variant for greedy

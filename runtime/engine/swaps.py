@@ -1,6 +1,6 @@
 """Online speculative decoding in an engine: its drafter swapped while no answer is being made.
 
-Liu et al. 2024: what drafts changes between answers. Each draw is tested with the law that it was
+Liu et al. 2023: what drafts changes between answers. Each draw is tested with the law that it was
 drawn from, so a swap waits until no conversation is in the middle of an answer; requests that come
 meanwhile wait, too. Whoever swaps waits for both.
 """

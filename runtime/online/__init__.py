@@ -1,4 +1,4 @@
-"""Online speculative decoding (Liu et al. 2024): what drafts got wrong, kept to learn from."""
+"""Online speculative decoding (Liu et al. 2023): what drafts got wrong, kept to learn from."""
 
 from specrun.runtime.online.buffer_file import (
     BUFFER_NAME,

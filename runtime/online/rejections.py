@@ -1,4 +1,4 @@
-"""The replay buffer of online speculative decoding (Liu et al. 2024, section 3.2).
+"""The replay buffer of online speculative decoding (Liu et al. 2023, section 3.2).
 
 Where a draft is rejected, the target's row at that place says what should have been drafted. The
 buffer keeps it with the text before it: contexts and laws, answer by answer, the oldest dropped

@@ -1,4 +1,4 @@
-"""The drafter where nobody names one: what a profile says, else `auto`, which loses at most 3 %.
+"""The drafter where nobody names one: what a profile says, else `auto`, which books its losses.
 
 `drafter_for` is asked by whatever opens a model for a user (chat, generate, a server). Under a rule
 that is not exact nothing is chosen here: what a user did not ask for must not change a text's law.

@@ -1,1 +1,1 @@
-"""Online speculative decoding (Liu et al. 2024): a drafter learns from its rejected drafts."""
+"""Online speculative decoding (Liu et al. 2023): a drafter learns from its rejected drafts."""

@@ -1,4 +1,4 @@
-"""A drafter that learns the target's laws where its drafts were rejected (Liu et al. 2024).
+"""A drafter that learns the target's laws where its drafts were rejected (Liu et al. 2023).
 
 Of a law only the most likely tokens are known by name, and the mass of all others together. So both
 laws are compared as laws over these K + 1 outcomes, by the divergences of distillation: none of

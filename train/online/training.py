@@ -163,7 +163,7 @@ def _card(run: OnlineRun, report: OnlineReport, key: BufferKey) -> str:
         tags="draft-model, online-speculative-decoding",
         base_model=draft,
         made="Made by `specrun train drafter --online` (online speculative decoding, Liu et al. "
-        f"2024): {report.n_trained:,} parameters. Verification keeps the target's own tokens or "
+        f"2023): {report.n_trained:,} parameters. Verification keeps the target's own tokens or "
         "distribution whatever it drafts.",
         sections={
             "Data": [

@@ -1,7 +1,7 @@
 """The state of NextN blocks in one conversation: pairs of its text, behind them a round's drafts.
 
 The pair of position j is the token x_j with the state that the target had after x_(j-1); position 0
-has no state before it, and gets zeros, as in llama.cpp (common/speculative.cpp at 4df29be4f: this
+has no state before it, and gets zeros, as in llama.cpp (common/speculative.cpp at 0c1e570: this
 evaluates in the same order). Drafts are paired with the blocks' own states. After each round their
 pairs make way for real ones of what was accepted.
 """
