@@ -1,0 +1,116 @@
+"""Help texts, messages of wrong input, and public signatures."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from support.commands import run
+
+from golden.record import check
+from specrun.cli.main import cli
+
+FACES = ("specrun.runtime", "specrun.convert")
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the names of all commands, groups among them, as they are typed."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield " ".join((*path, name))
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+def test_help_of_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    found = {name: run(f"{name} --help").output.splitlines() for name in ["", *commands(cli)]}
+    assert len(found) > 30
+    check("help", found)
+
+
+WRONG = (
+    "chat -m missing.gguf",
+    "generate",
+    "generate --demo -p hi -n -7",
+    "generate --demo -p hi --temp -1",
+    "generate --demo -p hi --temp nan",
+    "generate --demo -p hi --top-p 2",
+    "generate --demo -p hi --samplers top_q",
+    "generate --demo -p hi --sampler-seq kz",
+    "generate --demo -p hi --mirostat 3",
+    "generate --demo -p hi -l 12",
+    "generate --demo -p hi -fa maybe",
+    "generate --demo -p hi -ctk f12",
+    "generate --demo -p hi --accept hopeful",
+    "generate --demo -p hi --accept typical(eps=2)",
+    "generate --demo -p hi --drafter draft(",
+    "generate --demo -p hi --drafter prompt-lookup(size=3)",
+    "generate --demo -p hi --drafter promptlookup",
+    "generate --demo -p hi --drafter draft(n=0)",
+    "generate --demo -p hi --drafter draft(tree=0x2)",
+    "generate --demo -p hi --drafter cascade(draft)",
+    "generate --demo -p hi --drafter medusa(missing.gguf)",
+    "generate --demo -p hi --shape 3",
+    "generate --demo -p hi --shape none",
+    "generate --demo -p hi --draft 3",
+    "generate --demo -p hi -ngl some",
+    "generate --demo -p hi --json-schema {",
+    'generate --demo -p hi --grammar "root ::= "',
+    "serve --demo --port 70000",
+    "convert missing-folder",
+    "quantize missing.gguf Q4_0",
+    "inspect missing.gguf",
+    "prove --demo --seconds 0",
+    "bench nothing",
+    "train nothing",
+    "tune missing.gguf",
+    "why missing.gguf",
+    "models nothing",
+    "nothing",
+)
+
+
+def test_messages_of_wrong_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    found = {}
+    for line in WRONG:
+        done = run(f"{line} --trust" if "--demo" in line else line)
+        assert done.exit_code != 0, line
+        found[line] = {"exit": done.exit_code, "says": done.output.splitlines()}
+    check("wrong_input", found)
+
+
+def test_public_signatures() -> None:
+    found: dict[str, Any] = {}
+    for face in FACES:
+        module = importlib.import_module(face)
+        for name in module.__all__:
+            found[f"{face}.{name}"] = signature(getattr(module, name))
+    check("signatures", found)
+
+
+def signature(thing: Any) -> Any:
+    if not inspect.isclass(thing):
+        return str(inspect.signature(thing))
+    if issubclass(thing, BaseException):
+        return [base.__name__ for base in thing.__mro__]
+    fields = [f.name for f in dataclasses.fields(thing)] if dataclasses.is_dataclass(thing) else []
+    members: dict[str, str] = {}
+    for name, member in inspect.getmembers(thing):
+        if name.startswith("_") and name not in ("__init__", "__enter__", "__iter__"):
+            continue
+        if callable(member):
+            try:
+                members[name] = str(inspect.signature(member))
+            except (TypeError, ValueError):
+                members[name] = "?"
+        else:
+            members[name] = "property" if isinstance(member, property) else type(member).__name__
+    return {"fields": fields, "members": members}
