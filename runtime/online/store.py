@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.kept_file import read_kept
 from specrun.bindings.models.model import Model
 from specrun.runtime.online.buffer_file import (
     BUFFER_NAME,
+    MOST_BYTES,
     BufferKey,
     learn_folder,
     load_rejections,
+    parse_rejections,
     save_rejections,
 )
 from specrun.runtime.online.rejections import RejectionBuffer
@@ -46,7 +49,8 @@ class RejectionStore:
 def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
     """Return the store that `learn` asks for, with what is kept there of this target.
 
-    Raises as `load_rejections`, and SpecrunError where the folder cannot be made.
+    What is damaged in the user's state folder is left out, with a warning in the log. Raises as
+    `load_rejections`, and SpecrunError where the folder cannot be made.
     """
     if learn is False:
         return None
@@ -54,9 +58,11 @@ def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
     if learn is True:
         return RejectionStore(buffer, key)
     path = learn_folder(key) / BUFFER_NAME if learn == KEEP else Path(learn).expanduser()
-    if path.exists():
+    if learn == KEEP:
+        buffer = _kept(path, key) or buffer
+    elif path.exists():
         load_rejections(path, key, buffer)
-    else:
+    if not path.exists():
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -64,3 +70,15 @@ def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
                 f"{path.parent} cannot be made ({error.strerror}); name a file elsewhere"
             ) from error
     return RejectionStore(buffer, key, path)
+
+
+def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
+    """Return what the user's state folder has of a target; None if that is nothing, or damaged."""
+
+    def parse(content: bytes) -> RejectionBuffer:
+        buffer = RejectionBuffer()
+        parse_rejections(path, content, key, buffer)
+        return buffer
+
+    what, advice = "what was kept of rejected drafts", "drafters begin to learn anew"
+    return read_kept(path, parse, what=what, advice=advice, most=MOST_BYTES)

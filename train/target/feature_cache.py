@@ -276,5 +276,5 @@ def _half(states: Tensor) -> Tensor:
 def _read_manifest(path: Path) -> object:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
