@@ -86,9 +86,12 @@ def _curve(content: Mapping[str, Any], wanted: Mapping[str, Any]) -> CostCurve |
     if any(content[name] != value for name, value in wanted.items()):
         return None
     sizes = tuple(count_in(size, 1) for size in list_in(content["sizes"]))
-    seconds = (list_in(content[name]) for name in ("reused", "rebuilt"))
-    times = (tuple(number_in(time, _SHORTEST, _LONGEST) for time in each) for each in seconds)
-    return CostCurve(sizes, *times, tuple(map(number_in, list_in(content["spread"]))))
+    reused, rebuilt = (_times(content[name]) for name in ("reused", "rebuilt"))
+    return CostCurve(sizes, reused, rebuilt, tuple(map(number_in, list_in(content["spread"]))))
+
+
+def _times(values: object) -> tuple[float, ...]:
+    return tuple(number_in(seconds, _SHORTEST, _LONGEST) for seconds in list_in(values))
 
 
 def _circumstances(target: Path, context: ContextOptions, n_gpu_layers: int) -> dict[str, Any]:
