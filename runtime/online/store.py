@@ -16,6 +16,7 @@ from specrun.runtime.online.buffer_file import (
     learn_folder,
     load_rejections,
     parse_rejections,
+    require_same_target,
     save_rejections,
 )
 from specrun.runtime.online.rejections import RejectionBuffer
@@ -73,12 +74,18 @@ def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
 
 
 def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
-    """Return what the user's state folder has of a target; None if that is nothing, or damaged."""
+    """Return what the user's state folder has of a target; None if that is nothing, or damaged.
 
-    def parse(content: bytes) -> RejectionBuffer:
+    Raises ModelError for a whole file of another target: it is not to be overwritten.
+    """
+
+    def parse(content: bytes) -> tuple[BufferKey, RejectionBuffer]:
         buffer = RejectionBuffer()
-        parse_rejections(path, content, key, buffer)
-        return buffer
+        return parse_rejections(path, content, None, buffer), buffer
 
     what, advice = "what was kept of rejected drafts", "drafters begin to learn anew"
-    return read_kept(path, parse, what=what, advice=advice, most=MOST_BYTES)
+    found = read_kept(path, parse, what=what, advice=advice, most=MOST_BYTES)
+    if found is None:
+        return None
+    require_same_target(path, found[0], key)
+    return found[1]
