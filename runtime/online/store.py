@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TypeAlias
@@ -76,16 +77,23 @@ def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
 def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
     """Return what the user's state folder has of a target; None if that is nothing, or damaged.
 
-    Raises ModelError for a whole file of another target: it is not to be overwritten.
+    A damaged file is renamed, so that nothing overwrites it. Raises ModelError for a whole file of
+    another target.
     """
 
     def parse(content: bytes) -> tuple[BufferKey, RejectionBuffer]:
         buffer = RejectionBuffer()
         return parse_rejections(path, content, None, buffer), buffer
 
-    what, advice = "what was kept of rejected drafts", "drafters begin to learn anew"
+    aside = path.with_suffix(".damaged")
+    what, advice = (
+        "what was kept of rejected drafts",
+        f"it becomes {aside}, and learning begins anew",
+    )
     found = read_kept(path, parse, what=what, advice=advice, most=MOST_BYTES)
     if found is None:
+        with contextlib.suppress(OSError):  # usually there is none
+            path.replace(aside)
         return None
     require_same_target(path, found[0], key)
     return found[1]

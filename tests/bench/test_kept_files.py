@@ -263,3 +263,5 @@ def test_what_was_kept_of_rejected_drafts_may_be_junk(
             assert len(store.buffer) == 0
             (said,) = warnings(caplog)
             assert str(path) in said
+            assert path.with_suffix(".damaged").read_bytes() == content
+            assert not path.exists()
