@@ -88,7 +88,7 @@ def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
     aside = path.with_suffix(".damaged")
     what, advice = (
         "what was kept of rejected drafts",
-        f"it becomes {aside}, and learning begins anew",
+        f"it is now {aside}, and learning begins anew",
     )
     found = read_kept(path, parse, what=what, advice=advice, most=MOST_BYTES)
     if found is None:
