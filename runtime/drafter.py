@@ -232,6 +232,14 @@ class Drafter(ABC):
         """How many parameters the drafter's own models have; 0 if it has none."""
         return 0
 
+    @property
+    def depth_params(self) -> float:
+        """How many parameters a depth of a draft multiplies; 0 if it evaluates nothing of its own.
+
+        Matrices of the target that the drafter reads, such as the output matrix, are among them.
+        """
+        return self.n_params
+
     def close(self) -> None:  # noqa: B027
         """Free the conversation's native memory, not the weights; again does nothing."""
 

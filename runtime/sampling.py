@@ -233,6 +233,8 @@ class SamplingParams(_WorkedOut):
         is_cold = "temperature" in chain and self.temperature == 0.0
         is_dynamic = self.dynatemp_range > 0.0 and not self.mirostat
         is_greedy = is_cold and not is_dynamic and "xtc" not in before
+        if is_greedy:  # what follows finds one token, and can take nothing from it
+            chain = (*before, "temperature")
         sizes = {"penalties": self.repeat_last_n, "dry": self.dry_penalty_last_n}
         looked_at = [sizes[name] for name in chain if name in sizes]
         self._set("chain", chain)

@@ -23,6 +23,7 @@ from specrun.bindings.errors import (
     PairError,
     UnsupportedModelError,
 )
+from specrun.bindings.kept_file import DAMAGE, json_object
 from specrun.runtime.session import Session
 
 MAX_BYTES = 16 << 30
@@ -140,5 +141,7 @@ def _verified(path: Path) -> dict[str, Any]:
         if left or digest.digest() != expected:
             raise MalformedFileError(damaged)
         file.seek(size - _TAIL.size - n_facts)
-        facts: dict[str, Any] = json.loads(file.read(n_facts))
-        return facts
+        try:
+            return json_object(file.read(n_facts))
+        except DAMAGE:
+            raise MalformedFileError(damaged) from None

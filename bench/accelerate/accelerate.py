@@ -32,6 +32,7 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tuning.profile import (
     Choice,
     Profile,
+    known_profile_file,
     load_profile,
     profile_file,
     save_profile,
@@ -211,7 +212,8 @@ class _Finder:
         self._before = load_profile(self._options.target, self._settings, warn=warn)
         if self._before is None or self._options.again:
             return Record(self._basis)
-        return Record.read(self._before.record, self._basis)
+        path = known_profile_file(self._options.target)
+        return Record.read(self._before.record, self._basis, lambda why: warn(f"{path}: {why}"))
 
     def require_place(self) -> None:
         """Raise unless the profile can be written: asked before long work."""

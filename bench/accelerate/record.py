@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specrun.bench.diagnosis.work import Work
-from specrun.bindings.errors import SpecrunError
+from specrun.bindings.kept_file import DAMAGE, Warn, count_in, number_in, text_in
 from specrun.runtime.language import parse_expression
 
 PLAIN = "none"
@@ -75,10 +74,13 @@ class Record:
         return asdict(self)
 
     @staticmethod
-    def read(content: Mapping[str, Any], basis: str) -> Record:
-        """Return a stored record, or an empty one where it is damaged or has another basis."""
+    def read(content: Mapping[str, Any], basis: str, warn: Warn = lambda _: None) -> Record:
+        """Return a stored record, or an empty one where it is damaged or has another basis.
+
+        `warn` is told of damage.
+        """
         try:
-            if content["basis"] == basis:
+            if content.get("basis") == basis:
                 return Record(
                     basis,
                     [
@@ -87,18 +89,15 @@ class Record:
                     ],
                     [LeftOut(*_texts(value, "what", "why")) for value in content["left_out"]],
                     [_sweep(value) for value in content["sweeps"]],
-                    [str(name) for name in content["done"]],
+                    list(map(text_in, content["done"])),
                 )
-        except (KeyError, TypeError, ValueError, AttributeError, SpecrunError):
-            pass
+        except DAMAGE:
+            warn("the record of an earlier search is damaged: everything is measured anew")
         return Record(basis)
 
 
 def _texts(value: Mapping[str, Any], *names: str) -> list[str]:
-    texts = [value[name] for name in names]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a record names things by texts")
-    return texts
+    return [text_in(value[name]) for name in names]
 
 
 def _sweep(value: Mapping[str, Any]) -> Sweep:
@@ -107,15 +106,14 @@ def _sweep(value: Mapping[str, Any]) -> Sweep:
         parse_expression(name)
     if PLAIN not in works:
         raise ValueError("a sweep without plain decoding compares nothing")
-    repetition = int(value["repetition"])
-    return Sweep(float(value["temperature"]), str(value["workload"]), repetition, works)
+    temperature, repetition = number_in(value["temperature"]), count_in(value["repetition"])
+    return Sweep(temperature, text_in(value["workload"]), repetition, works)
 
 
 def _work(value: Mapping[str, Any]) -> Work:
     work = Work(**value)
-    numbers = tuple(asdict(work).values())
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise ValueError("work is counted in numbers")
-    if min(numbers) < 0 or not (work.tokens and work.rounds and work.seconds):
+    for number in asdict(work).values():
+        number_in(number)
+    if not (work.tokens and work.rounds and work.seconds):
         raise ValueError("work without tokens cannot be compared")
     return work

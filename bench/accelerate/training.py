@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specrun.bench.accelerate.hours import (
     ANSWERING,
@@ -35,7 +36,8 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.runtime.costs.tuned import read_json, write_json
+from specrun.bindings.kept_file import count_in, json_object, number_in, read_kept, text_in
+from specrun.runtime.costs.tuned import write_json
 from specrun.runtime.tuning.profile import profile_file
 
 if TYPE_CHECKING:
@@ -321,13 +323,26 @@ def _built_in(count: int) -> list[str]:
 
 def _begun(order: TrainingOrder) -> TrainingPlan | None:
     """Return how an earlier training with these hours was begun; None where there was none."""
-    try:
-        content = read_json(order.folder / "plan.json") or {}
-        plan = TrainingPlan(**content["plan"])
-    except (OSError, KeyError, TypeError):
-        return None
-    same = content.get("prompts") == list(order.prompts) and plan.hours == order.hours
-    return plan if same else None
+
+    def parse(data: bytes) -> TrainingPlan | None:
+        content = json_object(data)
+        plan = _plan(content["plan"])
+        same = content["prompts"] == list(order.prompts) and plan.hours == order.hours
+        return plan if same else None
+
+    what, advice = "the plan of an earlier training", "it begins anew"
+    return read_kept(order.folder / "plan.json", parse, what=what, advice=advice)
+
+
+def _plan(value: Mapping[str, Any]) -> TrainingPlan:
+    plan = TrainingPlan(**value)
+    for count in (plan.n_tries, plan.n_prompts, plan.steps):
+        count_in(count)
+    number_in(plan.spent)
+    text_in(plan.earlier)
+    if plan.kind not in ("eagle", "eagle3"):
+        raise ValueError(f"no head of the kind {plan.kind!r} is trained")
+    return replace(plan, hours=number_in(plan.hours))
 
 
 def _keep(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:

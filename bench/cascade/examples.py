@@ -49,7 +49,7 @@ def _of_lines(path: Path) -> list[Example]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{path}, line {number} is not JSON: {error}") from error
         found = [_text_of(record, names) for names in (("question", "prompt"), _ANSWERS)]
         if not all(found):

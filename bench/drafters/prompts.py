@@ -75,7 +75,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 def _of_object(line: str, where: str) -> str:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{where} is not JSON: {error}") from error
     for key in _KEYS:
         found = value.get(key) if isinstance(value, dict) else None

@@ -14,6 +14,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, known_curve
+from specrun.runtime.costs.memory_traffic import multiplications
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.language import parse_expression, short_label
@@ -85,7 +86,7 @@ def _replayed(
     ):
         share = options.draft_cost
         if share is None:
-            share = drafter.n_params / target.n_params
+            share = drafter.depth_params / multiplications(target)
         cost = share * options.curve.seconds(1)
         keeps = options.keeps_state
         result = replay_all(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.gguf import GGUFHeader, read_any_header
+from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_any_header
 from specrun.bindings.library import cpp_names, exported_function
 
 _WITH_GRAPHS = """
@@ -56,17 +56,26 @@ class NextnBlocks:
 
 def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
     """Return the NextN blocks of a model by its files' headers; `header` is that of the first."""
+    n_nextn = _declared(header)[1]
+    ours = nextn_tensors(path, header)
+    if not ours:
+        return NextnBlocks()
+    n_parameters = sum(tensor.n_elements for tensor in ours)
+    names = {tensor.name for part in split_headers(path, header) for tensor in part.tensors}
+    return NextnBlocks(n_nextn, n_parameters, alone="blk.0.attn_norm.weight" not in names)
+
+
+def nextn_tensors(path: Path, header: GGUFHeader) -> list[TensorInfo]:
+    """Return the tensors of a model's NextN blocks; none where not all blocks are there."""
     n_all, n_nextn = _declared(header)
     if not n_nextn:
-        return NextnBlocks()
-    tensors = [tensor for header in split_headers(path, header) for tensor in header.tensors]
+        return []
+    tensors = [tensor for part in split_headers(path, header) for tensor in part.tensors]
     names = {tensor.name for tensor in tensors}
     blocks = [f"blk.{block}." for block in range(n_all - n_nextn, n_all)]
     if not all(f"{block}nextn.eh_proj.weight" in names for block in blocks):
-        return NextnBlocks()
-    ours = (tensor for tensor in tensors if tensor.name.startswith(tuple(blocks)))
-    n_parameters = sum(tensor.n_elements for tensor in ours)
-    return NextnBlocks(n_nextn, n_parameters, alone="blk.0.attn_norm.weight" not in names)
+        return []
+    return [tensor for tensor in tensors if tensor.name.startswith(tuple(blocks))]
 
 
 def split_headers(path: Path, header: GGUFHeader) -> list[GGUFHeader]:

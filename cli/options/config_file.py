@@ -41,7 +41,7 @@ def read_config(path: Path) -> Settings:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{path} is not TOML: {one_line(str(error))}") from error
     except OSError as error:
         raise OptionError(f"{path} cannot be read ({error.strerror})") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import OptionError
+from specrun.bindings.kept_file import logger as kept_files
 from specrun.cli.options.group import OUTPUT, Decorator, Section, option_group
 from specrun.cli.options.types import NEW_FILE
 from specrun.cli.terminal.errors import set_verbosity
@@ -60,6 +61,25 @@ def start_logging(verbosity: int, log_file: Path | None) -> Callable[[], None]:
     return stop
 
 
+class _KeptFileWarnings(logging.Handler):
+    """Shows what is wrong with a file that specrun keeps for itself, also without -v."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(logging.WARNING)
+        self._terminal = terminal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a warning."""
+        self._terminal.warn(record.getMessage())
+
+
+def _show_kept_files(terminal: Terminal) -> Callable[[], None]:
+    """Show warnings about kept files; return what ends it."""
+    handler = _KeptFileWarnings(terminal)
+    kept_files.addHandler(handler)
+    return lambda: kept_files.removeHandler(handler)
+
+
 def _without_native_chatter(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING or not record.name.startswith("specrun.llama")
 
@@ -87,7 +107,10 @@ def _open_terminal(
     set_verbosity(verbose)
     stop = start_logging(verbose, log_file)
     click.get_current_context().call_on_close(stop)
-    return Terminal(color, quiet=quiet, verbosity=verbose)
+    terminal = Terminal(color, quiet=quiet, verbosity=verbose)
+    if not verbose:  # with it they are in the log
+        click.get_current_context().call_on_close(_show_kept_files(terminal))
+    return terminal
 
 
 terminal_options = option_group(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, UnsupportedModelError
-from specrun.convert.checkpoint.json_file import JsonObject, read_json_object
+from specrun.convert.checkpoint.json_file import JsonObject, read_json_object, unique_keys
 from specrun.convert.checkpoint.pickled_file import PICKLE_ENDINGS, read_pickle
 from specrun.convert.checkpoint.safetensors_file import read_safetensors
 from specrun.convert.checkpoint.source_tensor import SourceTensor
@@ -110,10 +110,13 @@ def _pickles(folder: Path) -> list[str]:
 def _read_shards(
     index_file: Path, endings: tuple[str, ...], read: Callable[[Path], Mapping[str, SourceTensor]]
 ) -> dict[str, SourceTensor]:
-    index, folder = read_json_object(index_file), index_file.parent
+    """Return the tensors of the files that an index names, also those that it leaves out.
+
+    Raises MalformedFileError for a tensor that is not where the index says, or in two files.
+    """
+    index, folder = read_json_object(index_file, unique_keys), index_file.parent
     names = index.object("weight_map")
     shards: dict[str, Mapping[str, SourceTensor]] = {}
-    tensors: dict[str, SourceTensor] = {}
     for name in names.values:
         file_name = names.text(name)
         # A name from the index must not lead out of the folder.
@@ -124,7 +127,13 @@ def _read_shards(
             shards[file_name] = read(folder / file_name)
         if name not in shards[file_name]:
             raise MalformedFileError(f"{folder / file_name} lacks the tensor {name} of the index")
-        tensors[name] = shards[file_name][name]
-    if not tensors:
+    if not shards:
         raise index.malformed("names no tensors")
+    tensors: dict[str, SourceTensor] = {}
+    for shard in shards.values():
+        for name, tensor in shard.items():
+            if name in tensors:
+                both = f"{tensors[name].path.name} and in {tensor.path.name}"
+                raise index.malformed(f"belongs to files of which two have {name}: it is in {both}")
+            tensors[name] = tensor
     return tensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from specrun.bindings.errors import FileMissingError, MalformedFileError
 from specrun.convert.names import Named
 
+ObjectOf = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 _LARGEST = 200 << 20  # the largest tokenizer.json in use has about 35 MB
 
 
@@ -89,12 +90,25 @@ def _is_id(value: Any) -> bool:  # noqa: ANN401 - any JSON value
     return type(value) is int and 0 <= value < 2**32
 
 
-def read_json_object(path: Path) -> JsonObject:
-    """Read a JSON file whose outermost value is an object.
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a mapping of keys and values; raises ValueError if a key is there twice.
+
+    JSON allows that, and what it means is left open: of two tensors of a name one would be lost.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:60]!r} is there twice")
+    return found
+
+
+def read_json_object(path: Path, object_of: ObjectOf = dict) -> JsonObject:
+    """Read a JSON file whose outermost value is an object, with `object_of` as below.
 
     Raises FileMissingError if it is not there or cannot be read, MalformedFileError for others.
     """
-    return parse_json_object(read_small_file(path, "such a file"), str(path))
+    return parse_json_object(read_small_file(path, "such a file"), str(path), object_of)
 
 
 def read_small_file(path: Path, kind: str) -> bytes:
@@ -123,10 +137,13 @@ def named_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def parse_json_object(data: bytes, shown: str) -> JsonObject:
-    """Return the JSON object in `data`, `shown` in messages; raises MalformedFileError."""
+def parse_json_object(data: bytes, shown: str, object_of: ObjectOf = dict) -> JsonObject:
+    """Return the JSON object in `data`, `shown` in messages; raises MalformedFileError.
+
+    `object_of` makes an object of its keys and values, and raises ValueError for what is none.
+    """
     try:
-        value = json.loads(data)
+        value = json.loads(data, object_pairs_hook=object_of)
     except (ValueError, RecursionError) as error:
         raise MalformedFileError(
             f"{shown} is not JSON ({str(error)[:100]}); get it again"

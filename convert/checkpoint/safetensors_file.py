@@ -7,6 +7,7 @@ package needs. Nothing is mapped: a mapped file that shrinks ends the process.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, UnsupportedModelError
-from specrun.convert.checkpoint.json_file import JsonObject, named_errors, parse_json_object
+from specrun.convert.checkpoint.json_file import (
+    JsonObject,
+    named_errors,
+    parse_json_object,
+    unique_keys,
+)
 from specrun.convert.checkpoint.source_tensor import NUMBER_TYPES, SourceTensor
 
 _LARGEST_HEADER = 100_000_000  # the format's own limit
@@ -62,9 +68,32 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(_LARGEST_HEADER, size - 8):
             raise MalformedFileError(f"{path} is truncated, or not a safetensors file; {_AGAIN}")
-        header = parse_json_object(file.read(length), f"the header of {path}")
+        header = parse_json_object(file.read(length), f"the header of {path}", unique_keys)
     names = [name for name in header.values if name != "__metadata__"]
-    return {name: _stored(path, header, name, 8 + length, size) for name in names}
+    tensors = {name: _stored(path, header, name, 8 + length, size) for name in names}
+    _require_whole(path, tensors.values(), 8 + length, size)
+    return tensors
+
+
+def _require_whole(path: Path, tensors: Iterable[StoredTensor], start: int, size: int) -> None:
+    """Raise MalformedFileError unless each byte of the data, from `start` on, is one tensor's.
+
+    The format demands that; a header that breaks it gives a tensor the numbers of another, or none
+    of its own.
+    """
+    end, before = start, ""
+    for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+        if tensor.offset != end:
+            found, wanted = tensor.offset - start, end - start
+            what = f"overlaps {before}" if found < wanted else "follows a gap"
+            where = (
+                f"it begins at byte {found:,} of the data, and what is before ends at {wanted:,}"
+            )
+            raise MalformedFileError(f"{path} is damaged: {tensor.name} {what}: {where}; {_AGAIN}")
+        end, before = end + tensor.n_bytes, tensor.name
+    if end != size:
+        what = f"no tensor has bytes {end - start:,} to {size - start:,} of its data"
+        raise MalformedFileError(f"{path} is damaged: {what}; {_AGAIN}")
 
 
 def _stored(path: Path, header: JsonObject, name: str, start: int, size: int) -> StoredTensor:

@@ -1,21 +1,22 @@
-"""Verification of many chains at once over plain arrays, in the manner of vLLM's rejection sampler.
+"""A reference for arrays of chains, in the manner of vLLM's rejection sampler, for tests.
 
-One row of the batch is one sequence with its own chain of drafted tokens and its own noise. Token
-by token it is Leviathan et al. (2023, algorithm 1) and Chen et al. (2023, algorithm 2): accept x
-with probability min(1, P(x) / Q(x)), after a rejection draw from norm(max(0, P - Q)), after full
-acceptance from the target's law behind the last token.
+The runtime does not use it: an engine verifies slot by slot, from rows of logits of which it reads
+no more than it needs. It is here for callers that have such arrays, and as a second implementation
+of chains that says what the first should: one row of a batch is one sequence with its own chain of
+drafted tokens and its own noise. Token by token it is Leviathan et al. (2023, algorithm 1) and Chen
+et al. (2023, algorithm 2): accept x with probability min(1, P(x) / Q(x)), after a rejection draw
+from norm(max(0, P - Q)), after full acceptance from the target's law behind the last token.
 
 Unlike vLLM, the residual is not clamped to a smallest positive value (which would draw tokens of
 zero mass), and the bonus token is drawn here, from the last row of `target_probs`, unless the
 caller gives it. Every decision and every call of the noise source is `ExactRule`'s: the same source
-gives the same tokens.
+gives the same tokens, also those of the compiled walk.
 
-It is for callers that have such arrays. The engine verifies slot by slot, from rows of logits of
-which it reads no more than it needs. Measured with 2, 4 and 8 chains of 5 tokens, vocabulary
-32,000, one core of a busy machine, least of 15 repetitions: from whole laws that are there, 250,
-618 and 1,068 us here, 234, 597 and 1,080 us slot by slot (what costs is the residual, which both
-compute once a chain); from rows of logits with top-k 40, the laws of all places as arrays included,
-503, 1,439 and 3,115 us here, 97, 246 and 472 us slot by slot.
+Measured with 2, 4 and 8 chains of 5 tokens, vocabulary 32,000, one core of a busy machine, least of
+15 repetitions: from whole laws that are there, 250, 618 and 1,068 us here, 234, 597 and 1,080 us
+slot by slot (what costs is the residual, which both compute once a chain); from rows of logits with
+top-k 40, the laws of all places as arrays included, 503, 1,439 and 3,115 us here, 97, 246 and 472
+us slot by slot.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ class CostCurve:
             raise OptionError("the sizes of a cost curve start at 1 and ascend")
         if not all(0.0 < seconds < float("inf") for seconds in (*self.reused, *self.rebuilt)):
             raise OptionError("the times of a cost curve are positive")
+        if not all(0.0 <= share < float("inf") for share in self.spread):
+            raise OptionError("the spread of a cost curve is a share, 0 or more")
 
     @staticmethod
     def flat(seconds: Sequence[float]) -> CostCurve:

@@ -11,15 +11,25 @@ mixtures of experts read more weights for more tokens, since each token chooses 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.gguf import ArrayValue, GGUFHeader, MetadataValue, read_header, stored_bytes
+from specrun.bindings.gguf import (
+    ArrayValue,
+    GGUFHeader,
+    MetadataValue,
+    TensorInfo,
+    read_header,
+    stored_bytes,
+)
 from specrun.bindings.models.model import Model
+from specrun.bindings.models.nextn import nextn_tensors, split_headers
 from specrun.runtime.costs.theory import expected_tokens
 
 _EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_exps\.")
+_LOOKED_UP = ("token_embd.weight", "embed_tokens.weight")
 _BLOCK = 256  # elements of which whole rows of every cache type consist
 
 
@@ -132,19 +142,31 @@ def memory_traffic(model: Model, options: ContextOptions | None = None) -> Memor
 def multiplications(model: Model) -> float:
     """Return how many multiplications with weights a token takes: c-hat is the ratio of two models.
 
-    Each element of a matrix is multiplied once; of experts those in use; embeddings are looked up,
-    and are the output matrix where there is no other. Attention over the text is left out.
+    Embeddings are looked up, and are the output matrix where there is no other. Attention over the
+    text is left out, and so are NextN blocks, which only draft.
     """
-    header = read_header(model.path)
+    headers = split_headers(model.path, model.header)
+    sizes = {tensor.name: tensor.n_elements for part in headers for tensor in part.tensors}
+    total = sum(multiplied(model.header, part.tensors) for part in headers)
+    total -= multiplied(model.header, nextn_tensors(model.path, model.header))
+    if "output.weight" not in sizes:
+        total += sizes.get("token_embd.weight", 0)
+    return total or float(model.n_params)
+
+
+def multiplied(header: GGUFHeader, tensors: Iterable[TensorInfo]) -> float:
+    """Return how many multiplications these tensors take for a token, embeddings none.
+
+    Each element of a matrix is multiplied once; of experts, as the header has them, those in use.
+    """
     n_experts, n_used = mixture(header)
-    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
     total = 0.0
-    for tensor in header.tensors:
-        if len(tensor.shape) < 2 or (tensor.name == "token_embd.weight" and not tied):
+    for tensor in tensors:
+        if len(tensor.shape) < 2 or tensor.name.endswith(_LOOKED_UP):
             continue
         mixed = n_experts and _EXPERTS.match(tensor.name)
         total += tensor.n_elements * (n_used / n_experts if mixed else 1.0)
-    return total or float(model.n_params)
+    return total
 
 
 def mixture(header: GGUFHeader) -> tuple[int, int]:

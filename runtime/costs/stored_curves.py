@@ -7,22 +7,24 @@ one of them differs it is not used.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.bindings.errors import FileMissingError
+from specrun.bindings.kept_file import count_in, json_object, list_in, number_in, read_kept
 from specrun.bindings.machine.devices import describe_machine
 from specrun.runtime.costs.curves import CostCurve
 from specrun.runtime.costs.tuned import (
     cache_file,
     describe_file,
     describe_settings,
-    read_json,
     write_json,
 )
 
 _FORMAT = 2  # 1: medians, which pauses of the machine could fool
+_SHORTEST, _LONGEST = 1e-9, 1e6  # seconds of an evaluation that can be true
 
 # Relative to one token. CPU: a 400M F16 Llama on two AVX-512 cores; quantized models are steeper
 # still. GPU: what a memory-bound 7B shows on current cards, which pay little for rows until the
@@ -61,21 +63,35 @@ def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_la
 
 
 def load_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve | None:
-    """Return the curve measured for this target, machine and settings; None without one."""
+    """Return the curve measured for this target, machine and settings; None without one.
+
+    A file that is damaged is left out, with a warning in the log.
+    """
     try:
-        content = read_json(cache_file("curves", target))
-        if content is None:
-            return None
-        # Through JSON and back, so that equal circumstances compare equal (tuples become lists).
-        wanted = json.loads(json.dumps(_circumstances(target, context, n_gpu_layers)))
-        if any(content.get(name) != value for name, value in wanted.items()):
-            return None
-        names = ("reused", "rebuilt", "spread")
-        times = (tuple(map(float, content[name])) for name in names)
-        return CostCurve(tuple(map(int, content["sizes"])), *times)
-    # A cache that is damaged or gone is no error: a typical curve serves.
-    except (OSError, FileMissingError, OptionError, KeyError, TypeError, ValueError):
+        wanted = _circumstances(target, context, n_gpu_layers)
+    except (OSError, FileMissingError):  # left to whoever opens it
         return None
+    # Through JSON and back, so that equal circumstances compare equal (tuples become lists).
+    as_stored = json.loads(json.dumps(wanted))
+    return read_kept(
+        cache_file("curves", target),
+        lambda data: _curve(json_object(data), as_stored),
+        what=f"the cost curve of {target.name}",
+        advice="specrun tune measures a new one",
+    )
+
+
+def _curve(content: Mapping[str, Any], wanted: Mapping[str, Any]) -> CostCurve | None:
+    """Return a stored curve, None for one of other circumstances."""
+    if any(content[name] != value for name, value in wanted.items()):
+        return None
+    sizes = tuple(count_in(size, 1) for size in list_in(content["sizes"]))
+    reused, rebuilt = (_times(content[name]) for name in ("reused", "rebuilt"))
+    return CostCurve(sizes, reused, rebuilt, tuple(map(number_in, list_in(content["spread"]))))
+
+
+def _times(values: object) -> tuple[float, ...]:
+    return tuple(number_in(seconds, _SHORTEST, _LONGEST) for seconds in list_in(values))
 
 
 def _circumstances(target: Path, context: ContextOptions, n_gpu_layers: int) -> dict[str, Any]:

@@ -18,18 +18,28 @@ from typing import Any
 from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError
+from specrun.bindings.kept_file import (
+    NotForThisError,
+    count_in,
+    json_object,
+    list_in,
+    number_in,
+    read_kept,
+    text_in,
+)
 from specrun.bindings.machine.devices import describe_machine
 from specrun.bindings.machine.placement import Placement, current_placement
 from specrun.bindings.threads import available_cores
 from specrun.runtime.costs.tune_result import TunedSetting, TuneOptions, TuneResult
-from specrun.runtime.language import quoted
+from specrun.runtime.language import parse_expression, quoted
+from specrun.runtime.methods import options_of
 from specrun.runtime.offload import LayerCount
 from specrun.runtime.sampling import SamplingParams
 
 _FORMAT = 2
 _HASHED = 1 << 20  # bytes at the beginning and at the end: header, first and last tensors
-_MAX_FILE = 1 << 20
-_AGAIN = "run specrun tune again"
+_ROUNDING = 1e-6
+_WHAT, _AGAIN = "the stored plan for this pair", "run specrun tune again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +87,7 @@ def tuned_plan(
     A plan that does not apply is ignored; `warn` is told why in one sentence. Nothing here raises.
     """
     settings = describe_settings(context, n_gpu_layers, n_gpu_layers_draft)
-    try:
-        plans = load_plans(target, draft, settings, warn=warn)
-    except OSError as error:
-        warn(f"the stored plan cannot be read ({error.strerror}); {_AGAIN}")
-        return None
+    plans = load_plans(target, draft, settings, warn=warn)
     if not plans:
         return None
     # Acceptance moves with the temperature, and with it the best tree: the nearest plan stands in.
@@ -93,18 +99,40 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
 
     It hangs on the models alone, so that a plan of another machine will do. Of several temperatures
     the highest is taken, where the scheme draws, and the lowest, where it takes the most likely
-    tokens.
+    tokens. A file that is damaged is left out, with a warning in the log.
     """
     try:
-        content = read_json(plan_file(target, draft)) or {}
-        files = (("target", target), ("draft", draft))
-        if any(content.get(name) != describe_file(path) for name, path in files):
-            return None
-        known = [plan for plan in content["plans"] if plan["acceptance"].get(sampling)]
-        known.sort(key=lambda record: float(record["temperature"]), reverse=sampling != "argmax")
-        return tuple(float(share) for share in known[0]["acceptance"][sampling]) if known else None
-    except (OSError, FileMissingError, KeyError, TypeError, ValueError, AttributeError):
+        files = {name: describe_file(path) for name, path in (("target", target), ("draft", draft))}
+    except (OSError, FileMissingError):  # left to whoever opens them
         return None
+    return read_kept(
+        plan_file(target, draft),
+        lambda data: _acceptance(json_object(data), files, sampling),
+        what=_WHAT,
+        advice=_AGAIN,
+    )
+
+
+def _acceptance(
+    content: Mapping[str, Any], files: Mapping[str, object], sampling: str
+) -> tuple[float, ...] | None:
+    """Return the acceptance that a plan holds, None if it is of other files or was not measured."""
+    if any(content[name] != described for name, described in files.items()):
+        return None
+    known = [
+        (number_in(plan["temperature"]), _shares(plan["acceptance"][sampling]))
+        for plan in list_in(content["plans"])
+        if plan["acceptance"].get(sampling)
+    ]
+    nearest = min if sampling == "argmax" else max
+    return nearest(known, key=lambda each: each[0])[1] if known else None
+
+
+def _shares(values: object) -> tuple[float, ...]:
+    shares = tuple(number_in(share, 0.0, 1.0) for share in list_in(values))
+    if not shares or sum(shares) > 1.0 + _ROUNDING:
+        raise ValueError("the shares of ranks have a sum of at most 1")
+    return shares
 
 
 def save_plans(options: TuneOptions, result: TuneResult) -> Path:
@@ -143,21 +171,16 @@ def load_plans(
     warn: Callable[[str], None] = lambda _: None,
 ) -> list[StoredPlan]:
     """Return the plans of a pair; none, and a warning, where they were made for something else."""
+
+    def parse(data: bytes) -> list[StoredPlan]:
+        content = json_object(data)
+        reason = _mismatch(content, target, draft, settings)
+        if reason:
+            raise NotForThisError(reason)
+        return [_plan(plan) for plan in list_in(content["plans"])]
+
     path = plan_file(target, draft)
-    if not path.is_file():
-        return []
-    content = read_json(path)
-    reason = "" if content is None else _mismatch(content, target, draft, settings)
-    if reason:
-        warn(f"the stored plan for this pair was ignored: {reason}; {_AGAIN}")
-        return []
-    try:
-        if content is not None:
-            return [_plan(plan) for plan in content["plans"]]
-    except (KeyError, TypeError, ValueError):
-        pass
-    warn(f"the stored plan {path} is damaged and was ignored; {_AGAIN}")
-    return []
+    return read_kept(path, parse, what=_WHAT, advice=_AGAIN, warn=warn) or []
 
 
 def plan_file(target: Path, draft: Path) -> Path:
@@ -243,39 +266,23 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a file of the cache, None if it is damaged; OSError if not there."""
-    with path.open("rb") as file:
-        # One byte more than allowed tells a file that is too large without reading it all.
-        data = file.read(_MAX_FILE + 1)
-    try:
-        content = json.loads(data.decode("utf-8")) if len(data) <= _MAX_FILE else None
-    # RecursionError: JSON nested deeper than the parser can follow.
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def _plan(value: Mapping[str, Any]) -> StoredPlan:
     speeds = {key: value[key] for key in ("measured", "plain")}
-    optional = {key: None if speed is None else float(speed) for key, speed in speeds.items()}
-    if not isinstance(value["options"], str):
-        raise TypeError("options must be a text")
-    alternatives = value["alternatives"]
-    if not isinstance(alternatives, list) or not all(
-        isinstance(text, str) for text in alternatives
-    ):
-        raise TypeError("alternatives must be a list of texts")
+    optional = {key: None if speed is None else number_in(speed) for key, speed in speeds.items()}
     # Plans from before there were fixed shapes have none.
     width = value.get("width")
-    if width is not None and (isinstance(width, bool) or not isinstance(width, int)):
-        raise TypeError("width must be a whole number or null")
-    temperature, predicted = float(value["temperature"]), float(value["predicted"])
     return StoredPlan(
-        temperature,
-        value["options"],
-        tuple(alternatives),
-        predicted,
+        number_in(value["temperature"]),
+        _options(value["options"]),
+        tuple(map(_options, list_in(value["alternatives"]))),
+        number_in(value["predicted"]),
         **optional,
-        width=width,
+        width=None if width is None else count_in(width, 1),
     )
+
+
+def _options(value: object) -> str:
+    """Return the options of a draft model's expression; raises for what are none."""
+    options = text_in(value)
+    options_of(parse_expression(_expression(Path("draft.gguf"), options)))
+    return options

@@ -114,6 +114,11 @@ class TimedDrafter(Drafter):
         """Pass on."""
         return self.inner.n_params
 
+    @property
+    def depth_params(self) -> float:
+        """Pass on."""
+        return self.inner.depth_params
+
     def close(self) -> None:
         """Pass on."""
         self.inner.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 
 from specrun.bindings.atomic import atomic_path, state_folder
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError
+from specrun.bindings.kept_file import DAMAGE, count_in, json_object, list_in, text_in
 from specrun.bindings.models.model import Model
 from specrun.runtime.costs.tuned import describe_file
 from specrun.runtime.online.rejections import KeptLaws, RejectedAnswer, RejectionBuffer
@@ -31,7 +32,8 @@ _MAGIC = b"SPECLEARN"
 _VERSION = 1
 _HEAD = struct.Struct("<9sBI")
 _DIGEST = 32
-_MOST_FILE = 1 << 30
+MOST_BYTES = 1 << 30
+"""The most bytes of a file."""
 BUFFER_NAME = "buffer.bin"
 """The file of a buffer in its target's folder."""
 
@@ -104,16 +106,21 @@ def load_rejections(path: Path, key: BufferKey | None, buffer: RejectionBuffer) 
     Raises FileMissingError, MalformedFileError for a file that is no buffer, damaged or of another
     version, and ModelError for one of another target than `key` (None: of any).
     """
-    content = _read(path)
+    return parse_rejections(path, _read(path), key, buffer)
+
+
+def parse_rejections(
+    path: Path, content: bytes, key: BufferKey | None, buffer: RejectionBuffer
+) -> BufferKey:
+    """Do what `load_rejections` does with the `content` of the file `path`."""
     facts = _facts(path, content)
     if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
         raise _malformed(path, "is damaged (its checksum is wrong)")
     try:
-        found = BufferKey(**facts["target"])
-        kept, sizes = int(facts["kept"]), [(int(t), int(p)) for t, p in facts["answers"]]
-        if kept < 1 or any(t < 1 or p < 1 for t, p in sizes):
-            raise ValueError
-    except (KeyError, TypeError, ValueError):
+        found = _key(facts["target"])
+        kept = count_in(facts["kept"], 1)
+        sizes = [(count_in(t, 1), count_in(p, 1)) for t, p in list_in(facts["answers"])]
+    except DAMAGE:
         raise _malformed(path, "contradicts itself") from None
     require_same_target(path, found, key)
     start = _HEAD.size + int.from_bytes(content[10:14], "little")
@@ -128,6 +135,14 @@ def load_rejections(path: Path, key: BufferKey | None, buffer: RejectionBuffer) 
     return found
 
 
+def _key(value: Mapping[str, Any]) -> BufferKey:
+    key = BufferKey(**value)
+    for text in (key.name, key.model, key.vocabulary):
+        text_in(text)
+    count_in(key.n_tokens, 1)
+    return key
+
+
 def require_same_target(path: Path, found: BufferKey, wanted: BufferKey | None) -> None:
     """Raise ModelError unless a buffer belongs to the target that is asked for."""
     if wanted is not None and found.model != wanted.model:
@@ -139,7 +154,7 @@ def require_same_target(path: Path, found: BufferKey, wanted: BufferKey | None) 
 
 def read_facts(path: Path) -> BufferFacts:
     """Return what a buffer's file says of itself; raises as `load_rejections`."""
-    buffer = RejectionBuffer(most_bytes=_MOST_FILE)
+    buffer = RejectionBuffer(most_bytes=MOST_BYTES)
     key = load_rejections(path, None, buffer)
     return BufferFacts(path, key, len(buffer), buffer.n_places, path.stat().st_size)
 
@@ -194,10 +209,9 @@ def _facts(path: Path, content: bytes) -> dict[str, Any]:
     if version != _VERSION:
         raise _malformed(path, f"has format version {version}, this specrun reads {_VERSION}")
     try:
-        facts = json.loads(content[_HEAD.size : _HEAD.size + length])
-    except (ValueError, RecursionError):
+        return json_object(content[_HEAD.size : _HEAD.size + length])
+    except DAMAGE:
         raise _malformed(path, "is damaged") from None
-    return facts if isinstance(facts, dict) else {}
 
 
 def _malformed(path: Path, problem: str) -> MalformedFileError:
@@ -206,7 +220,7 @@ def _malformed(path: Path, problem: str) -> MalformedFileError:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > _MOST_FILE:
+        if path.stat().st_size > MOST_BYTES:
             raise MalformedFileError(f"{path} is too large for rejected drafts; name another file")
         return path.read_bytes()
     except FileNotFoundError:

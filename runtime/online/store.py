@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TypeAlias
 
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.kept_file import read_kept
 from specrun.bindings.models.model import Model
 from specrun.runtime.online.buffer_file import (
     BUFFER_NAME,
+    MOST_BYTES,
     BufferKey,
     learn_folder,
     load_rejections,
+    parse_rejections,
+    require_same_target,
     save_rejections,
 )
 from specrun.runtime.online.rejections import RejectionBuffer
@@ -46,7 +51,8 @@ class RejectionStore:
 def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
     """Return the store that `learn` asks for, with what is kept there of this target.
 
-    Raises as `load_rejections`, and SpecrunError where the folder cannot be made.
+    What is damaged in the user's state folder is left out, with a warning in the log. Raises as
+    `load_rejections`, and SpecrunError where the folder cannot be made.
     """
     if learn is False:
         return None
@@ -54,9 +60,11 @@ def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
     if learn is True:
         return RejectionStore(buffer, key)
     path = learn_folder(key) / BUFFER_NAME if learn == KEEP else Path(learn).expanduser()
-    if path.exists():
+    if learn == KEEP:
+        buffer = _kept(path, key) or buffer
+    elif path.exists():
         load_rejections(path, key, buffer)
-    else:
+    if not path.exists():
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -64,3 +72,28 @@ def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
                 f"{path.parent} cannot be made ({error.strerror}); name a file elsewhere"
             ) from error
     return RejectionStore(buffer, key, path)
+
+
+def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
+    """Return what the user's state folder has of a target; None if that is nothing, or damaged.
+
+    A damaged file is renamed, so that nothing overwrites it. Raises ModelError for a whole file of
+    another target.
+    """
+
+    def parse(content: bytes) -> tuple[BufferKey, RejectionBuffer]:
+        buffer = RejectionBuffer()
+        return parse_rejections(path, content, None, buffer), buffer
+
+    aside = path.with_suffix(".damaged")
+    what, advice = (
+        "what was kept of rejected drafts",
+        f"it is now {aside}, and learning begins anew",
+    )
+    found = read_kept(path, parse, what=what, advice=advice, most=MOST_BYTES)
+    if found is None:
+        with contextlib.suppress(OSError):  # usually there is none
+            path.replace(aside)
+        return None
+    require_same_target(path, found[0], key)
+    return found[1]

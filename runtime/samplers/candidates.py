@@ -162,13 +162,19 @@ def without_top_choices(candidates: Candidates, threshold: float) -> Candidates 
 
 
 def tempered(candidates: Candidates, temperature: float) -> Candidates:
-    """Return logits / temperature; at 0 the highest alone has mass."""
+    """Return logits / temperature; at 0 the highest alone has mass.
+
+    Nothing is added to them: the repeat penalty, which may follow, goes by their signs.
+    """
     values = candidates.values
     if temperature > 0.0:
-        # The highest becomes 0, so that nothing overflows however cold it is.
-        shifted = values - values.max()
-        shifted /= max(temperature, _COLDEST)
-        return Candidates(candidates.ids, shifted, candidates.n_forbidden)
+        with np.errstate(over="ignore"):
+            scaled = values / max(temperature, _COLDEST)
+        if np.isfinite(scaled).all():
+            return Candidates(candidates.ids, scaled, candidates.n_forbidden)
+        # So cold that the highest alone have mass, after other temperatures.
+        highest = values == values.max()
+        return candidates.kept(highest, candidates.n_forbidden + int(np.sum(~highest)))
     others = candidates.n_forbidden + len(values) - 1
     return candidates.kept(np.array([values.argmax()]), others)
 

@@ -37,8 +37,8 @@ class DrawnAlpha:
 
     `n_silent` more positions had no law of the drafter's (the first round of heads that have seen
     nothing, a context that ended). `step_seconds` is native time of the drafter for each depth that
-    it drafted, 0 where the target's own evaluation drafts; `n_params` are those that it reads for a
-    token.
+    it drafted, 0 where the target's own evaluation drafts; `n_params` are the parameters that it
+    multiplies for a token, those of the target's matrices that it reads among them.
     """
 
     drafter: str
@@ -46,7 +46,7 @@ class DrawnAlpha:
     n_places: int
     n_silent: int
     step_seconds: float
-    n_params: int
+    n_params: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def measure_alpha(
     """
     rule, spent = AlphaRule(), 0.0
     with _with_laws(environment, drafter) as own:
-        n_params = own.n_params
+        n_params = own.depth_params
         with Session.open(environment.target, own, environment.context, rule) as session:
             for prompt in prompts:
                 seed = params.seed or 0
@@ -126,12 +126,12 @@ def measure_alpha(
 def drafting_shares(found: DrawnAlpha, target: MemoryTraffic, model: Model) -> DraftingShares:
     """Return c-hat of a drafter, and what it reads for a token, by the parameters that it uses.
 
-    Each parameter is multiplied once, and has as many bytes as one of the target's; keys and values
-    of its own are left out. A drafter that the target's own evaluation drafts for uses none.
+    Each parameter is multiplied once, and has as many bytes as one that the target multiplies; keys
+    and values of its own are left out. A drafter that the target's own evaluation drafts for uses
+    none.
     """
-    share = found.n_params / max(1, model.n_params)
     operations = found.n_params / multiplications(model)
-    return DraftingShares(operations, MemoryTraffic(share * target.dense, 0.0))
+    return DraftingShares(operations, MemoryTraffic(operations * target.weights(1), 0.0))
 
 
 def require_law(environment: DraftEnvironment, drafter: str) -> None:

@@ -7,23 +7,32 @@ names. Where one of them differs it is ignored, with one sentence that says whic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specrun.bindings.atomic import cache_folder
-from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
+from specrun.bindings.errors import FileMissingError
+from specrun.bindings.kept_file import (
+    NotForThisError,
+    json_object,
+    list_in,
+    number_in,
+    read_kept,
+    text_in,
+)
 from specrun.bindings.machine.devices import describe_machine
-from specrun.runtime.costs.tuned import describe_file, read_json, write_json
+from specrun.runtime.costs.tuned import describe_file, write_json
 from specrun.runtime.language import parse_expression
+from specrun.runtime.methods import options_of
 
 FORMAT = 1
 ANY = "any"
 """The workload of a choice for texts of all kinds."""
 
 _LONGEST_NAME = 40
+_MOST_BYTES = 1 << 24  # the record of a long search
 _AGAIN = "run specrun accelerate again"
 
 
@@ -102,24 +111,24 @@ def load_profile(
 
     Nothing here raises, so that no chat hangs on what lies in a cache.
     """
+
+    def parse(data: bytes) -> Profile:
+        content = json_object(data)
+        reason = _mismatch(content, target, settings)
+        if reason:
+            raise NotForThisError(reason)
+        return _profile(content)
+
+    what = f"the profile of {target.name}"
     try:
         path = known_profile_file(target)
-        content = None if path is None else read_json(path)
-        reason = "" if content is None else _mismatch(content, target, settings)
     except (OSError, FileMissingError) as error:
-        what = getattr(error, "strerror", None) or error
-        warn(f"the profile of {target.name} cannot be read ({what}); {_AGAIN}")
+        cause = getattr(error, "strerror", None) or error
+        warn(f"{what} cannot be read ({cause}); {_AGAIN}")
         return None
     if path is None:
         return None
-    try:
-        if content is not None and not reason:
-            return _profile(content)
-    except (KeyError, TypeError, ValueError, AttributeError, SpecrunError):
-        content = None
-    why = reason or f"{path} is damaged"
-    warn(f"the profile of {target.name} was ignored: {why}; {_AGAIN}")
-    return None
+    return read_kept(path, parse, what=what, advice=_AGAIN, warn=warn, most=_MOST_BYTES)
 
 
 def _mismatch(content: Mapping[str, Any], target: Path, settings: Mapping[str, object]) -> str:
@@ -151,24 +160,24 @@ def _changed_file(files: Mapping[str, object]) -> str:
 
 
 def _profile(content: Mapping[str, Any]) -> Profile:
-    choices = tuple(_choice(value) for value in content["choices"])
+    choices = tuple(map(_choice, list_in(content["choices"])))
     if not isinstance(content["record"], dict) or not isinstance(content["finished"], bool):
         raise TypeError("a record is a mapping, and a profile is finished or not")
     names = ("target", "settings", "files", "machine", "record", "finished")
     return Profile(
         choices=choices,
-        measured=str(content["measured"]),
+        measured=text_in(content["measured"]),
         **{name: content[name] for name in names},
     )
 
 
 def _choice(value: Mapping[str, Any]) -> Choice:
-    numbers = float(value["temperature"]), float(value["speed_up"])
-    if not all(math.isfinite(number) and number >= 0.0 for number in numbers):
-        raise OptionError(f"{numbers} are no temperature and speed-up")
-    texts = value["workload"], value["drafter"], value["reason"]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("workload, drafter and reason are texts")
-    workload, drafter, reason = texts
-    parse_expression(drafter)  # raises for what is none
-    return Choice(numbers[0], workload, drafter, numbers[1], reason)
+    drafter = text_in(value["drafter"])
+    options_of(parse_expression(drafter))  # raises for what is none
+    return Choice(
+        number_in(value["temperature"]),
+        text_in(value["workload"]),
+        drafter,
+        number_in(value["speed_up"]),
+        text_in(value["reason"]),
+    )

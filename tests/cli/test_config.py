@@ -56,6 +56,7 @@ def test_a_model_of_the_file_gives_way_to_the_demo(
         ("[genrate]\ntemp = 1", "no command 'genrate': did you mean 'generate'?"),
         ("[bench.draft]\ntemp = 1", "no command 'draft'"),
         ("temp = ", "is not TOML"),
+        pytest.param("temp = " + "[" * 100_000, "is not TOML", id="nested"),
         ('temp = "hot"', "--temp"),
         ("temp = true", "temp is true: give a value"),
         ("temp = [1, 2]", "takes one value"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,6 +105,21 @@ def test_another_version_is_refused(tiny_model: Path, kept: Path, monkeypatch) -
     monkeypatch.setattr(session_file, "_VERSION", 2)
     with opened(tiny_model) as runtime, pytest.raises(PairError, match="its version is 1"):
         runtime.load_session(kept)
+
+
+@pytest.mark.parametrize("facts", [b"[" * 50_000, b"[]", b"7", b"\xff", b'{"version": NaN}'])
+def test_facts_of_junk_are_refused_though_their_hash_is_right(
+    tiny_model: Path, kept: Path, tmp_path: Path, facts: bytes
+) -> None:
+    tail, whole = session_file._TAIL, kept.read_bytes()
+    n_facts = tail.unpack(whole[-tail.size :])[0]
+    body = whole[: -tail.size - n_facts] + facts
+    path = tmp_path / "junk.session"
+    path.write_bytes(
+        body + tail.pack(len(facts), hashlib.sha256(body).digest(), session_file._MAGIC)
+    )
+    with opened(tiny_model) as runtime, pytest.raises(MalformedFileError, match="damaged"):
+        runtime.load_session(path)
 
 
 def test_damaged_files_never_reach_llama_cpp(

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import MalformedFileError, ModelError
+from specrun.bindings.kept_file import DAMAGE
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.drafter import DraftRequest
@@ -163,7 +164,7 @@ def _read(store: Path) -> dict[str, dict[str, Any]]:
         try:
             record = json.loads(line)
             found[str(record.pop("key"))] = {name: record[name] for name in _FIELDS}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except DAMAGE as error:
             problem = f"line {number} of {store} is no trajectory: remove it"
             raise MalformedFileError(problem) from error
     return found

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.kept_file import DAMAGE
 from specrun.runtime import Engine, SamplingParams
 from specrun.runtime.engine.streams import EngineStream
 from specrun.runtime.results import GenerationResult
@@ -162,6 +163,6 @@ def _read(store: Path) -> dict[str, Said]:
             token_ids = [int(token) for token in record["answer"]]
             said = Said(token_ids, str(record.get("text", "")), bool(record.get("whole", True)))
             found[str(record["key"])] = said
-        except (ValueError, KeyError, TypeError) as error:
+        except DAMAGE as error:
             raise MalformedFileError(f"line {number} of {store} is no answer: remove it") from error
     return found

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specrun.bindings.kept_file import DAMAGE
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, plan_batches
 from specrun.train.target.hf_model import HFModel
@@ -213,6 +214,6 @@ def _read(path: Path, n_texts: int) -> list[TokenSequence] | None:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         texts = [TokenSequence.of(ids, int(start)) for start, ids in kept]
-    except (OSError, ValueError, TypeError):
+    except (OSError, *DAMAGE):
         return None
     return texts if len(texts) == n_texts else None

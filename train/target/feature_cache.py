@@ -25,6 +25,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.kept_file import DAMAGE, count_in, text_in
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.target.features import Features, FeatureSource, TextStates
 from specrun.train.trainer.model_folder import write_json, write_weights
@@ -171,7 +172,13 @@ class FeatureCache:
         self._places: dict[str, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
         for path in sorted(self.folder.glob(_CHUNKS)):
-            self._add(path, json.loads(self._opened(path).metadata()["texts"]))
+            metadata = self._opened(path).metadata()
+            try:
+                texts = [(text_in(key), count_in(n)) for key, n in json.loads(metadata["texts"])]
+            except DAMAGE as error:
+                problem = f"{path} does not say which texts it has: remove the cache"
+                raise SpecrunError(problem) from error
+            self._add(path, texts)
         self.close()
 
     @property
@@ -276,5 +283,5 @@ def _half(states: Tensor) -> Tensor:
 def _read_manifest(path: Path) -> object:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

@@ -238,6 +238,11 @@ class AutoDrafter(MembersDrafter):
         """The parameters of the largest member: only one of them runs at a time."""
         return max(member.n_params for member in self._members)
 
+    @property
+    def depth_params(self) -> float:
+        """Those of the member that has most."""
+        return max(member.depth_params for member in self._members)
+
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: what was measured is kept and seen again sooner; no tokens forget it."""
         super().begin(tokens)

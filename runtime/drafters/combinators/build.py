@@ -13,6 +13,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.mtp_context import can_draft_nextn
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
+from specrun.runtime.costs.memory_traffic import multiplications
 from specrun.runtime.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.auto import AutoDrafter, read_choice_logs
@@ -256,8 +257,8 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
 
     def forecast(arm: Expression, member: Drafter) -> ArmForecast:
         # An evaluation costs what it reads, but never less than its calls do.
-        share = member.n_params / env.target.n_params
-        draft = max(share, _LEAST_DRAFT) if member.n_params else 0.0
+        share = member.depth_params / multiplications(env.target)
+        draft = max(share, _LEAST_DRAFT) if share else 0.0
         return ArmForecast(_size(arm), max(1, member.max_nodes), draft, curve)
 
     def combine(members: Sequence[Drafter]) -> Drafter:

@@ -25,6 +25,7 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.conversation import Conversation
+from specrun.runtime.costs.memory_traffic import multiplications
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import graft
 from specrun.runtime.drafters.draft_model import DraftSampling
@@ -94,6 +95,11 @@ class CascadeDrafter(Drafter):
     def n_params(self) -> int:
         """The parameters of both."""
         return self._model.n_params + self._inner.n_params
+
+    @property
+    def depth_params(self) -> float:
+        """Those of both."""
+        return self._model.depth_params + self._inner.depth_params
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
@@ -294,6 +300,11 @@ class DraftModelTarget(TargetModel):
     def n_params(self) -> int:
         """The model's parameters."""
         return self.context.model.n_params
+
+    @property
+    def depth_params(self) -> float:
+        """The model's."""
+        return multiplications(self.context.model)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Turn to another text, where the cache depends on the target's states."""

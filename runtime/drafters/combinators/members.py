@@ -54,6 +54,11 @@ class MembersDrafter(Drafter):
         """All members' parameters."""
         return sum(member.n_params for member in self._members)
 
+    @property
+    def depth_params(self) -> float:
+        """All members'."""
+        return sum(member.depth_params for member in self._members)
+
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the round before, and pass on."""
         self._trees, self._places = [], []

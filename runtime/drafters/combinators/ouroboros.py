@@ -138,6 +138,11 @@ class OuroborosDrafter(Drafter):
         """The draft model's parameters."""
         return self._draft.n_params
 
+    @property
+    def depth_params(self) -> float:
+        """The draft model's."""
+        return self._draft.depth_params
+
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: the pool goes on, unless there are no tokens; then it starts over."""
         self._draft.begin(tokens)

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
+from specrun.runtime.costs.memory_traffic import multiplications
 from specrun.runtime.drafter import Drafter, DraftRequest
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.target import EvaluatedRows
@@ -38,6 +39,11 @@ class ContextDrafter(Drafter):
     def n_params(self) -> int:
         """The draft model's parameters."""
         return self._context.model.n_params
+
+    @property
+    def depth_params(self) -> float:
+        """The draft model's."""
+        return multiplications(self._context.model)
 
     def close(self) -> None:
         """Free the context."""

@@ -18,7 +18,7 @@ from specrun.runtime.drafters.eagle.draft_vocabulary import ALL, draft_vocabular
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
 from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head
 from specrun.runtime.drafters.eagle.eagle_head import EagleHead
-from specrun.runtime.drafters.eagle.pair_head import PairHead
+from specrun.runtime.drafters.eagle.pair_head import PairHead, multiplied_of_pair
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
@@ -132,11 +132,7 @@ def _draft_tokens(expression: Expression) -> int | None:
 
 def _share_read(file: HeadFile, env: DraftEnvironment, n_drafted: int | None) -> float:
     """Return what a depth reads, the head and an output matrix, over the target's weights."""
-    target = env.target
-    # The output matrix may be the target's.
-    rows = 0 if "output.weight" in file else n_drafted or target.vocabulary.size
-    output_weights = target.n_embd * rows
-    return (file.header.n_parameters + output_weights) / target.n_params
+    return multiplied_of_pair(file, env.target, n_drafted) / env.target.n_params
 
 
 def _shape(

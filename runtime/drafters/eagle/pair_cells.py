@@ -102,6 +102,11 @@ class PairCells:
         return self._head.n_params
 
     @property
+    def depth_params(self) -> float:
+        """The head's."""
+        return self._head.depth_params
+
+    @property
     def most_highest(self) -> int:
         """How many of the highest logits it can be asked for."""
         return self._head.most_highest

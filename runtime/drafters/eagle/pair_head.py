@@ -27,12 +27,23 @@ from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.models.model import Model
+from specrun.runtime.costs.memory_traffic import multiplied
 from specrun.runtime.drafters.eagle.pair_cells import PairCells
 from specrun.runtime.heads.attention import AttentionSizes, LayerWeights, Places, decoder_layer
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.text_rows import FloatRows
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+
+
+def multiplied_of_pair(file: HeadFile, target: Model, n_drafted: int | None) -> float:
+    """Return how many parameters a depth multiplies: the head's, and an output matrix.
+
+    That is the target's where the file has none, of the `n_drafted` tokens alone, if that is given.
+    """
+    own = multiplied(file.header, file.header.tensors)
+    rows = 0 if _OUTPUT in file else n_drafted or target.vocabulary.size
+    return own + target.n_embd * rows
 
 
 class PairOptions(TypedDict, total=False):
@@ -87,6 +98,8 @@ class PairHead(ABC):
     ) -> None:
         self.sizes = sizes
         self.n_params = file.header.n_parameters
+        n_drafted = None if drafted is None else len(drafted)
+        self.depth_params = multiplied_of_pair(file, target, n_drafted)
         self.ranks = min(ranks, sizes.vocab_size)
         self.whole_rows = whole_rows
         self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)

@@ -26,6 +26,7 @@ from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.models.model import Model
+from specrun.runtime.costs.memory_traffic import multiplied
 from specrun.runtime.heads.attention import (
     AttentionSizes,
     KeyValueCache,
@@ -73,10 +74,9 @@ class ExitLayers:
         sizes = {tensor.name: tensor.shape for tensor in target.header.tensors}
         self._known = set(sizes)
         prefixes = tuple(f"blk.{layer}." for layer in range(n_layers))
-        counted = [
-            int(np.prod(shape)) for name, shape in sizes.items() if name.startswith(prefixes)
-        ]
-        self.evaluated_params = sum(counted) + target.n_embd * self.vocab_size
+        layers = (tensor for tensor in target.header.tensors if tensor.name.startswith(prefixes))
+        counted = round(multiplied(target.header, layers))
+        self.evaluated_params = counted + target.n_embd * self.vocab_size
         self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
         self._tensors = TargetTensors(target, self.device)
         try:

@@ -143,6 +143,11 @@ class HydraDrafter(StatesDrafter):
         self.keeps_rows = cells.whole_rows
         self._row_memory = RowMemory()
 
+    @property
+    def depth_params(self) -> float:
+        """The head's, and the output matrix that it reads."""
+        return self._heads.depth_params
+
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
         if request.keep in ("nothing", "points") or not self.keeps_rows:

@@ -41,6 +41,7 @@ from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.models.model import Model
+from specrun.runtime.costs.memory_traffic import multiplied
 from specrun.runtime.drafters.hydra.hydra_chain import HydraChains, HydraTrees
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixLayer, plan_prefix
 from specrun.runtime.heads.graphs import (
@@ -113,7 +114,8 @@ class HydraHead:
         names += [] if prefix is None else prefix.names
         # A head without an output matrix reads the target's, which its cost has to include.
         shared = sum(head.output is None for head in self._heads)
-        self.evaluated_params = self.n_params + shared * self.hidden * self.vocab_size
+        own = multiplied(file.header, file.header.tensors)
+        self.evaluated_params = own + shared * self.hidden * self.vocab_size
         self.whole_rows = whole_rows
         self._ranks: tuple[int, ...] = ()
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
@@ -298,6 +300,11 @@ class HydraCells:
     def n_params(self) -> int:
         """The heads' parameters."""
         return self._head.n_params
+
+    @property
+    def depth_params(self) -> float:
+        """A head's, and the output matrix that it reads."""
+        return self._head.evaluated_params / self._head.n_heads
 
     @property
     def native_seconds(self) -> float:

@@ -200,6 +200,11 @@ class MedusaDrafter(Drafter):
         """The heads' parameters."""
         return self._heads.n_params
 
+    @property
+    def depth_params(self) -> float:
+        """A head's, and the output matrix that it reads."""
+        return self._heads.evaluated_params / self._heads.n_heads
+
 
 def _picker(topology: Topology, n_named: Sequence[int]) -> Callable[[list[int]], tuple[int, ...]]:
     """Return what takes a tree's tokens from those that the heads name, one head after the other.

@@ -27,6 +27,7 @@ from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.models.model import Model
+from specrun.runtime.costs.memory_traffic import multiplied
 from specrun.runtime.heads import HeadFile, stored_accuracy
 
 _MAX_HEADS, _MAX_BLOCKS = 32, 16
@@ -70,7 +71,8 @@ class MedusaHead:
         self._width, self._vocab_size = target.n_embd, target.vocabulary.size
         # Heads that read the target's output matrix: weights and biases of their blocks are pairs.
         shared = sum(len(own) % 2 == 0 for own in self._names)
-        self.evaluated_params = self.n_params + shared * self._width * self._vocab_size
+        own = multiplied(file.header, file.header.tensors)
+        self.evaluated_params = own + shared * self._width * self._vocab_size
         self.whole_rows = False
         self._graphs: dict[int, Graph] = {}  # by how many states they take
         self._ranks: tuple[int, ...] = ()

@@ -16,7 +16,9 @@ import numpy as np
 from specrun.bindings.contexts.mtp_context import MtpContext, check_nextn
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
+from specrun.bindings.models.nextn import nextn_tensors
 from specrun.runtime.costs.draft_length import DraftLength
+from specrun.runtime.costs.memory_traffic import multiplied
 from specrun.runtime.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
@@ -33,6 +35,7 @@ from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import RANKED_TOKENS, check_p_min, draft_chain, ranking_params
 
+_BLOCK_OUTPUT = "nextn.shared_head_head.weight"
 MtpSampling = Literal["argmax", "with"]
 
 
@@ -46,7 +49,8 @@ class MtpDrafter(StatesDrafter):
     temperature 1). With `length` a chain is as long as it pays, `num_draft_tokens` at most.
 
     It owns the context. `n_params` are the parameters that drafting adds to the target's: the
-    blocks', or those of a whole file where they have one of their own.
+    blocks', or those of a whole file where they have one of their own; `depth_params` are those
+    that a token multiplies.
     """
 
     needs_nextn_states = True
@@ -61,14 +65,21 @@ class MtpDrafter(StatesDrafter):
         p_min: float = 0.0,
         length: DraftLength | None = None,
         n_params: int = 0,
+        depth_params: float = 0.0,
         name: str = "mtp",
     ) -> None:
         check_p_min(p_min)
         self._state = MtpState(context)
         super().__init__(name, self._state, context, n_params, length)
+        self._depth_params = depth_params
         self.max_nodes, self._context, self._sampling = num_draft_tokens, context, sampling
         self._p_min = p_min
         self._row_memory = RowMemory()
+
+    @property
+    def depth_params(self) -> float:
+        """A block's, and the output matrix."""
+        return self._depth_params
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; none without the state before the last token or at the context's end."""
@@ -170,7 +181,8 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
     name, n_params = str(expression), model.n_params if owns_model else model.nextn.n_parameters
     # After a draft accepted as a whole, its n pairs and the last token's are one evaluation.
     context = dataclasses.replace(env.context, n_sequences=1, n_outputs=n_tokens + 1)
-    share = model.nextn.n_parameters / max(1, env.target.n_params)
+    depth_params = multiplied_of_block(model)
+    share = depth_params / max(1, env.target.n_params)
 
     def start() -> MtpDrafter:
         opened = MtpContext(model, context)
@@ -182,6 +194,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
                 p_min=p_min,
                 length=None if n is not None else env.draft_length(share),
                 n_params=n_params,
+                depth_params=depth_params,
                 name=name,
             )
         except BaseException:
@@ -190,6 +203,17 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
 
     pace = env.pace_of(chooses=n is None, draws=sampling != "argmax")
     return DrafterWeights(name, start, [model] if owns_model else [], pace)
+
+
+def multiplied_of_block(model: Model) -> float:
+    """Return how many parameters a token multiplies in a NextN block and the output matrix.
+
+    The blocks take turns. The output matrix is the model's where a block has none of its own.
+    """
+    blocks = nextn_tensors(model.path, model.header)
+    own = multiplied(model.header, blocks) / max(1, model.nextn.count)
+    has_output = any(tensor.name.endswith(_BLOCK_OUTPUT) for tensor in blocks)
+    return own + (0 if has_output else model.n_embd * model.vocabulary.size)
 
 
 def reads_own_blocks(expression: Expression) -> bool:

@@ -182,3 +182,8 @@ class ParallelDrafter(Drafter):
     def n_params(self) -> int:
         """The embeddings' numbers."""
         return self._file.n_params
+
+    @property
+    def depth_params(self) -> float:
+        """None: the target's own evaluation drafts."""
+        return 0.0

@@ -3,6 +3,7 @@ behind."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,16 @@ def changed_header(find: str, replace: str) -> bytes:
     header = data[8 : 8 + length].replace(find.encode(), replace.encode(), 1)
     assert header != data[8 : 8 + length]
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
+
+
+def moved(name: str, n_bytes: int, more: int = 0) -> bytes:
+    """The weights, the extent of one at another place of the data, which has `more` bytes."""
+    data = changed_tensors()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header[name]["data_offsets"] = [place + n_bytes for place in header[name]["data_offsets"]]
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + length :] + bytes(more)
 
 
 def tokenizer(**changes: Any) -> dict[str, Any]:
@@ -148,6 +159,42 @@ FAULTS = {
         MalformedFileError,
         "makes no sense",
     ),
+    "extents overlap": (
+        WEIGHTS,
+        moved(HEAD, -4),
+        MalformedFileError,
+        rf"{HEAD} overlaps model\.\S+: it begins at byte \d[\d,]* of the data, and .* ends at \d",
+    ),
+    "extents lie on one another": (
+        WEIGHTS,
+        moved(HEAD, -4 * 300 * 32),
+        MalformedFileError,
+        "overlaps",
+    ),
+    "a gap between extents": (
+        WEIGHTS,
+        moved(HEAD, 8, more=8),
+        MalformedFileError,
+        f"{HEAD} follows a gap: it begins at byte",
+    ),
+    "an extent beyond the end": (
+        WEIGHTS,
+        moved(HEAD, 1 << 40),
+        MalformedFileError,
+        rf"{HEAD} ends \d+ bytes behind",
+    ),
+    "bytes of no tensor": (
+        WEIGHTS,
+        changed_tensors() + bytes(12),
+        MalformedFileError,
+        r"no tensor has bytes \d[\d,]* to \d[\d,]* of its data",
+    ),
+    "a tensor twice": (
+        WEIGHTS,
+        changed_header('"model.norm.weight"', f'"{HEAD}"'),
+        MalformedFileError,
+        f"'{HEAD}' is there twice",
+    ),
     "unknown number type": (
         WEIGHTS,
         changed_header('"F32"', '"F8_E4M3"'),
@@ -219,6 +266,18 @@ FAULTS = {
         {"weight_map": {"other": WEIGHTS}},
         MalformedFileError,
         "lacks the tensor other",
+    ),
+    "a tensor in two shards": (
+        INDEX,
+        {"weight_map": {"model.norm.weight": WEIGHTS, HEAD: "more.safetensors"}},
+        MalformedFileError,
+        f"two have {HEAD}: it is in {WEIGHTS} and in more.safetensors",
+    ),
+    "a tensor twice in the index": (
+        INDEX,
+        f'{{"weight_map": {{"{HEAD}": "{WEIGHTS}", "{HEAD}": "{WEIGHTS}"}}}}'.encode(),
+        MalformedFileError,
+        f"'{HEAD}' is there twice",
     ),
     "empty index": (INDEX, {}, MalformedFileError, "names no tensors"),
     "no tokenizer": (TOKENIZER, None, FileMissingError, "no tokenizer.json"),
@@ -294,6 +353,8 @@ def test_refused_by_name_with_nothing_left(tmp_path: Path, write_checkpoint, fau
     files = {file_name: content}
     if fault == "end token outside":
         files |= {"tokenizer_config.json": {}}
+    if fault == "a tensor in two shards":
+        files |= {"more.safetensors": safetensors_bytes({HEAD: nan})}
     folder = write_checkpoint(**files)
     with pytest.raises(error, match=words):
         convert_checkpoint(folder, tmp_path / "m.gguf")

@@ -3,6 +3,7 @@ arrays."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import PADDING, ExactRule, GeneratorNoise
 from specrun.runtime.acceptance.verify_batch import BatchCounts, count_batch, verify_batch
 from specrun.runtime.law import Law
+from specrun.runtime.loop import target_laws
 from specrun.runtime.noise import NoiseSource, SeededNoise
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 
 VOCAB = 5
@@ -218,6 +222,70 @@ def test_a_generators_draws_have_their_law() -> None:
     np.testing.assert_allclose(shares, law.probs, atol=0.03)
     assert np.mean([noise.accept(0.3) for _ in range(4000)]) == pytest.approx(0.3, abs=0.03)
     assert noise.accept(1.0)
+
+
+# -- equal to the walk that ships, from rows of logits ---------------------------------------------
+
+
+SETTINGS = {
+    "top-k": SamplingParams(temperature=1.3, top_k=12, top_p=1.0, min_p=0.0),
+    "all cuts": SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
+    "no top-k": SamplingParams(temperature=0.8, top_k=0, top_p=0.95, min_p=0.0),
+    "penalties": SamplingParams(temperature=1.1, top_k=20, repeat_penalty=1.4),
+    "greedy": SamplingParams(temperature=0.0),
+}
+SIZE, DRAFTED, N_CHAINS = 200, 4, 150
+
+
+def dense(laws: list[Law]) -> np.ndarray:
+    out = np.zeros((len(laws), SIZE))
+    for row, law in zip(out, laws, strict=True):
+        row[np.arange(SIZE) if law.ids is None else law.ids] = law.probs
+    return out
+
+
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "point masses"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_chains_of_logits_are_decided_as_by_the_loop(name: str, drawn: bool) -> None:
+    """The same noise gives the same tokens as `target_laws` and the rule, compiled or not."""
+    params = SETTINGS[name]
+    drawn = drawn and not params.is_greedy
+    targets, drafts, ids, walked = [], [], [], []
+    for seed in range(N_CHAINS):
+        generator, text = np.random.default_rng(seed), [seed % SIZE, 3, 3]
+        rows = (2.5 * generator.standard_normal((DRAFTED + 1, SIZE))).astype(np.float32)
+        near = rows + generator.random() * generator.standard_normal(rows.shape).astype(np.float32)
+        laws: list[Law] = []
+        chain: list[int] = []
+        for row in near[:DRAFTED]:
+            laws.append(transformed_law(row, params, penalty_window(text, chain, params)))
+            chain.append(SeededNoise(1000 + seed + len(chain)).choose(laws[-1]))
+        tree = DraftTree.chain(chain, laws if drawn else None)
+        read = SimpleNamespace(logits=lambda index, rows=rows: rows[index])
+        law_at = target_laws(text, tree, read, params)  # type: ignore[arg-type]
+        accepted = ExactRule().accept(tree, law_at, SeededNoise(seed), len(text))
+        tokens = [*(tree.tokens[node] for node in accepted.path), accepted.next_token]
+        walked.append(tokens + [PADDING] * (DRAFTED + 1 - len(tokens)))
+        targets.append(dense([law_at(node) for node in range(-1, DRAFTED)]))
+        drafts.append(dense(laws))
+        ids.append(chain)
+    output = verify_batch(
+        np.array(targets),
+        np.array(drafts) if drawn else None,
+        np.array(ids),
+        list(range(N_CHAINS)),
+        positions=np.full(N_CHAINS, 3),
+        strict=True,
+    )
+    assert output.tolist() == walked
+    assert len(set(np.count_nonzero(output != PADDING, axis=1).tolist())) > 2
+    other = verify_batch(
+        np.array(targets),
+        np.array(drafts) if drawn else None,
+        np.array(ids),
+        list(range(1, N_CHAINS + 1)),
+    )
+    assert params.is_greedy or output.tolist() != other.tolist()
 
 
 # -- shapes at the edge ----------------------------------------------------------------------------

@@ -74,6 +74,15 @@ def test_unknown_letters_are_answered(letters: str, problem: str) -> None:
         ({"dynatemp_range": 0.5}, ("temperature",)),
         ({"mirostat": 2, "top_k": 5, "repeat_penalty": 1.1}, ("mirostat",)),
         ({"mirostat": 1, "temperature": 0.5}, ("temperature", "mirostat")),
+        (
+            {
+                "temperature": 0.0,
+                "repeat_penalty": 1.2,
+                "top_k": 2,
+                "samplers": "top_k;temp;penalties",
+            },
+            ("top_k", "temperature"),
+        ),
     ],
     ids=str,
 )

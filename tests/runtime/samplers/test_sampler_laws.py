@@ -55,6 +55,9 @@ SETTINGS = {
         temperature=0.9,
         samplers=("temperature", "xtc", "dry", "min_p", "top_n_sigma"),
     ),
+    "penalties after the temperature": OFF.replace(
+        temperature=0.6, repeat_penalty=1.6, repeat_last_n=2, samplers=("temperature", "penalties")
+    ),
     "XTC at temperature 0": OFF.replace(temperature=0.0, xtc_probability=0.4, xtc_threshold=0.2),
 }
 BREAKERS = SamplerState(breakers={2: [()]})

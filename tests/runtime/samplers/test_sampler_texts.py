@@ -28,6 +28,9 @@ SETTINGS = {
     "mirostat": OPEN.replace(mirostat=2, mirostat_ent=1.5, mirostat_lr=0.3),
     "mirostat 1": OPEN.replace(mirostat=1, mirostat_ent=1.0, mirostat_lr=0.3),
     "dynamic": OPEN.replace(dynatemp_range=0.6),
+    "penalties after the temperature": OPEN.replace(
+        repeat_penalty=1.6, samplers="temperature;penalties"
+    ),
     "DRY, greedy": OPEN.replace(dry_multiplier=1.5, dry_allowed_length=1, temperature=0.0),
 }
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
@@ -73,6 +76,19 @@ def test_drawn_drafts_are_kept_too(runtimes: dict[str, Runtime], drafter: str, n
     answer = runtimes[drafter].generate(PROMPT, SETTINGS[name], max_tokens=24)
     assert answer.stats.exact
     assert answer.stats.accepted > 0
+
+
+@pytest.mark.parametrize("drafter", ["none", *POINTS])
+def test_penalties_after_temperature_0_leave_the_text(
+    runtimes: dict[str, Runtime], drafter: str
+) -> None:
+    greedy = OPEN.replace(temperature=0.0)
+    penalised = greedy.replace(repeat_penalty=1.9, presence_penalty=2.0)
+    plain, before, after = (
+        runtimes[drafter].generate(PROMPT, params, max_tokens=24).token_ids
+        for params in (greedy, penalised, penalised.replace(samplers="temperature;penalties"))
+    )
+    assert after == plain != before
 
 
 def test_the_same_answer_again_starts_afresh(runtimes: dict[str, Runtime]) -> None:

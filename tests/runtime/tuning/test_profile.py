@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from specrun.bindings import kept_file
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime.costs.tuned import describe_file, describe_settings
-from specrun.runtime.tuning import profile as profiles
 from specrun.runtime.tuning.default_drafter import ChosenDrafter, drafter_for, workload_of
 from specrun.runtime.tuning.profile import (
     ANY,
@@ -176,10 +176,10 @@ def test_a_profile_that_cannot_be_read_is_no_error(
 ) -> None:
     keep(target)
 
-    def fail(_path: Path) -> None:
+    def fail(_path: Path, _most: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(profiles, "read_json", fail)
+    monkeypatch.setattr(kept_file, "_bytes_of", fail)
     warned: list[str] = []
     assert load_profile(target, SETTINGS, warn=warned.append) is None
     assert len(warned) == 1

@@ -217,9 +217,10 @@ def test_what_asks_nothing_is_left_out(taught, tokenizer: TargetTokenizer, tmp_p
     assert len(found) == 1
     with pytest.raises(ModelError, match=r"ask nothing that \S+ could answer"):
         asked(taught, tokenizer, tmp_path / "b.jsonl", [PlainText("x y z")])
-    (tmp_path / "c.jsonl").write_text('{"key": 3}\n')
-    with pytest.raises(MalformedFileError, match=r"line 1 of .*c\.jsonl is no answer"):
-        asked(taught, tokenizer, tmp_path / "c.jsonl")
+    for line in ('{"key": 3}', "[" * 50_000, '{"key": "a", "answer": [Infinity]}', "[]"):
+        (tmp_path / "c.jsonl").write_text(line + "\n")
+        with pytest.raises(MalformedFileError, match=r"line 1 of .*c\.jsonl is no answer"):
+            asked(taught, tokenizer, tmp_path / "c.jsonl")
 
 
 def test_heads_distilled_from_prompts_alone_draft(

@@ -55,6 +55,7 @@ from specrun.train.target.teacher import (
 )
 from specrun.train.trainer import precision
 from specrun.train.trainer.memory import MemoryNeed, free_memory, require_memory, trained_bytes
+from specrun.train.trainer.model_folder import write_weights
 from specrun.train.trainer.precision import trial_size, usable_device, usable_precision
 
 CPU = torch.device("cpu")
@@ -418,6 +419,10 @@ def test_a_damaged_cache_is_named(model: HFModel, corpus: TokenCorpus, tmp_path:
     cache.cache.chunks[0].write_bytes(b"no tensors")
     with pytest.raises(SpecrunError, match=r"features-\w+\.safetensors cannot be read"):
         FeatureCache(place_of(tmp_path))
+    for about in ({}, *({"texts": text} for text in ("", "[1]", '[["a", Infinity]]', "[" * 9000))):
+        write_weights(cache.cache.chunks[0], {"final": torch.zeros(2, 2)}, **about)
+        with pytest.raises(SpecrunError, match="does not say which texts it has: remove the cache"):
+            FeatureCache(place_of(tmp_path))
 
 
 def test_no_room_for_the_cache_is_said_with_both_numbers(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def _parsed(text: bytes, path: Path) -> StoreHeader:
 
     try:
         values: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise malformed("has a damaged header") from error
     fields = dataclasses.fields(StoreHeader)
     if not isinstance(values, dict) or set(values) != {entry.name for entry in fields}:

@@ -35,6 +35,9 @@ PROMPT = [5, 200, 7, 7, 31, 90, 2, 5]
 GREEDY = SamplingParams(temperature=0.0)
 MODELS = {
     "one": TinyNextN(),
+    # Its block and output matrix are a small part of it: of "one" they are so much that no length
+    # pays, unless it is given.
+    "deep": TinyNextN(layers=8),
     "two": TinyNextN(blocks=2, seed=1),
     "windowed": TinyNextN(blocks=2, layers=3, window=12, seed=3),
     "alike": TinyNextN(agreement=1.0, strength=0.2, seed=2),
@@ -96,7 +99,7 @@ def pairs_of(spec: TinyNextN, tokens: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "expression"),
     [
-        ("one", "mtp"),
+        ("deep", "mtp"),
         ("one", "mtp(n=1)"),
         ("two", "mtp"),
         ("windowed", "mtp"),

@@ -204,14 +204,24 @@ def test_a_header_that_cannot_be_true_is_refused(
     store: Path, vocabulary: Vocabulary, changes: dict
 ):
     values = {**dataclasses.asdict(read_store_header(store)), **changes}
-    text = json.dumps(values).encode()
+    with_header(store, json.dumps(values).encode())
+    with pytest.raises(MalformedFileError, match="build it again"):
+        open_store(store, vocabulary)
+
+
+@pytest.mark.parametrize("text", [b"[" * 3000, b'{"n_tokens": Infinity}', b"\xff", b"", b"[]"])
+def test_a_header_of_junk_is_refused(store: Path, vocabulary: Vocabulary, text: bytes):
+    with_header(store, text)
+    with pytest.raises(MalformedFileError, match="build it again"):
+        open_store(store, vocabulary)
+
+
+def with_header(store: Path, text: bytes) -> None:
     data = bytearray(store.read_bytes())
     start = len(b"specrun datastore\n") + 8
     data[start - 4 : start] = len(text).to_bytes(4, "little")
     data[start:HEADER_BYTES] = text.ljust(HEADER_BYTES - start, b"\0")
     store.write_bytes(data)
-    with pytest.raises(MalformedFileError, match="build it again"):
-        open_store(store, vocabulary)
 
 
 def test_damage_behind_the_header_is_seen_by_the_checksum(store: Path):
