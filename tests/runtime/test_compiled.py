@@ -358,7 +358,8 @@ def python_walk(tree: DraftTree, rows: list[np.ndarray], *, last_of_equals: bool
 
 
 def follow(laws: CertainLaws, tree: DraftTree) -> Acceptance | None:
-    return laws.followed(tree, SeededNoise(0), 0, as_block=True)
+    kept = laws.followed(tree, SeededNoise(0), 0, as_block=True)
+    return kept if isinstance(kept, Acceptance) else None
 
 
 @needs_loops
