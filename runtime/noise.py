@@ -280,7 +280,7 @@ def methods_of(noise: NoiseSource) -> Methods:
 
 
 def draws_of(noise: NoiseSource, start: int, count: int) -> Draws:
-    """Return what compiled code draws drafts by: numbers of a `DraftNoise`, or any source's methods.
+    """Return what compiled code draws by: the numbers of a `DraftNoise`, or any source's methods.
 
     The first draw is for position `start`, and `count` positions follow each other.
     """
