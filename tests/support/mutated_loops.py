@@ -40,6 +40,7 @@ class MutantBuilder:
     def __init__(self, folder: Path) -> None:
         command = sysconfig.get_config_var("CC") or "cc"
         self._compiler, self._folder = shlex.split(command), folder
+        self._built: dict[Mutant, ModuleType] = {}
         if shutil.which(self._compiler[0]) is None:
             pytest.skip(f"no compiler: {command}")
         for path in SOURCES.glob("*.[ch]"):
@@ -49,6 +50,11 @@ class MutantBuilder:
 
     def build(self, mutant: Mutant) -> ModuleType:
         """Return the loops with a mutant's source in place of ours."""
+        if mutant not in self._built:
+            self._built[mutant] = self._build(mutant)
+        return self._built[mutant]
+
+    def _build(self, mutant: Mutant) -> ModuleType:
         folder = self._folder / re.sub(r"\W+", "-", mutant.name)
         folder.mkdir()
         for path in self._folder.glob("*.[cho]"):
