@@ -1,7 +1,7 @@
 """Invariant 1 of the compiled walk and draws: they give the target's law to 1e-12.
 
-They decide by the branching source's own methods, so all their outcomes are enumerated, and Python's
-walk is not there to take over. The same sources with something wrong in them fail.
+They decide by the branching source's own methods, so all their outcomes are enumerated; Python's
+walk is not there to take over. The same C with something wrong in it fails.
 """
 
 from __future__ import annotations
@@ -399,7 +399,7 @@ FEW = CUT.replace(top_k=2)
 
 
 class ModelTable(RowTable):
-    """A target whose rows are a model's own, moved: the model as its drafter is right now and then."""
+    """A target whose rows are a model's own, moved: as its drafter it is right now and then."""
 
     def __init__(self, context: Context, seed: int) -> None:
         super().__init__(seed, FEW)
@@ -499,6 +499,5 @@ def wrongness(bias: Callable[[], float]) -> float:
     """Return a bias; infinite where a token was drawn that its stated law does not have."""
     try:
         return bias()
-    except OptionError as error:
-        assert "drafted from a law that gives it probability 0" in str(error)
+    except OptionError:
         return math.inf
