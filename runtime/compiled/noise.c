@@ -14,10 +14,11 @@ int open_noise(PyObject *given, Noise *noise)
         PyErr_SetString(PyExc_TypeError, "noise is a tuple of key and stream, or of three functions");
         return -1;
     }
-    int is_parsed = PyTuple_GET_SIZE(given) == 3
-        ? PyArg_ParseTuple(given, "OOO", &noise->seek, &noise->accept, &noise->choose)
-        : PyArg_ParseTuple(given, "KL", &noise->key, &noise->stream);
-    return is_parsed ? 0 : -1;
+    if (PyTuple_GET_SIZE(given) != 2)
+        return PyArg_ParseTuple(given, "OOO", &noise->seek, &noise->accept, &noise->choose) ? 0 : -1;
+    noise->key = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(given, 0));
+    noise->stream = PyLong_AsLongLong(PyTuple_GET_ITEM(given, 1));
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 int open_draws(PyObject *given, Draws *draws)
