@@ -80,9 +80,9 @@ static inline Py_ssize_t place_of_draw(
     return place;
 }
 
-/* Draw up to `count` different places, each from what the earlier ones left; return how many, -1: error.
+/* Draw up to `count` different places, each from what the earlier ones left.
 
-   `left` is the law: what was drawn is taken out. For numbers the rest is not renormalised: they are
+   Returns how many; -1 is an error. `left` is the law: what was drawn is taken out. For numbers the rest is not renormalised: they are
    scaled by the new total instead. */
 static inline Py_ssize_t draw_distinct(
     Noise *noise, double *left, const int64_t *ids, Py_ssize_t size, Py_ssize_t count,

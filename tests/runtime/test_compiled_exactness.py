@@ -48,12 +48,13 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 from specrun.runtime.trees import tree_laws
 from specrun.runtime.trees.topology import parse_topology
-from specrun.runtime.trees.tree_laws import PathLaws, grow_draft
+from specrun.runtime.trees.tree_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 RULES = {"exact": BlockRule(), "token": ExactRule()}  # kseq has no compiled walk
 SETTINGS = {"top-k 3": CUT, "the default": DEFAULT}
 GREEDY = DEFAULT.replace(temperature=0.0)
+FEW = CUT.replace(top_k=2)
 LENGTHS = {"plain": 3, "chain": 3, "point masses": 3, "wandering chain": 3}
 POOL = 4  # tokens that the tables may say
 
@@ -346,15 +347,30 @@ def test_an_unchanged_copy_passes(monkeypatch: pytest.MonkeyPatch, builder: Muta
 # -- draws -----------------------------------------------------------------------------------------
 
 
-def below_rows(drafts: RowTable, shape: str) -> Propose:
+def whole(rows: list[np.ndarray]) -> EvaluatedDepth:
+    """Whole rows, as a model has them."""
+    return rows
+
+
+def highest(rows: list[np.ndarray]) -> EvaluatedDepth:
+    """The highest of each row with their names, as a head has them: one more than top-k keeps."""
+    order = [np.sort(np.argsort(-row, kind="stable")[: CUT.top_k + 1]) for row in rows]
+    logits = [row[best] for row, best in zip(rows, order, strict=True)]
+    return HighestLogits(np.array(order, np.int32), np.array(logits))
+
+
+Said = Callable[[list[np.ndarray]], EvaluatedDepth]
+
+
+def below_rows(drafts: RowTable, shape: str, said: Said) -> Propose:
     """Trees that compiled code draws depth by depth, from rows that a table has."""
 
     def propose(request: DraftRequest) -> DraftTree:
         laws = PathLaws(
-            lambda: [drafts.row(request.tokens)],
-            lambda _parents, _tokens, paths: [
-                drafts.row([*request.tokens, *path]) for path in paths()
-            ],
+            lambda: said([drafts.row(request.tokens)]),
+            lambda _parents, _tokens, paths: said(
+                [drafts.row([*request.tokens, *path]) for path in paths()]
+            ),
             request,
             drafts.params,
         )
@@ -363,13 +379,16 @@ def below_rows(drafts: RowTable, shape: str) -> Propose:
     return propose
 
 
-def depths_bias(monkeypatch: pytest.MonkeyPatch, loops: object) -> float:
+def depths_bias(monkeypatch: pytest.MonkeyPatch, loops: object, said: Said = whole) -> float:
     """Return the largest error of texts whose drafts `drawn_depth` draws."""
     watched = Watched(loops)
     monkeypatch.setattr(tree_laws, "LOOPS", watched)
     biases = [
         row_bias(
-            ExactRule(), below_rows(RowTable(seed + 30, most=3), shape), RowTable(seed, most=3), 3
+            ExactRule(),
+            below_rows(RowTable(seed + 30, most=3), shape, said),
+            RowTable(seed, most=3),
+            3,
         )
         for seed in range(2)
         for shape in ("3", "2x2", "1x1")
@@ -379,9 +398,12 @@ def depths_bias(monkeypatch: pytest.MonkeyPatch, loops: object) -> float:
     return max(biases)
 
 
-def test_trees_drawn_below_rows_give_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said", [whole, highest])
+def test_trees_drawn_below_rows_give_the_targets_law(
+    monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
     walks = watch_walks(monkeypatch, LOOPS)
-    assert depths_bias(monkeypatch, LOOPS) < TOLERANCE
+    assert depths_bias(monkeypatch, LOOPS, said) < TOLERANCE
     assert walks.answered["verify"] > 20
 
 
@@ -395,7 +417,6 @@ def test_siblings_drawn_in_turn_are_drawn_by_compiled_code(monkeypatch: pytest.M
 
 
 VOCAB = 40
-FEW = CUT.replace(top_k=2)
 
 
 class ModelTable(RowTable):

@@ -79,10 +79,10 @@ def test_a_walk_calls_what_pythons_own_walk_calls(name: str) -> None:
     assert len(kinds) > 10
 
 
-def test_drafts_that_are_verified_for_drafts_are_walked_by_compiled_code(
+def test_noise_for_drafts_decides_a_walk_as_it_does_in_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As cascades have it: their inner rounds decide by noise for drafts."""
+    """It draws in another way than an answer's own, from the same key."""
     tree, rows, params = random_round(11)
     laws, noises = ShortLaws(rows.__getitem__, params), [SeededNoise(3).for_drafting(7)] * 2
     kept = ExactRule().accept(tree, laws, noises[0], 7)
