@@ -5,8 +5,9 @@ the program returns is computed and not sampled. Here the program drafts a small
 under test accept, and goes on from the target's own laws; what it emits must have their product.
 
 Laws are what the settings under test make of rows of logits, as in a round: where compiled code
-walks for a rule there, it is compiled code that is enumerated here. Settings that cut nothing off
-are tried beside them, because rules walk in Python by these.
+walks for a rule there, it is compiled code that is enumerated here, and so are its draws of trees
+without replacement. Settings that cut nothing off are tried beside them: rules walk in Python by
+these.
 """
 
 from __future__ import annotations
@@ -36,16 +37,20 @@ from specrun.runtime.acceptance import (
 )
 from specrun.runtime.acceptance.followed import FollowedLaws
 from specrun.runtime.acceptance.rule import LawAt
+from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.law import Law
 from specrun.runtime.loop import followed_laws
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.trees.topology import parse_topology
+from specrun.runtime.trees.tree_laws import PathLaws, grow_draft
 
 _TOLERANCE = 1e-12
 _TOKENS = 3  # of an emitted text: drafts of depth 2, and the target's own
 _MOST = 60  # random laws
+_SIBLINGS = parse_topology("2x1")
 _OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
@@ -101,12 +106,33 @@ class _WatchedLaws(FollowedLaws):
         return kept
 
 
+def _draft(
+    shape: Shape, rows: _Rows, params: SamplingParams, noise: NoiseSource, walks: Counter[str]
+) -> DraftTree:
+    """Return a tree of depth 2; `walks` counts those that compiled code drew, "drawn"."""
+    if shape != "without replacement":
+        return grow(shape, rows.after, noise)
+    request = DraftRequest([], params, noise, max_depth=2, max_nodes=4)
+    laws = PathLaws(
+        lambda: [rows.of(())[0]],
+        lambda _parents, _tokens, paths: [rows.of(tuple(path))[0] for path in paths()],
+        request,
+        params,
+    )
+    drawn = laws.drawn_tree(_SIBLINGS)
+    if drawn is None:
+        return grow_draft(_SIBLINGS, laws, request, sampling="without")
+    walks["drawn"] += 1
+    return drawn
+
+
 def largest_error(
     rule: AcceptanceRule, params: SamplingParams, seed: int, shape: Shape, walks: Counter[str]
 ) -> float:
     """Return the largest error of any text's probability, against the target's product of laws.
 
-    `walks` counts how often the rule accepted, "all", and how often compiled code did it.
+    `walks` counts how often the rule accepted, "all", how often compiled code did it, "compiled",
+    and how often that drew the tree.
     """
     if params.is_greedy:  # whose drafts are chosen
         shape = "point masses"
@@ -124,7 +150,7 @@ def largest_error(
         return _WatchedLaws(kind, rows, params, walks)
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
-        tree = grow(shape, drafts.after, noise)
+        tree = _draft(shape, drafts, params, noise, walks)
         accepted = rule.accept(tree, law_at(tree), noise, 0)
         walks["all"] += 1
         text = (*(tree.tokens[node] for node in accepted.path), accepted.next_token)
@@ -242,6 +268,5 @@ def _walked(walks: Counter[str], settings: Sequence[SamplingParams]) -> str:
         f"min-p {params.min_p:g}"
         for params in settings
     )
-    if not compiled:
-        return f"{python:,} walks in Python, none in compiled code, by {named}, and without cuts"
-    return f"{compiled:,} walks in compiled code by {named}, {python:,} in Python without cuts"
+    whose = f"{python:,} walks in Python, {walks['drawn']:,} trees drawn in compiled code"
+    return f"{compiled:,} walks in compiled code by {named}, {whose}"

@@ -43,8 +43,10 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.tree_layout import Move
+from specrun.runtime.trees import tree_laws
 
-WRONG_WALKS = [
+WRONG_CODE = [
+    Mutant("drawn-twice", "noise.h", "left[place] = 0.0;", ";"),
     Mutant("q-forgotten", "verification.c", "level->token) / drafted;", "level->token);"),
     Mutant(
         "point-mass-left", "verification.c", "size, token);\n    else\n", "size, -1);\n    else\n"
@@ -142,30 +144,29 @@ def test_a_rule_that_forgets_the_residual_fails_twice(
 def test_what_is_enumerated_is_the_compiled_walk(setting: Setting) -> None:
     """By the settings under test, the default ones here; Python's walk is enumerated beside."""
     found = check_rule(setting)
-    words = r"([\d,]+) walks in compiled code by temperature 0.8, top-k 40, .*, ([\d,]+) in Python"
-    walks = re.search(words, found.tested)
-    assert (walks is not None) == (LOOPS is not None)
-    if walks is not None:
-        assert all(int(number.replace(",", "")) > 100 for number in walks.groups())
+    assert "in compiled code by temperature 0.8, top-k 40, top-p 0.95, min-p 0.05" in found.tested
+    numbers = re.findall(r"([\d,]+) (?:walks in|trees drawn)", found.tested)
+    compiled, python, drawn = (int(number.replace(",", "")) for number in numbers)
+    assert python > 100
+    assert (compiled > 100, drawn > 10) == (LOOPS is not None,) * 2
     setting.params = [SamplingParams(temperature=0.0), SamplingParams(top_k=2, min_p=0.0)]
     again = check_rule(setting)
     assert again.status == "passed"
     assert "temperature 0, top-k 40, top-p 0.95, min-p 0.05 and temperature 0.8" in again.tested
     setting.runtime.session.rule = KSeqRule()  # walks in Python
-    assert "none in compiled code" in check_rule(setting).tested
+    assert ": 0 walks in compiled code" in check_rule(setting).tested
 
 
 @pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
-@pytest.mark.parametrize("mutant", WRONG_WALKS, ids=str)
-def test_a_wrong_compiled_walk_fails(
+@pytest.mark.parametrize("mutant", WRONG_CODE, ids=str)
+def test_wrong_compiled_code_fails(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mutant: Mutant
 ) -> None:
-    """Nobody but the compiled walk is wrong: it is what the check enumerates."""
-    monkeypatch.setattr(followed, "LOOPS", MutantBuilder(tmp_path).build(mutant))
-    found = check_rule(setting)
-    assert found.status == "failed"
-    assert found.figure is not None
-    assert found.figure > 1e-3
+    """Nobody but the compiled walk, or draw, is wrong: it is what the check enumerates."""
+    wrong = MutantBuilder(tmp_path).build(mutant)
+    monkeypatch.setattr(tree_laws if mutant.source == "noise.h" else followed, "LOOPS", wrong)
+    proof = prove(setting.runtime, ProofOptions(SECONDS), steps=[("rule", check_rule)])
+    assert statuses(proof) == {"rule": "failed"}
 
 
 @pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
