@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
-from specrun.cli.options.group import Section, SectionedCommand
+from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -18,6 +18,7 @@ from specrun.cli.options.model import (
 )
 from specrun.cli.options.opening import open_runtime
 from specrun.cli.options.output import terminal_options
+from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
 from specrun.cli.options.types import MAX_COUNT
 from specrun.cli.terminal.errors import INTERRUPTED
 from specrun.cli.terminal.terminal import Terminal
@@ -31,11 +32,19 @@ Examples:
   specrun prove -m target.gguf --drafter prompt-lookup --shape fixed --json
 
 \b
-The acceptance rule is enumerated; the cache after random trees is compared with plain evaluations, texts
-with plain decoding's, the law of short texts with the target's (chi-square), answers after faults with
-a fresh session's. Each check has a control that it has to see. What is left out says why. Exit status 1
+The acceptance rule is enumerated, in the compiled code that walks for it by the settings of sampling;
+the cache after random trees is compared with plain evaluations, texts with plain decoding's, the law of
+short texts with the target's (chi-square), answers after faults with a fresh session's. Each check has a control that it has to see. What is left out says why. Exit status 1
 if a check fails, 130 if Ctrl-C came before the end.
 """  # noqa: E501 - as it is shown
+
+
+sampling_options = option_group(
+    "sampling",
+    SamplingGrid,
+    temperatures_option("0.8", " that the rule is tried at"),
+    *TRUNCATION_OPTIONS,
+)
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
@@ -48,6 +57,7 @@ if a check fails, 130 if Ctrl-C came before the end.
     default=0.5,
 )
 @_PROOF.option("--seed", "What all is drawn from.", click.IntRange(0, MAX_COUNT), default=0)
+@sampling_options
 @format_options
 @terminal_options
 def prove(
@@ -55,6 +65,7 @@ def prove(
     draft: DraftSettings,
     minutes: float,
     seed: int,
+    sampling: SamplingGrid,
     form: OutputForm,
     terminal: Terminal,
 ) -> None:
@@ -68,7 +79,8 @@ def prove(
     with open_runtime(load, draft, template, SamplingParams(), terminal) as runtime:
 
         def measure(say: Callable[[str], None]) -> list[Proof]:
-            return [check(runtime, ProofOptions(60.0 * minutes, seed), progress=say)]
+            options = ProofOptions(60.0 * minutes, seed, sampling.params())
+            return [check(runtime, options, progress=say)]
 
         (proof,) = measure_and_print("prove", measure, proof_table, form, terminal)
     for found in proof.checks:

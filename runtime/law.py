@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.compiled import LOOPS
+from specrun.runtime.compiled import LOOPS, UnmadeLaw
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
@@ -143,6 +143,16 @@ class Law:
         # One past the end is no index; the last slot then fails the comparison.
         slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
+
+
+_ID_BYTES = np.dtype(np.intp).itemsize  # and a probability's: elsewhere there are no compiled laws
+
+
+def made_law(law: UnmadeLaw) -> Law:
+    """Return a law that lies among others."""
+    laws, number, room, size = law
+    ids = np.frombuffer(laws, np.intp, 2 * room, number * 2 * room * _ID_BYTES)
+    return Law(ids[room : room + size].view(np.float64), ids[:size])
 
 
 def side_by_side(law: Law, other: Law) -> tuple[FloatArray, FloatArray, IdArray | None]:

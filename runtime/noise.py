@@ -13,15 +13,15 @@ import hashlib
 import math
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.runtime.compiled import LOOPS
-from specrun.runtime.law import SHORT, Law
+from specrun.runtime.compiled import LOOPS, Draws, Methods
+from specrun.runtime.law import SHORT, Law, made_law
 
 Words = npt.NDArray[np.uint64]
 # The increment and the multipliers of SplitMix64 (Steele, Lea and Flood 2014).
@@ -196,8 +196,8 @@ class DraftNoise(SeededNoise):
             return law.token_at(0.0)
         if LOOPS is not None and size <= SHORT:
             self._choices += 1
-            word, number = self._position_word(), self._choices
-            return LOOPS.distinct(law.probs, law.ids, 1, word, number)[0]
+            numbers = self._position_word(), self._choices
+            return LOOPS.draw_distinct(law.probs, law.ids, 1, numbers)[0]
         return law.token_at(self._next_uniform())
 
     def choose_distinct(self, law: Law, count: int) -> list[int]:
@@ -211,7 +211,7 @@ class DraftNoise(SeededNoise):
             return choose_in_turn(self, law, count)
         if LOOPS is not None:
             word = self._position_word() if self._word is None else self._word
-            tokens = LOOPS.distinct(law.probs, law.ids, count, word, self._choices + 1)
+            tokens = LOOPS.draw_distinct(law.probs, law.ids, count, (word, self._choices + 1))
             # A law of one token asks for no number, here as in `choose`.
             self._choices += len(tokens) if len(law.probs) > 1 else 0
             return tokens
@@ -237,8 +237,62 @@ class DraftNoise(SeededNoise):
         return (self._hash(2 * self._choices) >> 11) * 2.0**-53
 
 
+class NotedNoise:
+    """Another source's decisions, noted: a walk that is begun again is decided as it was before."""
+
+    def __init__(self, source: NoiseSource) -> None:
+        self._source = source
+        self._decisions: list[int] = []
+        self._given = 0  # how many of them were asked for, since the walk began
+
+    def again(self) -> NotedNoise:
+        """Begin again: the decisions so far come first, then the source's next ones."""
+        self._given = 0
+        return self
+
+    def seek(self, position: int) -> None:
+        """Turn the source to the draws of `position`, unless its decisions there are known."""
+        if self._given == len(self._decisions):
+            self._source.seek(position)
+
+    def accept(self, probability: float) -> bool:
+        """Return True with the given probability."""
+        return bool(self._next(lambda: self._source.accept(probability)))
+
+    def choose(self, law: Law) -> int:
+        """Return a token drawn from `law`."""
+        return self._next(lambda: self._source.choose(law))
+
+    def for_drafting(self, round_start: int) -> NoiseSource:
+        """Return the source's own for drafts."""
+        return self._source.for_drafting(round_start)
+
+    def _next(self, decide: Callable[[], int]) -> int:
+        if self._given == len(self._decisions):
+            self._decisions.append(decide())
+        self._given += 1
+        return self._decisions[self._given - 1]
+
+
+def methods_of(noise: NoiseSource) -> Methods:
+    """Return what compiled code calls for the decisions of any source."""
+    return noise.seek, noise.accept, lambda law: noise.choose(made_law(law))
+
+
+def draws_of(noise: NoiseSource, start: int, count: int) -> Draws:
+    """Return what compiled code draws by: the numbers of a `DraftNoise`, or any source's methods.
+
+    The first draw is for position `start`, and `count` positions follow each other.
+    """
+    if type(noise) is DraftNoise:
+        return (*noise.source, start, count)
+    return (*methods_of(noise), start, count)
+
+
 def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
     """Return up to `count` different tokens, each chosen from what the earlier ones left."""
+    if LOOPS is not None and len(law.probs) <= SHORT:
+        return LOOPS.draw_distinct(law.probs, law.ids, count, methods_of(noise))
     tokens: list[int] = []
     while True:
         tokens.append(noise.choose(law))

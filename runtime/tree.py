@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.compiled import UnmadeLaw
-from specrun.runtime.law import Law, LawWithout
+from specrun.runtime.law import Law, LawWithout, made_law
 
 ROOT = -1
 """The last committed token, parent of the first drafted ones."""
@@ -38,16 +38,6 @@ class Draw(NamedTuple):
 
     node: int
     law: Law | None = None
-
-
-_ID_BYTES = np.dtype(np.intp).itemsize  # and a probability's: elsewhere there are no compiled laws
-
-
-def made_law(law: UnmadeLaw) -> Law:
-    """Return a law that lies among others."""
-    laws, number, room, size = law
-    ids = np.frombuffer(laws, np.intp, 2 * room, number * 2 * room * _ID_BYTES)
-    return Law(ids[room : room + size].view(np.float64), ids[:size])
 
 
 # Not frozen: that costs a call for every field, in every round. Trees share what they are made of.

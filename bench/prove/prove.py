@@ -19,6 +19,7 @@ from specrun.bench.prove.texts import check_faults, check_law, check_texts
 from specrun.bench.table import Table
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.runtime import Runtime
+from specrun.runtime.sampling import SamplingParams
 
 _POSITIONS = 32  # of batch noise
 _TIMES_NOISE = 4.0  # two tokens, each moved by twice what was seen
@@ -26,10 +27,14 @@ _TIMES_NOISE = 4.0  # two tokens, each moved by twice what was seen
 
 @dataclass(frozen=True, slots=True)
 class ProofOptions:
-    """`seconds` are shared among the checks, which all do their least however long that takes."""
+    """`seconds` are shared among the checks, which all do their least however long that takes.
+
+    `params` are the settings of sampling by which the acceptance rule is enumerated.
+    """
 
     seconds: float = 30.0
     seed: int = 0
+    params: tuple[SamplingParams, ...] = (SamplingParams(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,8 @@ def prove(
     An error in a check is its failure: a sound pair raises none.
     """
     options = options or ProofOptions()
-    started, setting = time.monotonic(), Setting(runtime, options.seed, options.seconds)
+    started = time.monotonic()
+    setting = Setting(runtime, options.seed, options.seconds, options.params)
     checks: list[Check] = []
     interrupted = False
     try:

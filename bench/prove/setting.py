@@ -18,6 +18,7 @@ from specrun.runtime.acceptance import ExactRule, Rule, SequentialCascade
 from specrun.runtime.drafter import Drafter, DraftRequest
 from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.runtime import Runtime
+from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
@@ -72,11 +73,18 @@ class Setting:
 
     `floor` is how far, in nats, rounding alone may move a row even where it was not seen to: what
     a step of the cache's type may do. `near` is how close two tokens have to be for rounding to
-    explain that one was taken for the other. Both are 0 where evaluations have one width.
+    explain that one was taken for the other. Both are 0 where evaluations have one width. `params`
+    are the settings of sampling by which the rule is enumerated.
     """
 
-    def __init__(self, runtime: Runtime, seed: int, seconds: float) -> None:
-        self.runtime, self.seed, self.seconds = runtime, seed, seconds
+    def __init__(
+        self,
+        runtime: Runtime,
+        seed: int,
+        seconds: float,
+        params: Sequence[SamplingParams] = (SamplingParams(),),
+    ) -> None:
+        self.runtime, self.seed, self.seconds, self.params = runtime, seed, seconds, params
         self.model = runtime.model
         self.width = runtime.session.target.width
         drafter = runtime.session.drafter

@@ -58,8 +58,9 @@ class BlockRule:
         """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
         if isinstance(law_at, FollowedLaws):
             followed = law_at.followed(tree, noise, position, as_block=True)
-            if followed is not None:
+            if isinstance(followed, Acceptance):
                 return followed
+            noise = followed
         chain = _leading_chain(tree)
         if all(map(_is_point, chain)):
             return self._token_wise.accept(tree, law_at, noise, position)

@@ -42,8 +42,9 @@ class ExactRule:
         """Walk down from the root, deciding one token per node (see the module's formula)."""
         if isinstance(law_at, FollowedLaws):
             followed = law_at.followed(tree, noise, position, as_block=False)
-            if followed is not None:
+            if isinstance(followed, Acceptance):
                 return followed
+            noise = followed
         return walk(tree, law_at, noise, position, decide)
 
 

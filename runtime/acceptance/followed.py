@@ -17,7 +17,7 @@ import numpy as np
 from specrun.runtime.acceptance.rule import Acceptance
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource, SeededNoise
+from specrun.runtime.noise import NoiseSource, NotedNoise, SeededNoise, methods_of
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, greedy_token, transformed_law
 from specrun.runtime.tree import DraftTree
@@ -41,13 +41,13 @@ class FollowedLaws:
 
     def followed(
         self, tree: DraftTree, noise: NoiseSource, position: int, *, as_block: bool
-    ) -> Acceptance | None:
-        """Return what an exact rule keeps of a tree; None where it has to ask for the laws.
+    ) -> Acceptance | NoiseSource:
+        """Return what an exact rule keeps of a tree, or the noise by which it has to ask itself.
 
         `as_block`: of a leading chain of draws by block verification. There may be no compiled
-        code, a law that is not short, a broken row, or other noise than an answer's own.
+        code, a law that is not short, or a broken row. What was decided by then is decided alike.
         """
-        return None
+        return noise
 
 
 class CertainLaws(FollowedLaws):
@@ -61,13 +61,13 @@ class CertainLaws(FollowedLaws):
 
     def followed(
         self, tree: DraftTree, noise: NoiseSource, position: int, *, as_block: bool
-    ) -> Acceptance | None:
+    ) -> Acceptance | NoiseSource:
         """Return the nodes that spell what the target would have said: nothing is drawn."""
         if LOOPS is None:
-            return None
+            return noise
         rows = self.logits if self.matrix is None else self.matrix
         kept = LOOPS.walk_highest(rows, tree.tokens, tree.draws.get)
-        return None if kept is None else Acceptance(*kept)
+        return noise if kept is None else Acceptance(*kept)
 
 
 class ShortLaws(FollowedLaws):
@@ -77,13 +77,17 @@ class ShortLaws(FollowedLaws):
 
     def followed(
         self, tree: DraftTree, noise: NoiseSource, position: int, *, as_block: bool
-    ) -> Acceptance | None:
+    ) -> Acceptance | NoiseSource:
         """Walk as the rules do: over draws, siblings and point masses."""
-        if LOOPS is None or type(noise) is not SeededNoise:
-            return None
+        if LOOPS is None:
+            return noise
         k, share, lowest, temperature = self.params.cuts
-        cuts, source = (np.exp, share, lowest, temperature), noise.source
+        cuts = (np.exp, share, lowest, temperature)
         rows = self.logits if self.matrix is None else self.matrix
-        drawn = rows, tree.tokens, tree.draws_below
-        kept = LOOPS.verify(*drawn, np.empty(k), cuts, source, position, as_block)
-        return None if kept is None else Acceptance(*kept)
+        drawn = rows, tree.tokens, tree.draws_below, np.empty(k), cuts
+        if type(noise) is SeededNoise:
+            kept = LOOPS.verify(*drawn, noise.source, position, as_block)
+            return noise if kept is None else Acceptance(*kept)
+        noted = NotedNoise(noise)
+        kept = LOOPS.verify(*drawn, methods_of(noted), position, as_block)
+        return noted.again() if kept is None else Acceptance(*kept)

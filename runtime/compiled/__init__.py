@@ -30,6 +30,15 @@ how many it has. Law i begins at i times that room, with ids; probabilities foll
 DrawnSiblings = dict[int, tuple[int, tuple[int, ...], UnmadeLaw]]
 """Children drawn without replacement, by parent: the first one's node, their tokens, their law."""
 
+Methods = tuple[Callable[[int], object], Callable[[float], bool], Callable[[UnmadeLaw], int]]
+"""A noise source's `seek`, its `accept`, and its `choose`, which is given a law that is unmade."""
+
+Decisions = tuple[int, int] | Methods
+"""What decides: the key and the stream of an answer's own numbers, or another source's methods."""
+
+Draws = tuple[int, int, int, int] | tuple[*Methods, int, int]
+"""As `Decisions`, then the position of the first draw and at how many positions there are draws."""
+
 MOST_RANKED = 256
 """The most entries that `Loops.truncate` ranks."""
 
@@ -69,10 +78,13 @@ class Loops(Protocol):
     def place_at(self, probs: Numbers, uniform: float) -> int:
         """Return the place at a number of the cumulative law."""
 
-    def distinct(
-        self, probs: Numbers, ids: Ids | None, count: int, word: int, first: int
+    def draw_distinct(
+        self, probs: Numbers, ids: Ids | None, count: int, noise: Decisions
     ) -> list[int]:
-        """Draw up to `count` tokens, each from what the earlier ones left."""
+        """Draw up to `count` tokens, each from what the earlier ones left.
+
+        Numbers are a position's own: its word, and the number of the first draw.
+        """
 
     def race(self, probs: Numbers, ids: Ids | None, key: int) -> int:
         """Return the token that arrives first."""
@@ -143,7 +155,7 @@ class Loops(Protocol):
         draws: Callable[[int], tuple[object, ...] | None],
         array: Numbers,
         cuts: tuple[np.ufunc, float, float, float],
-        noise: tuple[int, int],
+        noise: Decisions,
         position: int,
         as_block: bool,
     ) -> tuple[tuple[int, ...], int, bool] | None:
@@ -200,7 +212,7 @@ class Loops(Protocol):
         token: int,
         place: tuple[int, int],
         ends: frozenset[int],
-        noise: tuple[int, int, int, int],
+        noise: Draws,
         laws: list[UnmadeLaw],
         scratch: Numbers,
         cuts: tuple[np.ufunc, float, float, float],
@@ -213,7 +225,7 @@ class Loops(Protocol):
         memory: tuple[int, int, int],
         place: tuple[tuple[int, ...], int, int, int],
         shape: Mapping[int, tuple[int, ...]],
-        noise: tuple[int, int, int, int],
+        noise: Draws,
         scratch: Numbers,
         cuts: tuple[np.ufunc, float, float, float],
         sequences: tuple[int, list[int]],
@@ -227,7 +239,7 @@ class Loops(Protocol):
         names: npt.NDArray[np.int32] | None,
         level: tuple[list[tuple[int, ...]], list[int], int],
         shape: Mapping[int, tuple[int, ...]],
-        noise: tuple[int, int, int, int],
+        noise: Draws,
         scratch: Numbers,
         cuts: tuple[np.ufunc, float, float, float],
         tree: tuple[list[int], list[int], DrawnSiblings],

@@ -11,9 +11,9 @@
 #include "draws.h"
 #include "highest.h"
 #include "law_room.h"
+#include "noise.h"
 #include "steps.h"
 #include "truncation.h"
-#include "words.h"
 
 Py_ssize_t batch_bytes(void)
 {
@@ -67,10 +67,10 @@ PyObject *greedy_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 
 /* Write the law of the row that was evaluated last, and draw from it; return the token.
 
-   -1: the row is broken, -2: an error. */
+   -1: the row is broken, -2: an error. It is the first draw of a position. */
 static int64_t draw(
-    const Steps *steps, Py_ssize_t n_known, const Cuts *cuts, LawRoom *room, uint64_t word,
-    PyObject *laws)
+    const Steps *steps, Py_ssize_t n_known, const Cuts *cuts, LawRoom *room, Noise *noise,
+    int64_t position, PyObject *laws)
 {
     const double *probs;
     const int64_t *ids;
@@ -81,20 +81,18 @@ static int64_t draw(
     PyObject *law = name_law(room, size);
     int failed = law == NULL || PyList_Append(laws, law);
     Py_XDECREF(law);
-    if (failed)
+    if (failed || seek(noise, position))
         return -2;
-    /* The first draw of a position; a law of one token asks for no number. */
-    double uniform = size > 1 ? uniform_of(split_mix(word, 2)) : 0.0;
-    Py_ssize_t place = place_in(probs, size, uniform);
-    return place < 0 ? -1 : ids[place];
+    Py_ssize_t place = place_of_draw(noise, probs, ids, size);
+    return place < 0 ? place : ids[place];
 }
 
 const char drawn_chain_doc[] =
 "drawn_chain(addresses, token, place, ends, noise, laws, scratch, cuts): a drawn chain.\n\n"
 "Evaluates a token, draws the next one from the law after it, and so on, unless it drew one of `ends`.\n"
 "With the token -1 it begins with a draw, from the row that is there. `place` is the token's position,\n"
-"and how many entries of a row count; `noise` are the key and the stream of the draws, the position\n"
-"of the first and how many. `scratch` has room for one law's probabilities, as many as top-k is;\n"
+"and how many entries of a row count; `noise` are the key and the stream of the draws (or the three\n"
+"functions of `verify`), the position of the first and how many. `scratch` has room for one law's probabilities, as many as top-k is;\n"
 "`cuts` as in `truncate`: exp, share, lowest, temperature. To `laws` each one is appended that was\n"
 "drawn from: bytes, its number in them, top-k, its size (see law_room.h).\n"
 "Returns llama.cpp's last code, the seconds in its evaluation, and the tokens; -1 ends them where a\n"
@@ -133,7 +131,8 @@ PyObject *drawn_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
             break;
         /* Ctrl-C, as between two evaluations in Python. */
         if (PyErr_CheckSignals() == 0)
-            next = draw(&steps, n_known, &cuts, &room, word_of(&draws, i), args[5]);
+            next = draw(
+                &steps, n_known, &cuts, &room, &draws.noise, draws.start + i, args[5]);
         PyObject *named = next == -2 ? NULL : PyLong_FromLongLong(next);
         int ended = named == NULL || PyList_Append(tokens, named) ? -1 : PySet_Contains(args[3], named);
         Py_XDECREF(named);

@@ -43,24 +43,4 @@ static inline Py_ssize_t place_in(const double *probs, Py_ssize_t size, double u
     return last;
 }
 
-/* Draw up to `count` different places, each from what the earlier ones left; return how many.
-
-   Draw i takes number 2 (first + i) of the SplitMix64 sequence from `word`; a law of one token asks
-   for none. `left` is the law: what was drawn is taken out. The rest is not renormalised: the number
-   is scaled by the new total instead. */
-static inline Py_ssize_t draw_distinct(
-    double *left, Py_ssize_t size, Py_ssize_t count, uint64_t word, uint64_t first, Py_ssize_t *places)
-{
-    Py_ssize_t n = 0;
-    for (; n < count; n++) {
-        double uniform = size > 1 ? uniform_of(split_mix(word, 2 * (first + (uint64_t)n))) : 0.0;
-        Py_ssize_t place = place_in(left, size, uniform);
-        if (place < 0)
-            break;
-        left[place] = 0.0;
-        places[n] = place;
-    }
-    return n;
-}
-
 #endif

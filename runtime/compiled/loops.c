@@ -16,6 +16,7 @@
 #include "highest.h"
 #include "log_mass.h"
 #include "moves.h"
+#include "noise.h"
 #include "pairs.h"
 #include "places.h"
 #include "rows.h"
@@ -152,20 +153,31 @@ static PyObject *place_at(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     return PyLong_FromSsize_t(place);
 }
 
-PyDoc_STRVAR(distinct_doc,
-"distinct(probs, ids, count, word, first): draw up to `count` tokens, each from what is left.\n\n"
-"Draw i takes number 2 (first + i) of the SplitMix64 sequence from `word`. With `ids` None, tokens\n"
-"are numbered by their places. Laws have at most 128 tokens.");
+PyDoc_STRVAR(draw_distinct_doc,
+"draw_distinct(probs, ids, count, noise): draw up to `count` tokens, each from what is left.\n\n"
+"By the numbers (word, first), draw i takes number 2 (first + i) of the SplitMix64 sequence from `word`;\n"
+"by the three functions of `verify`, another source is asked. With `ids` None, tokens are numbered by\n"
+"their places. Laws have at most 128 tokens.");
 
-static PyObject *distinct(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+/* Read the numbers of a position, or another source; -1 is an error. */
+static int open_position(PyObject *given, Noise *noise)
+{
+    if (open_noise(given, noise))
+        return -1;
+    noise->word = noise->key;
+    noise->n_choices = (uint64_t)noise->stream - 1;
+    return 0;
+}
+
+static PyObject *draw_distinct_tokens(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
     Py_buffer views[2];
-    if (check_count(n_args, 5))
+    Noise noise;
+    if (check_count(n_args, 4))
         return NULL;
-    Py_ssize_t count = PyLong_AsSsize_t(args[2]), first = PyLong_AsSsize_t(args[4]);
-    uint64_t word = PyLong_AsUnsignedLongLong(args[3]);
+    Py_ssize_t count = PyLong_AsSsize_t(args[2]);
     int is_dense = args[1] == Py_None;
-    if (PyErr_Occurred() || open_arrays(args, views, is_dense ? "d" : "dq"))
+    if (PyErr_Occurred() || open_position(args[3], &noise) || open_arrays(args, views, is_dense ? "d" : "dq"))
         return NULL;
     Py_ssize_t size = length_of(&views[0]);
     const int64_t *ids = is_dense ? NULL : views[1].buf;
@@ -178,7 +190,9 @@ static PyObject *distinct(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     Py_ssize_t places[MOST_DRAWN], n = 0;
     if (tokens != NULL) {
         memcpy(left, views[0].buf, (size_t)size * sizeof *left);
-        n = draw_distinct(left, size, count < size ? count : size, word, (uint64_t)first, places);
+        n = draw_distinct(&noise, left, ids, size, count < size ? count : size, places);
+        if (n < 0)
+            Py_CLEAR(tokens);
     }
     for (Py_ssize_t i = 0; tokens != NULL && i < n; i++) {
         PyObject *token = PyLong_FromLongLong(is_dense ? places[i] : ids[places[i]]);
@@ -390,7 +404,9 @@ static PyObject *walk_highest(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 static PyMethodDef functions[] = {
     {"truncate", (PyCFunction)(void (*)(void))truncate_row, METH_FASTCALL, truncate_doc},
-    FUNCTION(truncate_rows), FUNCTION(place_at), FUNCTION(distinct), FUNCTION(race),
+    {"draw_distinct", (PyCFunction)(void (*)(void))draw_distinct_tokens, METH_FASTCALL,
+     draw_distinct_doc},
+    FUNCTION(truncate_rows), FUNCTION(place_at), FUNCTION(race),
     FUNCTION(left_over), FUNCTION(place_of),
     FUNCTION(greedy_chain), FUNCTION(chain_places), FUNCTION(places), FUNCTION(follow),
     FUNCTION(drawn_chain), FUNCTION(drawn_tree), FUNCTION(drawn_depth), FUNCTION(keep_path), FUNCTION(digest), FUNCTION(verify), FUNCTION(walk_highest), FUNCTION(log_mass),

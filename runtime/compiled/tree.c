@@ -14,10 +14,10 @@
 #include "draws.h"
 #include "law_room.h"
 #include "moves.h"
+#include "noise.h"
 #include "rows.h"
 #include "steps.h"
 #include "truncation.h"
-#include "words.h"
 
 /* A node that is evaluated: its place in the shape, its number in the tree and among those that are
    evaluated, and the sequence of its path. */
@@ -128,10 +128,10 @@ static int note_children(Growth *growth, Py_ssize_t node, const int64_t *tokens,
 
 /* Draw the children of a node, whose row is given (names as in `make_law`); write what is evaluated next.
 
-   Returns how many these are; -1 is an error, -2 a broken row. `number` counts the draws of a depth. */
+   Returns how many these are; -1 is an error, -2 a broken row. */
 static Py_ssize_t draw_children(
     Growth *growth, const Evaluated *node, Py_ssize_t index, const float *row, const int32_t *names,
-    uint64_t word, uint64_t *number, Evaluated *next, Py_ssize_t room)
+    Noise *noise, Evaluated *next, Py_ssize_t room)
 {
     Py_ssize_t wanted = PyTuple_GET_SIZE(node->children), grown = 0, places[MOST_DRAWN];
     int64_t tokens[MOST_DRAWN];
@@ -143,9 +143,9 @@ static Py_ssize_t draw_children(
     if (size <= 0)
         return size < 0 ? -1 : -2;
     memcpy(left, probs, (size_t)size * sizeof *probs);
-    Py_ssize_t n = draw_distinct(left, size, wanted < size ? wanted : size, word, *number, places);
-    /* A law of one token asks for no number. */
-    *number += size > 1 ? (uint64_t)n : 0;
+    Py_ssize_t n = draw_distinct(noise, left, ids, size, wanted < size ? wanted : size, places);
+    if (n < 0)
+        return -1;
     for (Py_ssize_t i = 0; i < n; i++)
         tokens[i] = ids[places[i]];
     Py_ssize_t first = PyList_GET_SIZE(growth->tokens);
@@ -169,25 +169,24 @@ static Py_ssize_t draw_children(
 }
 
 /* Grow all depths; returns the number of a row that is broken, -1 if none is, -2 for an error. */
-static Py_ssize_t grow(Growth *growth, Evaluated *levels[2], const Draws *draws, int32_t *code)
+static Py_ssize_t grow(Growth *growth, Evaluated *levels[2], Draws *draws, int32_t *code)
 {
     Evaluated *level = levels[0], *next = levels[1];
     Py_ssize_t n_level = 1;
     for (Py_ssize_t depth = 0; depth < draws->count; depth++) {
-        uint64_t word = word_of(draws, depth), number = 1;
         if (depth > 0) {
             int done = evaluate_depth(growth, next, level, n_level, (int)depth, code);
             if (done <= 0)
                 return done < 0 ? -2 : -1;
         }
         /* Ctrl-C, as between two evaluations in Python. */
-        if (PyErr_CheckSignals())
+        if (PyErr_CheckSignals() || seek(&draws->noise, draws->start + depth))
             return -2;
         const float *rows = growth->steps.logits(growth->steps.context);
         Py_ssize_t n_next = 0;
         for (Py_ssize_t i = 0; i < n_level; i++) {
             Py_ssize_t grown = draw_children(
-                growth, &level[i], i, rows + i * growth->n_vocab, NULL, word, &number, next + n_next,
+                growth, &level[i], i, rows + i * growth->n_vocab, NULL, &draws->noise, next + n_next,
                 MOST_NODES - n_next);
             if (grown < 0)
                 return grown == -2 ? i : -2;
@@ -278,8 +277,8 @@ const char drawn_tree_doc[] =
 "those that have children in `shape` (places of children by place, from -1 on), and so on. `place` is\n"
 "the text's end, a tuple (without tokens the row is there), the position of the first token that is\n"
 "evaluated, and how many of how many entries of a row count. The batch has room for all this.\n"
-"`noise` are the key and the stream of the draws, the position of the first depth and how many there\n"
-"are. `scratch` has room for one law's probabilities, as many as top-k is; `cuts` as in `truncate`:\n"
+"`noise` are the key and the stream of the draws (or the three functions of `verify`), the position of\n"
+"the first depth and how many there are. `scratch` has room for one law's probabilities, as many as top-k is; `cuts` as in `truncate`:\n"
 "exp, share, lowest, temperature. `sequences` are the one that holds the text, and how much of it each\n"
 "holds; parents, tokens and sequences of what is evaluated are appended to `nodes`. Returns\n"
 "llama.cpp's last code, the seconds in its evaluation, and of the tree the tokens, the parents, by\n"
@@ -371,8 +370,8 @@ static int open_depth(PyObject *const *args, Depth *depth)
 
 /* Draw the children of node number i of a depth, as `draw_children` does; -3: there is no law of it. */
 static Py_ssize_t draw_below(
-    Growth *growth, const Depth *depth, PyObject *scratch, Py_ssize_t i, uint64_t word,
-    uint64_t *number, Evaluated *next, Py_ssize_t room)
+    Growth *growth, const Depth *depth, PyObject *scratch, Py_ssize_t i, Noise *noise, Evaluated *next,
+    Py_ssize_t room)
 {
     Row row;
     Evaluated node = {.children = PyList_GET_ITEM(depth->children, i)};
@@ -390,8 +389,8 @@ static Py_ssize_t draw_below(
         && (growth->room.laws != NULL || open_law_room(scratch, depth->count, row.size, &growth->room) == 0))
         grown = draw_children(
             growth, &node, i, row.entries,
-            depth->names.buf == NULL ? NULL : (const int32_t *)depth->names.buf + i * width, word, number,
-            next, room);
+            depth->names.buf == NULL ? NULL : (const int32_t *)depth->names.buf + i * width, noise, next,
+            room);
     close_row(&row);
     return grown;
 }
@@ -443,14 +442,13 @@ PyObject *drawn_depth(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         return NULL;
     Evaluated *next = PyMem_Malloc(MOST_NODES * sizeof *next);
     Py_ssize_t n_next = 0, grown = 0;
-    uint64_t word = word_of(&draws, 0), number = 1;
-    if (next == NULL) {
+    if (next == NULL)
         PyErr_NoMemory();
+    if (next == NULL || seek(&draws.noise, draws.start))
         grown = -1;
-    }
     for (Py_ssize_t i = 0; grown >= 0 && i < depth.count; i++) {
         grown = draw_below(
-            &growth, &depth, args[5], i, word, &number, next + n_next, MOST_NODES - n_next);
+            &growth, &depth, args[5], i, &draws.noise, next + n_next, MOST_NODES - n_next);
         n_next += grown > 0 ? grown : 0;
     }
     PyObject *result = NULL;

@@ -11,10 +11,10 @@
 
 #include "arrays.h"
 #include "law_room.h"
+#include "noise.h"
 #include "rows.h"
 #include "short_laws.h"
 #include "sums.h"
-#include "words.h"
 
 #define SHORT 128     /* tokens of a law, as in runtime/law.py */
 #define DEEPEST 64    /* nodes of a path */
@@ -28,11 +28,6 @@ typedef struct {
     double probs[SHORT];
     Py_ssize_t size;
 } Law;
-
-typedef struct {
-    uint64_t key, word, n_tests;
-    int64_t stream;
-} Noise;
 
 typedef struct {
     RowSource rows;
@@ -62,27 +57,14 @@ typedef struct {
     int is_open;
 } Draft;
 
-/* -- noise --------------------------------------------------------------------------------------- */
-
-static void seek(Noise *noise, int64_t position)
+/* Draw the token of a position from probabilities of a law's tokens. */
+static int choose(const Noise *noise, const double *probs, const Law *law, int64_t *token)
 {
-    noise->word = word_at(noise->key, noise->stream, position);
-    noise->n_tests = 0;
-}
-
-static int accepts(Noise *noise, double probability)
-{
-    if (probability >= 1.0)
-        return 1;
-    noise->n_tests++;
-    return uniform_of(split_mix(noise->word, 2 * noise->n_tests + 1)) < probability;
-}
-
-static int64_t chosen(const Noise *noise, const double *probs, const Law *law)
-{
-    if (law->size == 1)
-        return law->ids[0];
-    return first_of_race(probs, law->ids, law->size, split_mix(noise->word, 2));
+    if (noise->choose != NULL)
+        return call_choose(noise, probs, law->ids, law->size, token) ? FAILED : DONE;
+    *token = law->size == 1
+        ? law->ids[0] : first_of_race(probs, law->ids, law->size, split_mix(noise->word, 2));
+    return DONE;
 }
 
 /* -- laws and draws ------------------------------------------------------------------------------ */
@@ -261,8 +243,9 @@ static int test_draw(Walk *walk, PyObject *law, const Draft *draft, int64_t toke
     double drafted = probability_in(draft->ids, draft->probs, draft->size, token);
     if (!(drafted > 0.0))
         return UNUSUAL;
-    if (target > 0.0 && accepts(&walk->noise, target / drafted))
-        return 1 + DONE;
+    int is_kept = target > 0.0 ? accepts(&walk->noise, target / drafted) : 0;
+    if (is_kept)
+        return is_kept < 0 ? FAILED : 1 + DONE;
     if (law == Py_None)
         take_out(remaining->probs, remaining->ids, remaining->size, token);
     else
@@ -330,12 +313,12 @@ static int test_draws(Walk *walk, const Drawn *drawn, Py_ssize_t n_tested, Law *
 /* Settle the point masses from number `start` on: one draw, and the child that it names, if any. */
 static int settle(Walk *walk, const Drawn *drawn, Py_ssize_t start, const Law *remaining, Py_ssize_t *child, int64_t *token)
 {
-    *token = chosen(&walk->noise, remaining->probs, remaining);
-    for (Py_ssize_t i = start; i < drawn->count; i++) {
+    int result = choose(&walk->noise, remaining->probs, remaining, token);
+    for (Py_ssize_t i = start; result == DONE && i < drawn->count; i++) {
         Py_ssize_t node;
         PyObject *law;
         int64_t drafted;
-        int result = read_draw(walk, drawn, i, &node, &law);
+        result = read_draw(walk, drawn, i, &node, &law);
         if (result == DONE)
             result = token_of(walk, node, &drafted);
         if (result != DONE)
@@ -345,7 +328,7 @@ static int settle(Walk *walk, const Drawn *drawn, Py_ssize_t start, const Law *r
             break;
         }
     }
-    return DONE;
+    return result;
 }
 
 /* Count the draws that are tested in turn: all up to the last that has a law. */
@@ -371,8 +354,8 @@ static int walk_down(Walk *walk, Py_ssize_t node, int64_t *token, int *rejected)
         Law remaining;
         Drawn drawn;
         Py_ssize_t n_tested, child = -1;
-        seek(&walk->noise, walk->position + walk->n_path);
-        int result = open_drawn(walk, node, &drawn);
+        int result = seek(&walk->noise, walk->position + walk->n_path)
+            ? FAILED : open_drawn(walk, node, &drawn);
         if (result != DONE)
             return result;
         result = count_tested(walk, &drawn, &n_tested);
@@ -498,17 +481,19 @@ static int keep_part(Walk *walk, const Chain *chain, const Level *levels, Py_ssi
         if (result != DONE)
             return result;
         double rest = total + (1.0 - level->share);
-        if (kept == 0 || accepts(&walk->noise, rest > 0.0 ? total / rest : 1.0))
+        int is_kept = kept == 0 ? 1 : accepts(&walk->noise, rest > 0.0 ? total / rest : 1.0);
+        if (is_kept < 0)
+            return FAILED;
+        if (is_kept)
             break;
     }
     const Law *law = &levels[kept].law;
     for (Py_ssize_t i = 0; total > 0.0 && i < law->size; i++)
         left[i] /= total;
-    seek(&walk->noise, walk->position + kept);
-    *token = chosen(&walk->noise, total > 0.0 ? left : law->probs, law);
     memcpy(walk->path, chain->nodes, (size_t)kept * sizeof *walk->path);
     walk->n_path = kept;
-    return DONE;
+    return seek(&walk->noise, walk->position + kept)
+        ? FAILED : choose(&walk->noise, total > 0.0 ? left : law->probs, law, token);
 }
 
 static int verify_block(Walk *walk, int64_t *token, int *rejected)
@@ -526,11 +511,14 @@ static int verify_block(Walk *walk, int64_t *token, int *rejected)
         } else {
             result = make_levels(walk, &chain, levels, &count, &share);
         }
+        /* All tests are keyed with the round's first position. */
+        if (result == DONE && seek(&walk->noise, walk->position))
+            result = FAILED;
         if (result == DONE) {
-            /* All tests are keyed with the round's first position. */
-            seek(&walk->noise, walk->position);
-            is_whole = share > 0.0 && accepts(&walk->noise, share);
-            if (is_whole) {
+            is_whole = share > 0.0 ? accepts(&walk->noise, share) : 0;
+            if (is_whole < 0) {
+                result = FAILED;
+            } else if (is_whole) {
                 memcpy(walk->path, chain.nodes, (size_t)chain.length * sizeof *walk->path);
                 walk->n_path = chain.length;
                 node = chain.nodes[chain.length - 1];
@@ -552,27 +540,24 @@ const char verify_doc[] =
 "Row 0 of `logits`, a function or a matrix, is the root's, row i + 1 that of node i; laws are made of\n"
 "them in `array`, whose length, 128 at most, is top-k's, by `cuts`: exp, share, lowest and temperature, as in `truncate`.\n"
 "`draws(node)` are a node's draws, or None: a tuple of (node, law), or (first, tokens, law) of siblings\n"
-"without replacement. Numbers are those of `SeededNoise` of `noise`, key and stream, from a position on.\n"
+"without replacement. Numbers are those of `SeededNoise` of `noise`, key and stream, from a position on;\n"
+"a source of another kind is three functions, its seek, its accept, and its choose, whose laws are unmade.\n"
 "`as_blocks`: the leading chain is verified as a block. Returns the path, the token after it, and\n"
 "whether there were draws to refuse; None if it needs what only Python does.";
 
 PyObject *verify(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
-    unsigned long long key;
-    long long stream;
     if (check_count(n_args, 8))
         return NULL;
     Walk walk = {.tokens = args[1], .draws = args[2], .array = args[3], .n_path = 0};
     Cuts *cuts = &walk.cuts;
-    if (!PyTuple_Check(args[1]) || !PyTuple_Check(args[4]) || !PyTuple_Check(args[5])) {
-        PyErr_SetString(PyExc_TypeError, "tokens, cuts and noise are tuples");
+    if (!PyTuple_Check(args[1]) || !PyTuple_Check(args[4])) {
+        PyErr_SetString(PyExc_TypeError, "tokens and cuts are tuples");
         return NULL;
     }
     if (!PyArg_ParseTuple(args[4], "Oddd", &cuts->exp, &cuts->share, &cuts->lowest, &cuts->temperature)
-        || !PyArg_ParseTuple(args[5], "KL", &key, &stream))
+        || open_noise(args[5], &walk.noise))
         return NULL;
-    walk.noise.key = key;
-    walk.noise.stream = stream;
     walk.position = PyLong_AsLongLong(args[6]);
     int as_blocks = PyErr_Occurred() ? -1 : PyObject_IsTrue(args[7]), rejected = 0;
     if (as_blocks < 0 || open_rows(args[0], &walk.rows))

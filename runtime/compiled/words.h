@@ -20,27 +20,4 @@ static inline uint64_t word_at(uint64_t key, int64_t stream, int64_t position)
     return digest_of(words, 3);
 }
 
-/* The draws of an answer at so many positions from one on. */
-typedef struct {
-    unsigned long long key;
-    long long stream, start;
-    Py_ssize_t count;
-} Draws;
-
-/* Read a tuple of these; -1 is an error. */
-static inline int open_draws(PyObject *given, Draws *draws)
-{
-    if (!PyTuple_Check(given)) {
-        PyErr_SetString(PyExc_TypeError, "draws are a tuple of key, stream, position and count");
-        return -1;
-    }
-    return PyArg_ParseTuple(given, "KLLn", &draws->key, &draws->stream, &draws->start, &draws->count)
-        ? 0 : -1;
-}
-
-static inline uint64_t word_of(const Draws *draws, Py_ssize_t i)
-{
-    return word_at(draws->key, draws->stream, draws->start + i);
-}
-
 #endif

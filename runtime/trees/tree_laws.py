@@ -18,7 +18,7 @@ from specrun.runtime.compiled import LOOPS, DrawnSiblings, RowSource
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.heads import RankedTokens
 from specrun.runtime.law import SHORT, Law, RankedLaw
-from specrun.runtime.noise import DraftNoise
+from specrun.runtime.noise import draws_of
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, penalty_window, transformed_law, transformed_laws
 from specrun.runtime.tree import ROOT, DraftTree
@@ -114,9 +114,9 @@ class PathLaws:
         It is the one that `tree_steps` grows. None, and nothing is drawn, where it cannot.
         """
         request, params, loops = self._request, self._params, LOOPS
-        noise, k = request.noise, params.cuts[0]
+        k = params.cuts[0]
         few = params.is_cut and not params.is_greedy and k <= SHORT
-        if loops is None or not few or not isinstance(noise, DraftNoise):
+        if loops is None or not few:
             return None
         if request.state.grammar is not None:
             return None
@@ -125,11 +125,11 @@ class PathLaws:
         if entries is None:
             self._said = said
             return None
-        children, source, start = topology.children, noise.source, len(request.tokens)
+        children, start = topology.children, len(request.tokens)
         scratch, cuts, tree = np.empty(k), (np.exp, *params.cuts[1:]), _DrawnTree([], [], {})
         level = [children[ROOT]], [ROOT], ROOT
         for position in range(start, start + topology.max_depth):
-            draws = *source, position, 1
+            draws = draws_of(request.noise, position, 1)
             drawn = loops.drawn_depth(*entries, level, children, draws, scratch, cuts, tree)
             if drawn is None:
                 self._laws(said, paths)  # says what is wrong

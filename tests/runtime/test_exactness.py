@@ -23,7 +23,8 @@ from support.enumeration import (
     numbers_used,
     proposals,
 )
-from support.scripted import LawTable, law_of
+from support.scripted import LawTable
+from support.wrong_drafts import WRONG_DRAFTERS, DropsDuplicates, falsely_stated
 
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import (
@@ -34,10 +35,9 @@ from specrun.runtime.acceptance import (
     build_rule,
     rule_names,
 )
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.tree import ROOT, DraftTree
 
 EXACT_RULES = [name for name in rule_names() if build_rule(name).exact]
 
@@ -91,20 +91,6 @@ def test_no_number_decides_twice(rule: str, name: str) -> None:
 
 
 # -- negative controls: what must not pass ---------------------------------------------------------
-
-
-class DropsDuplicates(ExactRule):
-    """Tests every child once, however often it was drawn."""
-
-    def accept(
-        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
-    ) -> Acceptance:
-        draws = {
-            parent: tuple({draw.node: draw for draw in reversed(draws)}.values())[::-1]
-            for parent, draws in tree.draws.items()
-        }
-        trimmed = DraftTree(tree.tokens, tree.parents, tree.depths, tree.is_candidate, draws)
-        return super().accept(trimmed, law_at, noise, position)
 
 
 class ForgetsTheResidual(ExactRule):
@@ -168,70 +154,6 @@ class TakesDrawsForPointMasses(ExactRule):
         return super().accept(points, law_at, noise, position)
 
 
-def sorted_siblings(drafts: LawTable) -> Propose:
-    """Re-sorts sampled siblings by their own probability: which is tested first depends on its
-    value."""
-
-    def propose(request: DraftRequest) -> DraftTree:
-        if request.max_depth < 1:
-            return DraftTree()
-        law = law_of(drafts(request.tokens))
-        tokens = sorted((request.noise.choose(law) for _ in range(2)), key=law.probability)
-        tree = TreeBuilder()
-        for token in tokens:
-            tree.add(ROOT, token, law)
-        return tree.build()
-
-    return propose
-
-
-def pruned_siblings(drafts: LawTable) -> Propose:
-    """Keeps only the likelier of two sampled children."""
-
-    def propose(request: DraftRequest) -> DraftTree:
-        if request.max_depth < 1:
-            return DraftTree()
-        law = law_of(drafts(request.tokens))
-        tokens = [request.noise.choose(law) for _ in range(2)]
-        tree = TreeBuilder()
-        tree.add(ROOT, max(tokens, key=law.probability), law)
-        return tree.build()
-
-    return propose
-
-
-def top_k_as_if_sampled(drafts: LawTable) -> Propose:
-    """Proposes the two most likely tokens and says that they were drawn (as llama.cpp's example
-    does)."""
-
-    def propose(request: DraftRequest) -> DraftTree:
-        tree = TreeBuilder()
-        if request.max_depth < 1:
-            return tree.build()
-        probs = drafts(request.tokens)
-        for token in np.argsort(-probs)[:2]:
-            tree.add(ROOT, int(token), law_of(probs))
-        return tree.build()
-
-    return propose
-
-
-def siblings_without_removal(drafts: LawTable) -> Propose:
-    """Draws without replacement, but states the whole law for the second draw too."""
-
-    def propose(request: DraftRequest) -> DraftTree:
-        tree = TreeBuilder()
-        if request.max_depth < 1:
-            return tree.build()
-        law = law_of(drafts(request.tokens))
-        first = request.noise.choose(law)
-        tree.add(ROOT, first, law)
-        tree.add(ROOT, request.noise.choose(law.without(first)), law)
-        return tree.build()
-
-    return propose
-
-
 @pytest.mark.parametrize(
     ("rule", "name"),
     [
@@ -247,11 +169,7 @@ def test_wrong_rules_are_caught(rule: AcceptanceRule, name: str) -> None:
     assert bias(rule, proposals(3, 2)[name], LawTable(3, 2), 2) > 1e-3
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [sorted_siblings, pruned_siblings, top_k_as_if_sampled, siblings_without_removal],
-    ids=lambda value: value.__name__,
-)
+@pytest.mark.parametrize("wrong", WRONG_DRAFTERS, ids=lambda value: value.__name__)
 def test_wrong_drafters_are_caught(wrong: Callable[[LawTable], Propose]) -> None:
     biases = [
         bias(ExactRule(), wrong(LawTable(3, seed + 9, 0.0)), LawTable(3, seed, 0.0), 2)
@@ -263,17 +181,7 @@ def test_wrong_drafters_are_caught(wrong: Callable[[LawTable], Propose]) -> None
 def test_a_draw_that_is_not_from_its_stated_law_is_caught() -> None:
     """The stored law must be the one the token was drawn from: a drafter that lies biases the
     text."""
-    drafts = LawTable(3, 21, 0.0)
-
-    def propose(request: DraftRequest) -> DraftTree:
-        tree = TreeBuilder()
-        if request.max_depth < 1:
-            return tree.build()
-        token = request.noise.choose(law_of(drafts(request.tokens)))
-        tree.add(ROOT, token, Law(np.full(3, 1 / 3)))
-        return tree.build()
-
-    assert bias(ExactRule(), propose, LawTable(3, 3, 0.0), 2) > 1e-2
+    assert bias(ExactRule(), falsely_stated(LawTable(3, 21, 0.0)), LawTable(3, 3, 0.0), 2) > 1e-2
 
 
 def test_a_sampled_draft_taken_for_a_point_mass_is_exact_but_accepts_less() -> None:

@@ -22,8 +22,10 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
+from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree
+from support.plain_laws import plain_law
 
 ALPHA = 1e-4
 REJECTED = 1e-6
@@ -66,7 +68,11 @@ def joint_law(
 
 
 def model_joint_law(
-    path: Path, prompt: list[int], length: int, least_entropy: float = 0.0
+    path: Path,
+    prompt: list[int],
+    length: int,
+    least_entropy: float = 0.0,
+    params: SamplingParams = WHOLE,
 ) -> dict[Text, float]:
     """Return a GGUF's joint law, every prefix evaluated from nothing in a context of the runtime's
     defaults."""
@@ -76,15 +82,22 @@ def model_joint_law(
         def next_law(text: Text) -> npt.NDArray[np.float64]:
             context.memory.clear()
             batch.fill_chain([*prompt, *text], 0, [0], 1)
-            return softmax(context.decode(batch).logits(0))
+            row = context.decode(batch).logits(0)
+            return plain_law(row, params, []).aligned_to(Law(np.zeros(len(row))))
 
         return joint_law(next_law, length, model.vocabulary.end_of_generation, least_entropy)
 
 
-def sampled_texts(runtime: Runtime, prompt: list[int], length: int, samples: int) -> Counter[Text]:
+def sampled_texts(
+    runtime: Runtime,
+    prompt: list[int],
+    length: int,
+    samples: int,
+    params: SamplingParams = WHOLE,
+) -> Counter[Text]:
     """Return the texts of the seeds below `samples`, each with how often it came."""
     texts = (
-        runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=length)
+        runtime.generate(prompt, params.replace(seed=seed), max_tokens=length)
         for seed in range(samples)
     )
     return Counter(tuple(text.token_ids) for text in texts)

@@ -42,6 +42,10 @@ class LawTable:
             self._known[key] = weights / weights.sum()
         return self._known[key]
 
+    def rows(self, prefixes: Sequence[Sequence[int]]) -> TableRows:
+        """The rows that a target has after these prefixes."""
+        return TableRows([*map(self, prefixes)])
+
 
 class TableRows:
     """Rows whose softmax is the table's law, in float64 so that enumeration is exact to 1e-12."""
@@ -76,12 +80,12 @@ class TableTarget:
             for node in range(len(tree))
         ]
         self._evaluated = prefix, tree
-        return TableRows([self._table(prefix), *map(self._table, nodes)])
+        return self._table.rows([prefix, *nodes])
 
     def catch_up(self, text: CachedText) -> TableRows:
         assert text.n_cached < len(text.tokens)
         text.n_cached = len(text.tokens)
-        return TableRows([self._table(text.tokens)])
+        return self._table.rows([text.tokens])
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         assert self._evaluated == (text.tokens, tree)

@@ -14,7 +14,7 @@ from specrun.runtime.drafters.draft_model.model_drafter import SteppedDrafter
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.law import Law
-from specrun.runtime.noise import DraftNoise
+from specrun.runtime.noise import draws_of
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import (
@@ -128,7 +128,6 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         elif (
             self._sampling != "with"
             or request.state.grammar is not None
-            or not isinstance(request.noise, DraftNoise)
             or not state.can_draw_on(params)
         ):
             return None
@@ -138,8 +137,7 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         uncached = self._uncached(request, ())
         if params.is_greedy:
             return DraftTree.chain(self._likeliest(request, uncached, count))
-        assert isinstance(request.noise, DraftNoise)
-        return self._drawn(request, request.noise, uncached, count)
+        return self._drawn(request, uncached, count)
 
     def _likeliest(self, request: DraftRequest, uncached: Sequence[int], count: int) -> list[int]:
         """Return the most likely tokens in turn."""
@@ -155,16 +153,14 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
             tokens.append(greedy_token(state.feed_one(tokens[-1]), params))
         return tokens
 
-    def _drawn(
-        self, request: DraftRequest, noise: DraftNoise, uncached: Sequence[int], count: int
-    ) -> DraftTree:
+    def _drawn(self, request: DraftRequest, uncached: Sequence[int], count: int) -> DraftTree:
         """Draw tokens in turn, as `chain_steps` does."""
         state, token = self._state, None
         if len(uncached) == 1 and state.feeds_plainly and state.known(uncached[0]) == uncached[0]:
             token = uncached[0]
         else:
             state.feed(uncached)
-        draws = *noise.source, len(request.tokens), count
+        draws = draws_of(request.noise, len(request.tokens), count)
         return state.feed_drawn(token, draws, request.params, request.end_tokens)
 
     def _count(self, request: DraftRequest) -> int:

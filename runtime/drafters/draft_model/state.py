@@ -9,7 +9,7 @@ import numpy as np
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
-from specrun.runtime.compiled import LOOPS, UnmadeLaw
+from specrun.runtime.compiled import LOOPS, Draws, UnmadeLaw
 from specrun.runtime.drafter import RoundOutcome
 from specrun.runtime.drafters.meeting import ContextPart
 from specrun.runtime.law import SHORT, FloatArray
@@ -20,9 +20,6 @@ from specrun.runtime.transform import Logits, greedy_token, transformed_law
 from specrun.runtime.tree import ChainDraws, DraftTree
 
 _LIKELIEST = SamplingParams(temperature=0.0)
-
-Draws = tuple[int, int, int, int]
-"""The key and the stream of draws, the position of the first, and at how many positions."""
 
 
 class DraftModelState:

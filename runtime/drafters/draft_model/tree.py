@@ -9,7 +9,7 @@ from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.model_drafter import SteppedDrafter
 from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState
 from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
-from specrun.runtime.noise import DraftNoise
+from specrun.runtime.noise import draws_of
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits
 from specrun.runtime.tree import ROOT, DraftTree
@@ -110,18 +110,18 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
 
     def _compiled_tree(self, request: DraftRequest) -> DraftTree | None:
         """Draw a tree in compiled code; None where rows or laws are looked at here."""
-        state, noise, params, shape = self._state, request.noise, request.params, self._shape
+        state, params, shape = self._state, request.params, self._shape
         if not isinstance(shape, Topology) or self._sampling != "without" or self._p_min > 0.0:
             return None
         if self._drawing is None or self._drawing[0] is not params:
             self._drawing = params, not params.is_greedy and state.can_grow(shape, params)
-        if not self._drawing[1] or request.keep != "nothing" or not isinstance(noise, DraftNoise):
+        if not self._drawing[1] or request.keep != "nothing":
             return None
         most = min(request.max_nodes, state.room(request.tokens) + 1)
         topology = shape.limited(request.max_depth, most)
         if request.state.grammar is not None or not topology.parents:
             return None
-        draws = *noise.source, len(request.tokens), topology.max_depth
+        draws = draws_of(request.noise, len(request.tokens), topology.max_depth)
         return state.grow_drawn(self._uncached(request), topology, draws, params)
 
     def _drafting(self, request: DraftRequest) -> _Steps:

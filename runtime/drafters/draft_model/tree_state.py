@@ -18,8 +18,8 @@ from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.compiled import LOOPS, DrawnSiblings
-from specrun.runtime.drafters.draft_model.state import DraftModelState, Draws
+from specrun.runtime.compiled import LOOPS, DrawnSiblings, Draws
+from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import transformed_law
 from specrun.runtime.tree import ROOT, DraftTree

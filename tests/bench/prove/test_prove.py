@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,17 +12,28 @@ import numpy as np
 import pytest
 from scipy import stats
 from support.commands import results_of, run
+from support.mutated_loops import Mutant, MutantBuilder
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32
 
 from specrun.bench.prove import rules, texts
 from specrun.bench.prove.cache import check_cache
+from specrun.bench.prove.enumeration import SHAPES
 from specrun.bench.prove.prove import STEPS, Proof, ProofOptions, prove
 from specrun.bench.prove.rules import WithoutResidual, check_rule
 from specrun.bench.prove.setting import Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
 from specrun.runtime import target as target_module
-from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt
+from specrun.runtime.acceptance import (
+    Acceptance,
+    AcceptanceRule,
+    BlockRule,
+    ExactRule,
+    LawAt,
+    followed,
+)
+from specrun.runtime.acceptance.kseq import KSeqRule
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.language import quoted
 from specrun.runtime.law import Law
@@ -30,7 +43,15 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.tree_layout import Move
+from specrun.runtime.trees import tree_laws
 
+WRONG_CODE = [
+    Mutant("drawn-twice", "noise.h", "left[place] = 0.0;", ";"),
+    Mutant("q-forgotten", "verification.c", "level->token) / drafted;", "level->token);"),
+    Mutant(
+        "point-mass-left", "verification.c", "size, token);\n    else\n", "size, -1);\n    else\n"
+    ),
+]
 SECONDS = 1e-3  # each check does its least
 
 
@@ -118,6 +139,43 @@ def test_a_rule_that_forgets_the_residual_fails_twice(
     found = [check_rule(setting), check_law(setting)]
     assert [check.status for check in sound] == ["passed", "passed"]
     assert [check.status for check in found] == ["failed", "failed"]
+
+
+def test_what_is_enumerated_is_the_compiled_walk(setting: Setting) -> None:
+    """By the settings under test, the default ones here; Python's walk is enumerated beside."""
+    found = check_rule(setting)
+    assert "in compiled code by temperature 0.8, top-k 40, top-p 0.95, min-p 0.05" in found.tested
+    numbers = re.findall(r"([\d,]+) (?:walks in|trees drawn)", found.tested)
+    compiled, python, drawn = (int(number.replace(",", "")) for number in numbers)
+    assert python > 100
+    assert (compiled > 100, drawn > 10) == (LOOPS is not None,) * 2
+    setting.params = [SamplingParams(temperature=0.0), SamplingParams(top_k=2, min_p=0.0)]
+    again = check_rule(setting)
+    assert again.status == "passed"
+    assert "temperature 0, top-k 40, top-p 0.95, min-p 0.05 and temperature 0.8" in again.tested
+    setting.runtime.session.rule = KSeqRule()  # walks in Python
+    assert ": 0 walks in compiled code" in check_rule(setting).tested
+
+
+@pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+@pytest.mark.parametrize("mutant", WRONG_CODE, ids=str)
+def test_wrong_compiled_code_fails(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mutant: Mutant
+) -> None:
+    """Nobody but the compiled walk, or draw, is wrong: it is what the check enumerates."""
+    wrong = MutantBuilder(tmp_path).build(mutant)
+    monkeypatch.setattr(tree_laws if mutant.source == "noise.h" else followed, "LOOPS", wrong)
+    proof = prove(setting.runtime, ProofOptions(SECONDS), steps=[("rule", check_rule)])
+    assert statuses(proof) == {"rule": "failed"}
+
+
+@pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+@pytest.mark.parametrize("rule", [ExactRule(), BlockRule()])
+def test_the_control_walks_in_compiled_code(rule: AcceptanceRule) -> None:
+    walks = Counter[str]()
+    for number, shape in enumerate(SHAPES):
+        rules.largest_error(WithoutResidual(rule), SamplingParams(), number, shape, walks)
+    assert walks["compiled"] == walks["all"] > 50
 
 
 def test_a_stale_sibling_fails(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,10 +334,13 @@ def test_the_chi_square_test_keeps_its_size(size: int, evenness: float | None) -
 
 def test_the_command_reports_what_it_did(tiny_model: Path, drafter: str) -> None:
     line = ["prove", "--minutes", "0.001", "-t", "1", "-fa", "off", "--json"]
+    line += ["--temp", "1.3,0", "--top-k", "5"]
     done = run(" ".join(line), "-m", tiny_model, "--drafter", drafter)
     (found,) = results_of(done)
     assert [check["name"] for check in found["checks"]] == [name for name, _ in STEPS]
     assert {check["status"] for check in found["checks"]} == {"passed", "measured"}
+    if LOOPS is not None:
+        assert "in compiled code by temperature 1.3, top-k 5" in found["checks"][0]["tested"]
 
 
 def test_the_command_fails_with_its_checks(

@@ -1,0 +1,280 @@
+"""Compiled code decides by any noise source: its calls, its errors, and what they leave behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support.random_rounds import random_round
+from support.tree_laws import drafted_bits
+
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.models.model import Model
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.acceptance import BlockRule, ExactRule, followed
+from specrun.runtime.acceptance.followed import ShortLaws
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.drafter import DraftRequest
+from specrun.runtime.drafters.draft_model import state, tree_state
+from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter
+from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource, SeededNoise, choose_in_turn, methods_of
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.tree import DraftTree
+from specrun.runtime.trees.topology import parse_topology
+
+pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+RULES = {"exact": BlockRule(), "token": ExactRule()}
+
+
+class Recorded:
+    """Another source's decisions, every call written down; the one numbered `fails` raises."""
+
+    def __init__(self, source: NoiseSource, fails: int = -1, error: type[BaseException] = OSError):
+        self._source, self._fails, self._error = source, fails, error
+        self.calls: list[tuple[object, ...]] = []
+
+    def _note(self, *call: object) -> None:
+        if len(self.calls) == self._fails:
+            if self._error is KeyboardInterrupt:
+                signal.raise_signal(signal.SIGINT)
+            raise self._error(f"call {self._fails}")
+        self.calls.append(call)
+
+    def seek(self, position: int) -> None:
+        self._note("seek", position)
+        self._source.seek(position)
+
+    def accept(self, probability: float) -> bool:
+        self._note("accept", probability)
+        return self._source.accept(probability)
+
+    def choose(self, law: Law) -> int:
+        ids = range(len(law.probs)) if law.ids is None else law.ids.tolist()
+        self._note("choose", law.probs.tobytes(), tuple(ids))
+        return self._source.choose(law)
+
+    def for_drafting(self, round_start: int) -> NoiseSource:
+        return self._source.for_drafting(round_start)
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_walk_calls_what_pythons_own_walk_calls(name: str) -> None:
+    """The same decisions, of the same probabilities and laws to the bit, in the same order."""
+    rule, kinds = RULES[name], set()
+    for seed in range(600):
+        tree, rows, params = random_round(seed)
+        laws = ShortLaws(rows.__getitem__, params)
+        compiled, python = (Recorded(SeededNoise(seed)) for _ in range(2))
+        kept = rule.accept(tree, laws, compiled, seed)
+        assert kept == rule.accept(tree, lambda node, laws=laws: laws(node), python, seed)
+        assert kept == rule.accept(tree, laws, SeededNoise(seed), seed)
+        assert compiled.calls == python.calls
+        kinds.add(tuple(call[0] for call in compiled.calls))
+    assert len(kinds) > 10
+
+
+def test_noise_for_drafts_decides_a_walk_as_it_does_in_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It draws in another way than an answer's own, from the same key."""
+    tree, rows, params = random_round(11)
+    laws, noises = ShortLaws(rows.__getitem__, params), [SeededNoise(3).for_drafting(7)] * 2
+    kept = ExactRule().accept(tree, laws, noises[0], 7)
+    monkeypatch.setattr(followed, "LOOPS", None)
+    assert kept == ExactRule().accept(tree, laws, noises[1], 7)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", list(RULES))
+def test_an_error_of_any_call_comes_through(name: str, error: type[BaseException]) -> None:
+    rule, raised = RULES[name], 0
+    for seed in range(40):
+        tree, rows, params = random_round(seed)
+        laws = ShortLaws(rows.__getitem__, params)
+        whole = Recorded(SeededNoise(seed))
+        kept = rule.accept(tree, laws, whole, seed)
+        for number in range(len(whole.calls)):
+            noise = Recorded(SeededNoise(seed), number, error)
+            with pytest.raises(error):
+                rule.accept(tree, laws, noise, seed)
+            assert noise.calls == whole.calls[:number]
+            raised += 1
+        assert rule.accept(tree, laws, SeededNoise(seed), seed) == kept
+    assert raised > 100
+
+
+def test_nothing_is_held_after_errors_and_walks() -> None:
+    tree, rows, params = random_round(11)
+    laws = ShortLaws(rows.__getitem__, params)
+    calls = len(walked(tree, laws, -1))
+    held = [tree.tokens, *rows, *(draw.law for draws in tree.draws.values() for draw in draws)]
+
+    def counts() -> list[int]:
+        return [sys.getrefcount(each) for each in held]
+
+    for _ in range(3):  # caches fill
+        [walked(tree, laws, number) for number in range(calls + 1)]
+    before, blocks = counts(), sys.getallocatedblocks()
+    for _ in range(200):
+        for number in range(calls + 1):
+            walked(tree, laws, number)
+    assert counts() == before
+    assert sys.getallocatedblocks() - blocks < 100
+
+
+def walked(tree: DraftTree, laws: ShortLaws, fails: int) -> list[tuple[object, ...]]:
+    noise = Recorded(SeededNoise(1), fails)
+    try:
+        BlockRule().accept(tree, laws, noise, 0)
+    except OSError as error:
+        error.__traceback__ = None
+    return noise.calls
+
+
+def test_what_is_no_decision_is_refused() -> None:
+    for seed in range(40):
+        tree, rows, params = random_round(seed)
+        laws, noise = ShortLaws(rows.__getitem__, params), Recorded(SeededNoise(1))
+        ExactRule().accept(tree, laws, noise, 0)
+        if {call[0] for call in noise.calls} == {"seek", "accept", "choose"}:
+            break
+    wrong = {"accept": lambda _: NoTruth(), "choose": lambda _: "7", "seek": 3}
+    for name, value in wrong.items():
+        noise = Recorded(SeededNoise(1))
+        setattr(noise, name, value)
+        with pytest.raises(TypeError):
+            ExactRule().accept(tree, laws, noise, 0)
+    law = Law(np.array([0.5, 0.0, 0.5]), np.array([3, 5, 8]))
+    for token in (4, 5, -1, 9):  # none, of no mass, none, none
+        noise = Recorded(SeededNoise(1))
+        noise.choose = lambda _, token=token: token  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match=f"chose token {token}, which the law does not have"):
+            choose_in_turn(noise, law, 2)
+    for given in ((1,), [1, 2], (1, 2, 3, 4), (print, print)):
+        with pytest.raises(TypeError):
+            LOOPS.draw_distinct(law.probs, law.ids, 2, given)
+    assert sorted(choose_in_turn(SeededNoise(1), law, 5)) == [3, 8]
+    assert LOOPS.draw_distinct(law.probs, None, 2, methods_of(SeededNoise(1))) in ([0, 2], [2, 0])
+
+
+class NoTruth:
+    def __bool__(self) -> bool:
+        raise TypeError("neither")
+
+
+# -- drafts ----------------------------------------------------------------------------------------
+
+VOCAB = 60
+PROMPT = [3, 1, 4, 1, 5]
+PARAMS = SamplingParams(temperature=1.0, top_k=5, top_p=1.0, min_p=0.0)
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Context]:
+    path = tmp_path_factory.mktemp("other noise") / "small.gguf"
+    write_random_llama(path, RandomLlama(vocab_size=VOCAB, width=16, ffn=32, layers=1, scale=2.0))
+    options = ContextOptions(n_ctx=64, n_threads=1, n_threads_batch=1, n_sequences=4, n_outputs=4)
+    with Model(path) as model, Context(model, options) as opened:
+        yield opened
+
+
+def chain_of(context: Context) -> DraftModelDrafter:
+    context.memory.clear()
+    cache = state.DraftModelState(context, target_vocab_size=VOCAB)
+    return DraftModelDrafter(cache, num_draft_tokens=4)
+
+
+def tree_of(context: Context) -> DraftTreeDrafter:
+    context.memory.clear()
+    cache = tree_state.DraftTreeState(context, target_vocab_size=VOCAB)
+    return DraftTreeDrafter(cache, shape=parse_topology("2x2x1"))
+
+
+def drafted(drafter: DraftModelDrafter | DraftTreeDrafter, noise: NoiseSource) -> list[object]:
+    return drafted_bits(drafter.propose(DraftRequest(PROMPT, PARAMS, noise, 100, 100)))
+
+
+@pytest.mark.parametrize("make", [chain_of, tree_of])
+def test_drafts_call_what_pythons_own_way_calls(
+    context: Context,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Context], DraftModelDrafter | DraftTreeDrafter],
+) -> None:
+    for seed in range(12):
+        source = SeededNoise(seed).for_drafting(5)
+        compiled, python = Recorded(source), Recorded(source)
+        with monkeypatch.context() as without:
+            for module in (state, tree_state):
+                without.setattr(module, "LOOPS", None)
+            expected = drafted(make(context), python)
+        assert drafted(make(context), compiled) == expected
+        # Python's tree draws a node's children by a call each, from what is left: as C does.
+        assert compiled.calls == python.calls
+        assert drafted(make(context), source)[:2] == expected[:2]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("make", [chain_of, tree_of])
+def test_a_draft_that_an_error_ended_leaves_nothing_behind(
+    context: Context,
+    make: Callable[[Context], DraftModelDrafter | DraftTreeDrafter],
+    error: type[BaseException],
+) -> None:
+    whole = Recorded(SeededNoise(2))
+    expected = drafted(make(context), whole)
+    assert len(whole.calls) > 6
+    for number in range(len(whole.calls)):
+        drafter, noise = make(context), Recorded(SeededNoise(2), number, error)
+        with pytest.raises(error):
+            drafted(drafter, noise)
+        assert noise.calls == whole.calls[:number]
+        drafter.rewind(len(PROMPT) - 1)
+        assert context.memory.last_position() <= len(PROMPT) - 2
+        assert drafted(drafter, SeededNoise(2))[:4] == expected[:4]  # laws but for rounding
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+_WORD, _GOLDEN = 2**64 - 1, 0x9E3779B97F4A7C15
+
+
+def word_of(uniform: int) -> int:
+    """The word whose second number has these 53 bits: SplitMix64's mixing, backwards."""
+
+    def unshift(word: int, bits: int) -> int:
+        found = word
+        for _ in range(64 // bits + 1):
+            found = word ^ (found >> bits)
+        return found
+
+    word = unshift(uniform << 11, 31) * pow(0x94D049BB133111EB, -1, 2**64) & _WORD
+    word = unshift(word, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) & _WORD
+    return (unshift(word, 30) - 2 * _GOLDEN) & _WORD
+
+
+def test_an_answers_own_numbers_draw_the_law() -> None:
+    """The share of all 2^53 numbers that name a token is its probability, to 1e-15 and its end."""
+    generator = np.random.default_rng(4)
+    for size in (2, 3, 40, 128):
+        probs = generator.dirichlet(np.full(size, 0.4))
+        probs[generator.integers(size)] = 0.0
+        probs /= probs.sum()
+        ends = [0]
+        for token in range(size):
+            low, high = ends[-1], 2**53  # the first number that names a later token
+            while low < high:
+                middle = (low + high) // 2
+                [named] = LOOPS.draw_distinct(probs, None, 1, (word_of(middle), 1))
+                low, high = (middle + 1, high) if named <= token else (low, middle)
+            ends.append(low)
+        shares = np.diff(ends) / 2.0**53
+        assert np.abs(shares - probs).max() < 1e-14
