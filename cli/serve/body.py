@@ -43,20 +43,29 @@ async def _read_bytes(request: Request, bounds: Bounds) -> bytes:
     if announced.isdigit() and int(announced) > bounds.body_bytes:
         raise too_large
     parts: list[bytes] = []
-    size = 0
+    size, started = 0, asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(bounds.body_seconds):
+        async with asyncio.timeout(bounds.pause_seconds) as limit:
             async for part in request.stream():
                 size += len(part)
                 if size > bounds.body_bytes:
                     raise too_large
                 parts.append(part)
+                limit.reschedule(_deadline(started, size, bounds))
     except TimeoutError:
-        problem = f"the body did not arrive within {bounds.body_seconds:g} seconds"
-        raise RequestError(problem, status=HTTPStatus.REQUEST_TIMEOUT) from None
+        seconds = asyncio.get_running_loop().time() - started
+        problem = f"of the body {size:,} bytes arrived within {seconds:.1f} seconds"
+        advice = "send it without pauses"
+        raise RequestError(f"{problem}: {advice}", status=HTTPStatus.REQUEST_TIMEOUT) from None
     except ClientDisconnect:
         raise RequestError("the client left before its request was whole") from None
     return b"".join(parts)
+
+
+def _deadline(started: float, size: int, bounds: Bounds) -> float:
+    """Return when the next piece of a body has to be there: it may be slow, but not stop."""
+    whole = started + bounds.body_seconds + size / bounds.body_rate
+    return min(whole, asyncio.get_running_loop().time() + bounds.pause_seconds)
 
 
 def _is_deeper(value: object, depth: int) -> bool:

@@ -1,0 +1,189 @@
+"""Connections: how many may be open at once, and when one that sends no request is given up.
+
+Files are few, and every connection is one. So there are at most as many as this process may open,
+and one waits a bounded time: for a request's header, for the rest of a body whose answer came
+before it, and for a client that takes what was written. The time for a body is `read_body`'s. If
+all places are taken, the connection that has waited longest for its client makes room; if answers
+are made for all of them, new ones wait in the system's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from operator import itemgetter
+from typing import Literal
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from specrun.cli.serve.errors import RequestError, openai_error
+from specrun.cli.serve.settings import ServeSettings
+
+try:
+    import resource
+except ImportError:  # Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
+
+_log = logging.getLogger(__name__)
+_MOST = 1000
+_SPARE = 32  # files that the server itself may still open: logs, trials, modules
+_WATCH_SECONDS = 0.5
+_PAUSE_SECONDS = 0.05
+_SHORTAGE_SECONDS = 0.5  # after which a system that had no files may have some
+_SAID_SECONDS = 10.0  # between two lines about the same shortage
+_REST_SECONDS = 10.0  # for the rest of a body whose request was answered before it was whole
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_BACKLOG = 2048
+
+Phase = Literal["idle", "header", "body", "rest", "closing", "busy"]
+"""What a connection waits for: its next request, the header or the body of one, the rest of a body
+that is answered already, a client that takes the last bytes; or for the answer.
+
+uvicorn's own time limit ends those that are idle.
+"""
+
+
+def most_connections() -> int:
+    """Return how many connections may be open: what this process may open beside its own files."""
+    if resource is None:
+        return _MOST
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST
+    own = len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else _SPARE
+    return max(1, min(_MOST, soft - own - _SPARE))
+
+
+class Connection(H11Protocol):
+    """A connection of uvicorn's that knows how long it has waited for its client."""
+
+    _waits_for: tuple[object, ...] = ()
+    since = 0.0
+    """When it began to wait for what it waits for now, as it was last seen."""
+
+    def seen(self, now: float) -> Phase:
+        """Return what it waits for, and note since when."""
+        phase = self._phase()
+        # A request of its own, or bytes that were taken, are a new beginning.
+        unsent = self.transport.get_write_buffer_size() if phase == "closing" else 0
+        waits_for = (phase, self.cycle, unsent)
+        if waits_for != self._waits_for:
+            self._waits_for, self.since = waits_for, now
+        return phase
+
+    def _phase(self) -> Phase:
+        if self.transport.is_closing():
+            return "closing"
+        if self.conn.their_state is h11.IDLE:
+            has_begun = self.timeout_keep_alive_task is None or self.conn.trailing_data[0]
+            return "header" if has_begun else "idle"
+        if self.conn.their_state is not h11.SEND_BODY or self.cycle is None:
+            return "busy"
+        if self.cycle.response_complete:
+            return "rest"
+        return "busy" if self.cycle.response_started else "body"
+
+    def give_up(self, settings: ServeSettings, now: float) -> None:
+        """End it where it has waited for too long."""
+        phase, waited = self.seen(now), now - self.since
+        if phase == "header" and waited > settings.bounds.header_seconds:
+            self._say_late(settings.bounds.header_seconds)
+            self.transport.close()
+        elif phase == "rest" and waited > _REST_SECONDS:
+            self.transport.close()
+        elif phase == "closing" and waited > settings.send_seconds:
+            self.transport.abort()
+
+    def _say_late(self, seconds: float) -> None:
+        if not self.conn.trailing_data[0]:  # it has not even begun to ask
+            return
+        problem = f"the request's header did not arrive within {seconds:g} seconds"
+        body = json.dumps(openai_error(RequestError(problem, status=408)))
+        head = f"HTTP/1.1 408 Request Timeout\r\nContent-Length: {len(body)}\r\n"
+        head += "Content-Type: application/json\r\nConnection: close\r\n\r\n"
+        self.transport.write((head + body).encode())
+
+    def room(self, now: float) -> tuple[bool, float] | None:
+        """Return its place among those that may make room, least first; None: it may not."""
+        phase = self.seen(now)
+        if phase in ("busy", "closing") or self.transport.get_write_buffer_size():
+            return None
+        return phase == "body", self.since  # uploads come last
+
+
+class Connections:
+    """Accepts connections while there is room for them, and gives up those that keep nothing busy.
+
+    `open_ones` are those that are open, as uvicorn counts them; `make` makes the protocol of one.
+    """
+
+    def __init__(
+        self, open_ones: set[Connection], make: Callable[[], Connection], settings: ServeSettings
+    ) -> None:
+        self._open, self._make, self._settings = open_ones, make, settings
+        self._most = settings.bounds.connections or most_connections()
+        self._said = -_SAID_SECONDS
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Accept what comes, for ever."""
+        loop = asyncio.get_running_loop()
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except ConnectionAbortedError:
+                continue
+            except OSError as problem:
+                self._say(f"no connection can be accepted ({problem.strerror})")
+                if problem.errno in _SHORTAGES:
+                    self._make_room()
+                await asyncio.sleep(_SHORTAGE_SECONDS)
+                continue
+            with suppress(OSError), ExitStack() as owned:  # it may be gone already
+                owned.enter_context(client)
+                await self._room()
+                await loop.connect_accepted_socket(self._make, client)
+                owned.pop_all()
+
+    async def watch(self) -> None:
+        """Give up connections that wait for too long, for ever."""
+        limits = self._settings.bounds.header_seconds, self._settings.send_seconds
+        interval = min(_WATCH_SECONDS, *(limit / 4 for limit in limits))
+        while True:
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            for each in [*self._open]:
+                each.give_up(self._settings, now)
+
+    async def _room(self) -> None:
+        """Wait until one more connection may be open."""
+        while len(self._open) >= self._most:
+            if self._make_room():
+                await asyncio.sleep(0)  # in which it is taken for closed
+            else:
+                self._say(f"answers are made for all {self._most} connections that may be open")
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _make_room(self) -> bool:
+        """End the connection that waits longest for its client; return whether there is one."""
+        now = time.monotonic()
+        places = [(place, each) for each in self._open if (place := each.room(now)) is not None]
+        if places:
+            min(places, key=itemgetter(0))[1].transport.abort()
+        return bool(places)
+
+    def _say(self, problem: str) -> None:
+        """Log a shortage, now and then: it lasts while somebody holds connections."""
+        now = time.monotonic()
+        if now - self._said >= _SAID_SECONDS:
+            self._said = now
+            _log.warning("%s: new ones wait", problem)
