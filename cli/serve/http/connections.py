@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from operator import itemgetter
+from operator import attrgetter
 from typing import Literal
 
 import h11
@@ -66,15 +66,27 @@ class Connection(H11Protocol):
     """A connection of uvicorn's that knows how long it has waited for its client."""
 
     _waits_for: tuple[object, ...] = ()
+    _received = 0
     since = 0.0
     """When it began to wait for what it waits for now, as it was last seen."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self.seen(time.monotonic())
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent, and note what is waited for next."""
+        self._received += len(data)
+        super().data_received(data)
+        self.seen(time.monotonic())
 
     def seen(self, now: float) -> Phase:
         """Return what it waits for, and note since when."""
         phase = self._phase()
-        # A request of its own, or bytes that were taken, are a new beginning.
+        # Another request is a new beginning, and so are bytes of a body, and bytes that were taken.
         unsent = self.transport.get_write_buffer_size() if phase == "closing" else 0
-        waits_for = (phase, self.cycle, unsent)
+        waits_for = (phase, self.cycle, self._received if phase == "body" else unsent)
         if waits_for != self._waits_for:
             self._waits_for, self.since = waits_for, now
         return phase
@@ -111,12 +123,10 @@ class Connection(H11Protocol):
         head += "Content-Type: application/json\r\nConnection: close\r\n\r\n"
         self.transport.write((head + body).encode())
 
-    def room(self, now: float) -> tuple[bool, float] | None:
-        """Return its place among those that may make room, least first; None: it may not."""
-        phase = self.seen(now)
-        if phase in ("busy", "closing") or self.transport.get_write_buffer_size():
-            return None
-        return phase == "body", self.since  # uploads come last
+    def may_end(self, now: float) -> bool:
+        """Whether nobody loses an answer where it ends: no whole request of it is there."""
+        is_waiting = self.seen(now) not in ("busy", "closing")
+        return is_waiting and not self.transport.get_write_buffer_size()
 
 
 class Connections:
@@ -164,6 +174,12 @@ class Connections:
             for each in [*self._open]:
                 each.give_up(self._settings, now)
 
+    def end_unasked(self) -> None:
+        """End the connections whose requests are not whole: no more are taken."""
+        for each in [*self._open]:
+            if each.seen(time.monotonic()) in ("header", "body", "rest"):
+                each.transport.abort()
+
     async def _room(self) -> None:
         """Wait until one more connection may be open."""
         while len(self._open) >= self._most:
@@ -176,10 +192,10 @@ class Connections:
     def _make_room(self) -> bool:
         """End the connection that waits longest for its client; return whether there is one."""
         now = time.monotonic()
-        places = [(place, each) for each in self._open if (place := each.room(now)) is not None]
-        if places:
-            min(places, key=itemgetter(0))[1].transport.abort()
-        return bool(places)
+        waiting = [each for each in self._open if each.may_end(now)]
+        if waiting:
+            min(waiting, key=attrgetter("since")).transport.abort()
+        return bool(waiting)
 
     def _say(self, problem: str) -> None:
         """Log a shortage, now and then: it lasts while somebody holds connections."""

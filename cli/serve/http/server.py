@@ -75,13 +75,14 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
         await super().startup([])  # uvicorn would accept more connections than there are files
-        connections = Connections(
+        self._connections = Connections(
             cast("set[Connection]", self.server_state.connections),
             self._connection,
             self._service.settings,
         )
-        self._accepting = [asyncio.create_task(connections.accept(each)) for each in sockets or ()]
-        self._watching = asyncio.create_task(connections.watch())
+        accepted = [self._connections.accept(each) for each in sockets or ()]
+        self._accepting = [asyncio.create_task(each) for each in accepted]
+        self._watching = asyncio.create_task(self._connections.watch())
         await asyncio.sleep(0)  # in which they begin to listen
         self._ready()
 
@@ -99,6 +100,7 @@ class DrainingServer(uvicorn.Server):
         for accepting in self._accepting:
             accepting.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
+        self._connections.end_unasked()
         draining = asyncio.create_task(self._service.close())
         try:
             await super().shutdown(sockets)
