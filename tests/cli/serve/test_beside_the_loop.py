@@ -18,6 +18,7 @@ from support.tool_templates import HERMES
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
+from specrun.runtime.chat_template import ChatTemplate
 
 MOST_SECONDS = 1.5  # without an answer of the loop's, on a busy machine
 LONG = "the quick brown fox " * 50_000
@@ -82,8 +83,29 @@ REQUESTS: dict[str, Callable[[], tuple[str, bytes]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_large_request_leaves_the_loop_free(engine: ScriptedEngine, name: str) -> None:
+def test_a_large_request_is_read_and_answered_in_threads(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    threads: dict[str, set[str]] = {}
+
+    def noting(owner: Any, function: str) -> None:
+        work = getattr(owner, function)
+
+        def noted(*args: Any, **options: Any) -> Any:
+            if function != "tokenize" or len(args[1]) > 2000:
+                threads.setdefault(function, set()).add(threading.current_thread().name)
+            return work(*args, **options)
+
+        monkeypatch.setattr(owner, function, noted)
+
+    noting(msgspec.json, "decode")
+    noting(ChatTemplate, "render")
+    noting(Vocabulary, "tokenize")
+    noting(Vocabulary, "piece")
     _, longest = asked(engine, REQUESTS[name]())
+    assert threads["decode"]
+    for each in threads.values():
+        assert threading.main_thread().name not in each
     assert longest < MOST_SECONDS
 
 
@@ -106,26 +128,9 @@ def test_what_is_far_too_long_is_refused_before_it_is_tokenized(
     assert not engine.asked
 
 
-def test_large_bodies_are_read_in_threads(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[str] = []
-    decode = msgspec.json.decode
-
-    def noting(data: bytes) -> Any:
-        names.append(threading.current_thread().name)
-        return decode(data)
-
-    monkeypatch.setattr(msgspec.json, "decode", noting)
-    for make in REQUESTS.values():
-        asked(engine, make())
-    assert len(names) == len(REQUESTS)
-    assert threading.main_thread().name not in names
-
-
 def test_two_conversations_are_rendered_at_once(engine: ScriptedEngine) -> None:
     both = threading.Barrier(2)
-    engine.chat_template = engine.tool_template = type(engine.chat_template)(
+    engine.chat_template = engine.tool_template = ChatTemplate(
         "{{ meet() }}{{ messages[0].content }}"
     )
     meet = {"meet": lambda: str(both.wait(20))[:0]}
