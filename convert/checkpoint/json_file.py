@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError
+from specrun.bindings.regular_file import read_regular
 from specrun.convert.names import Named
 
 _LARGEST = 200 << 20  # the largest tokenizer.json in use has about 35 MB
@@ -105,7 +106,7 @@ def read_small_file(path: Path, kind: str) -> bytes:
     with named_errors(path):
         if path.stat().st_size > _LARGEST:
             raise MalformedFileError(f"{path} has over {_LARGEST >> 20} MB, too much for {kind}")
-        return path.read_bytes()
+        return read_regular(path)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ import numpy as np
 from specrun.bindings.atomic import atomic_path, state_folder
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError
 from specrun.bindings.models.model import Model
+from specrun.bindings.regular_file import read_regular
 from specrun.runtime.costs.tuned import describe_file
 from specrun.runtime.online.rejections import KeptLaws, RejectedAnswer, RejectionBuffer
 
@@ -208,7 +209,7 @@ def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MOST_FILE:
             raise MalformedFileError(f"{path} is too large for rejected drafts; name another file")
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         raise FileMissingError(f"there is no file {path}") from None
     except OSError as error:
