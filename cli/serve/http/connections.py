@@ -42,6 +42,7 @@ _SAID_SECONDS = 10.0  # between two lines about the same shortage
 _REST_SECONDS = 10.0  # for the rest of a body whose request was answered before it was whole
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACKLOG = 2048
+_READ_BYTES = 1 << 14
 
 Phase = Literal["idle", "header", "body", "rest", "closing", "busy"]
 """What a connection waits for: its next request, the header or the body of one, the rest of a body
@@ -62,8 +63,11 @@ def most_connections() -> int:
     return max(1, min(_MOST, soft - own - _SPARE))
 
 
-class Connection(H11Protocol):
-    """A connection of uvicorn's that knows how long it has waited for its client."""
+class Connection(H11Protocol, asyncio.BufferedProtocol):
+    """A connection of uvicorn's that knows how long it has waited for its client.
+
+    It reads little at a time: a body may come in chunks of a byte, each of which is parsed.
+    """
 
     _waits_for: tuple[object, ...] = ()
     _received = 0
@@ -74,6 +78,15 @@ class Connection(H11Protocol):
         """Begin to wait for a request."""
         super().connection_made(transport)
         self.seen(time.monotonic())
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Return where the next bytes go."""
+        self._buffer = bytearray(_READ_BYTES)
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take the bytes that came there."""
+        self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent, and note what is waited for next."""

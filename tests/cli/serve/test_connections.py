@@ -127,6 +127,40 @@ def test_a_slow_upload_that_goes_on_is_answered(engine: ScriptedEngine) -> None:
         assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
+def test_a_body_in_the_smallest_chunks_leaves_the_loop_free(engine: ScriptedEngine) -> None:
+    with serving(engine) as address, opened(address) as busy:
+        head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+        sent = b"1\r\n \r\n" * 100_000 + b"0\r\n\r\n"
+        sender = threading.Thread(target=busy.sendall, args=(head + sent,))
+        sender.start()
+        longest = 0.0
+        while sender.is_alive():
+            before = time.monotonic()
+            assert httpx2.get(f"{address}/health", timeout=SOON).status_code == 200
+            longest = max(longest, time.monotonic() - before)
+        sender.join()
+        assert busy.recv(1 << 10).startswith(b"HTTP/1.1 400")
+    assert longest < 1.5
+
+
+def test_what_is_parsed_at_once_is_little(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    receive = connections.Connection.data_received
+
+    def noting(self: connections.Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        receive(self, data)
+
+    monkeypatch.setattr(connections.Connection, "data_received", noting)
+    with serving(engine) as address:
+        content = "a" * 1_000_000
+        httpx2.post(f"{address}/tokenize", json={"content": content}, timeout=SOON)
+    assert sum(sizes) > 1_000_000
+    assert max(sizes) <= 1 << 14
+
+
 def test_a_stream_is_longer_than_all_time_limits(engine: ScriptedEngine) -> None:
     bounds = Bounds(header_seconds=0.1, body_seconds=0.1, pause_seconds=0.1)
     engine.round_size = 1
