@@ -50,9 +50,10 @@ class _LogFile(logging.FileHandler):
 
     def _give_up_stream(self) -> None:
         """Close the file; what it still holds back would fail again and again."""
-        stream, self.stream = self.stream, None  # type: ignore[assignment]  # as logging has it
+        stream, self.stream = self.stream, None
         with suppress(OSError):
-            stream.close()
+            if stream is not None:
+                stream.close()
 
     def close(self) -> None:
         """Close the file, where that is still possible."""
