@@ -93,6 +93,8 @@ def check_target(target: Path, *, force: bool = False) -> None:
         raise FileMissingError(f"{place}; create it first")
     if target.is_dir():
         raise OptionError(f"{target} is a folder; name the file to write")
+    if target.exists() and not target.is_file():  # it would be replaced, were it a device
+        raise OptionError(f"{target} is not a regular file; name a file to write")
     if not force and os.path.lexists(target):
         advice = "choose another name, or overwrite it with --force"
         raise OptionError(f"{target} already exists; {advice}")

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from specrun.cli.terminal.errors import reported_errors
+from specrun.cli.terminal.errors import INTERRUPTED, reported_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,11 @@ class LazyCommand:
     attribute: str = ""
 
     def load(self) -> click.Command:
-        """Import and return the command."""
-        module = importlib.import_module(self.module)
+        """Import and return the command; Ctrl-C meanwhile ends quietly, nothing has begun."""
+        try:
+            module = importlib.import_module(self.module)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
         command: click.Command = getattr(module, self.attribute or self.name)
         return command
 

@@ -10,7 +10,7 @@ import datetime
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import jinja2.meta
 from jinja2.exceptions import SecurityError
 
-from specrun.bindings.errors import OptionError, TemplateError
+from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.template_sandbox import TemplateSandbox
@@ -99,20 +99,52 @@ class ChatTemplate:
         self._environment.start(values)
         parts: list[str] = []
         size = 0
-        for part in self._template.generate(**values):
-            size += len(part)
-            if size > _MAX_OUTPUT:
-                raise TemplateError(f"the chat template wrote over {_MAX_OUTPUT} characters")
-            parts.append(part)
-        return "".join(parts)
+        try:
+            for part in self._template.generate(**values):
+                size += len(part)
+                if size > _MAX_OUTPUT:
+                    raise TemplateError(f"the chat template wrote over {_MAX_OUTPUT} characters")
+                parts.append(part)
+            return "".join(parts)
+        finally:
+            self._environment.start({})  # it remembers the values that it was given
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation as a prompt: its tokens, and the text that the template wrote."""
+class ChatText:
+    """A conversation as its template wrote it, in pieces: no control token spans two of them."""
 
-    tokens: list[int]
-    text: str
+    pieces: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        """The whole of it."""
+        return "".join(self.pieces)
+
+    def tokens(self, vocabulary: Vocabulary) -> list[int]:
+        """Return the prompt's tokens; no second bos is added."""
+        tokens: list[int] = []
+        for piece in self.pieces:
+            tokens += vocabulary.tokenize(piece, add_special=False, parse_special=True)
+        if vocabulary.adds_bos and vocabulary.bos is not None and tokens[:1] != [vocabulary.bos]:
+            tokens.insert(0, vocabulary.bos)
+        return tokens
+
+
+def require_room(vocabulary: Vocabulary, texts: Iterable[str], n_ctx: int) -> None:
+    """Raise `ContextFullError` for texts whose bytes alone say that they have more tokens.
+
+    Texts that are far too long are so refused at once: reading 15 MB as tokens takes seconds.
+    """
+    fewest = sum(map(vocabulary.fewest_tokens, texts))
+    if fewest > n_ctx:
+        raise too_long(f"at least {fewest}", n_ctx)
+
+
+def too_long(n_tokens: int | str, n_ctx: int) -> ContextFullError:
+    """Return the error for a prompt of so many tokens."""
+    problem = f"the prompt has {n_tokens} tokens and the context {n_ctx}"
+    return ContextFullError(f"{problem}: shorten it, or raise the context size (-c)")
 
 
 def chat_tokens(
@@ -122,14 +154,12 @@ def chat_tokens(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the prompt tokens of a conversation: see `chat_prompt`."""
-    prompt = chat_prompt(
-        template, vocabulary, messages, add_generation_prompt=add_generation_prompt
-    )
-    return prompt.tokens
+    """Return the prompt tokens of a conversation: see `chat_text`."""
+    text = chat_text(template, vocabulary, messages, add_generation_prompt=add_generation_prompt)
+    return text.tokens(vocabulary)
 
 
-def chat_prompt(
+def chat_text(
     template: ChatTemplate,
     vocabulary: Vocabulary,
     messages: Sequence[Message],
@@ -137,19 +167,29 @@ def chat_prompt(
     add_generation_prompt: bool = True,
     tools: Sequence[Tool] = (),
     variables: Mapping[str, Any] | None = None,
-) -> ChatPrompt:
+    n_ctx: int | None = None,
+) -> ChatText:
     """Return the prompt of a conversation, with its tools and further variables.
 
     The template's own texts may name control tokens; the same texts inside a message, a tool or a
-    variable are taken apart, so that `<|end|>` typed by a user stays seven characters. No second
-    bos is added. Raises what `ChatTemplate.render` raises, and `OptionError` for messages that are
-    none.
+    variable are taken apart, so that `<|end|>` typed by a user stays seven characters. Raises what
+    `ChatTemplate.render` raises, `OptionError` for messages that are none, and `ContextFullError`
+    where its bytes alone say that it has more than `n_ctx` tokens.
     """
     _check(messages)
     variables = variables or {}
+
+    def rendered() -> str:
+        return template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )
+
     contents = [{key: part for key, part in each.items() if key != "role"} for each in messages]
     joined = "".join(_texts_of([contents, tools, variables]))
     marker: str | None = None
+    if n_ctx is not None and vocabulary.fewest_tokens(joined) > n_ctx:
+        # A template may leave texts out, so what it writes counts; taken apart they take long.
+        require_room(vocabulary, [rendered()], n_ctx)
     if any(special in joined for special in vocabulary.special_texts):
         used = joined + template.source
         marker = next((mark for mark in _MARKERS if mark not in used), None)
@@ -161,16 +201,11 @@ def chat_prompt(
             {"role": message["role"], **content}
             for message, content in zip(messages, contents, strict=True)
         ]
-    rendered = template.render(
-        messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
-    )
-    pieces = [rendered] if marker is None else rendered.split(marker)
-    tokens: list[int] = []
-    for piece in pieces:
-        tokens += vocabulary.tokenize(piece, add_special=False, parse_special=True)
-    if vocabulary.adds_bos and vocabulary.bos is not None and tokens[:1] != [vocabulary.bos]:
-        tokens.insert(0, vocabulary.bos)
-    return ChatPrompt(tokens, "".join(pieces))
+    text = rendered()
+    pieces = [text] if marker is None else text.split(marker)
+    if n_ctx is not None:
+        require_room(vocabulary, pieces, n_ctx)
+    return ChatText(pieces)
 
 
 def _allowed(variables: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[str, Any]:

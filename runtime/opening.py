@@ -179,6 +179,9 @@ def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[i
     """
     if isinstance(prompt, str):
         return vocabulary.tokenize(prompt)
+    if isinstance(prompt, bytes | bytearray | memoryview):  # each byte would be a token
+        problem = f"the prompt is of {type(prompt).__name__}, which is neither a text nor tokens"
+        raise OptionError(f"{problem}: decode it, as in prompt.decode()")
     try:
         given = list(prompt)
     except TypeError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specrun.bindings.errors import ClosedError, TemplateError
 from specrun.bindings.machine.placement import placing
 from specrun.bindings.machine.workers import require_workers
-from specrun.bindings.models.trial import remember_written, trusting_files
+from specrun.bindings.models.trial import trusting_files
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.backend_laws import is_wanted
 from specrun.runtime.demo import demo_drafters, demo_target
@@ -60,9 +60,6 @@ class Runtime:
     @classmethod
     def demo(cls, drafter: str = "draft", **options: Any) -> Runtime:  # noqa: ANN401 - see __init__
         """Open the embedded family; paths may be left out of `drafter`, as in "draft(n=3)"."""
-        for path in (demo_target(), *demo_drafters().values()):
-            if path.is_file():
-                remember_written(path)
         runtime = cls.__new__(cls)
         runtime._open(demo_target(), drafter, parse_options(options), demo_drafters())
         return runtime

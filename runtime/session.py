@@ -156,8 +156,7 @@ class Session:
             raise OptionError(problem)
         if len(prompt) > n_ctx:
             raise ContextFullError(self._too_long(len(prompt), n_ctx))
-        if max_tokens is not None and max_tokens < 0:
-            raise OptionError(f"max_tokens is {max_tokens}: give 0 or more, or None for no limit")
+        most = require_length(max_tokens)
         number = whole_number(index)
         if number is None or number < 0:
             raise OptionError(f"index is {index!r}: give the number of the answer, from 0")
@@ -168,7 +167,7 @@ class Session:
             params,
             seed,
             number,
-            max_tokens,
+            most,
             logprobs=logprobs,
             n_max=n_max,
             n_top=n_top,
@@ -404,6 +403,15 @@ class GenerationStream(Iterator[TokenEvent]):
             raise
         finally:
             context.while_computing = None
+
+
+def require_length(max_tokens: int | None) -> int | None:
+    """Return how long an answer may be; raises `OptionError` for what is no number of tokens."""
+    most = None if max_tokens is None else whole_number(max_tokens)
+    if (most is None) != (max_tokens is None) or (most is not None and most < 0):
+        advice = "give a whole number of tokens from 0, or None for no limit"
+        raise OptionError(f"max_tokens is {max_tokens!r}: {advice}")
+    return most
 
 
 def require_count(top_logprobs: int) -> int:

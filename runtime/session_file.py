@@ -24,6 +24,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.kept_file import DAMAGE, json_object
+from specrun.bindings.regular_file import open_regular
 from specrun.runtime.session import Session
 
 MAX_BYTES = 16 << 30
@@ -109,7 +110,7 @@ def _facts(session: Session) -> dict[str, Any]:
 def file_digest(path: Path) -> str:
     """Return a hash of a model's file: its size, its first bytes, and samples of the rest."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         digest.update(struct.pack("<Q", size))
         for place in range(_SAMPLES):
@@ -122,7 +123,7 @@ def _verified(path: Path) -> dict[str, Any]:
     """Return what a file says of itself, if all of it is as it was written."""
     damaged = f"{path} is no session file, or it is damaged: remove it, or name another"
     try:
-        opened = path.open("rb")
+        opened = open_regular(path)
     except OSError as error:
         raise FileMissingError(f"{path} cannot be read ({error.strerror})") from error
     with opened as file:

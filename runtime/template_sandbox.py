@@ -22,6 +22,7 @@ import json
 import math
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -106,6 +107,19 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         self.write(")")
 
 
+class _Account(threading.local):
+    """What the rendering under way in a thread may still build, and the weights of its values.
+
+    `weights` has by id the container, which lives as long as this, its weight and its depth.
+    """
+
+    left = 0
+    heaviest = deepest = sys.maxsize
+
+    def __init__(self) -> None:
+        self.weights: dict[int, tuple[object, int, int]] = {}
+
+
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The environment of chat templates, with the whitespace rules that model makers expect."""
 
@@ -113,6 +127,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = _CodeGenerator
 
     def __init__(self) -> None:
+        self._account = _Account()
         self.start({})
         super().__init__(
             trim_blocks=True,
@@ -129,18 +144,18 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = {name: self._counted(name, function) for name, function in filters.items()}
 
     def start(self, values: dict[str, Any]) -> None:
-        """Begin a rendering with these values: the whole budget is there again."""
-        self._left = _BUDGET
-        # By id: the container, which lives as long as this, its weight and its depth.
-        self._weights: dict[int, tuple[object, int, int]] = {}
-        self._heaviest = self._deepest = sys.maxsize  # the values themselves have no bounds
+        """Begin a rendering with these values, in this thread: the whole budget is there again."""
+        account = self._account
+        account.left, account.weights = _BUDGET, {}
+        account.heaviest = account.deepest = sys.maxsize  # the values themselves have no bounds
         weight, depth = self._weigh(values)
-        self._heaviest, self._deepest = weight + _MAX_WEIGHT, depth + _MAX_DEPTH
+        account.heaviest, account.deepest = weight + _MAX_WEIGHT, depth + _MAX_DEPTH
 
     def spend(self, size: int) -> None:
         """Count what is about to be built; raises `SecurityError` when it is too much."""
-        self._left -= size
-        if self._left < 0:
+        account = self._account
+        account.left -= size
+        if account.left < 0:
             raise SecurityError("it builds more text than any chat needs")
 
     def built(self, value: Any) -> Any:  # noqa: ANN401 - any value
@@ -162,7 +177,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             weight = _leaf(value)
             self._check(weight, 0)
             return weight, 0
-        known, left = self._weights, [value]
+        known, left = self._account.weights, [value]
         while left:
             item = left[-1]
             if id(item) in known:
@@ -189,12 +204,12 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _remember(self, value: object, weight: int, depth: int) -> None:
         self._check(weight, depth)
-        self._weights[id(value)] = value, weight, depth
+        self._account.weights[id(value)] = value, weight, depth
 
     def _check(self, weight: int, depth: int) -> None:
-        if weight > self._heaviest:
+        if weight > self._account.heaviest:
             raise SecurityError("it builds a larger value than any chat needs")
-        if depth > self._deepest:
+        if depth > self._account.deepest:
             raise SecurityError("it builds deeper lists than any chat needs")
 
     def call_binop(

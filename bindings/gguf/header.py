@@ -29,6 +29,7 @@ from specrun.bindings.gguf.types import (
     ArrayValue,
     MetadataValue,
 )
+from specrun.bindings.regular_file import without_waiting
 
 # Far above any real model (about 100 keys, 20,000 tensors), and checked in a second or so.
 _MAX_KEYS = 1 << 16
@@ -150,10 +151,6 @@ def _read_checked(path: str | os.PathLike[str], *, named: bool) -> GGUFHeader:
 
 
 def _open(path: str | os.PathLike[str], shown: str) -> FileIO:
-    def without_waiting(name: str, flags: int) -> int:
-        # Opening a named pipe would otherwise wait for a writer, perhaps for ever.
-        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-
     try:
         return FileIO(os.fspath(path), opener=without_waiting)
     except ValueError as error:  # a zero byte, or a character that file names cannot hold

@@ -47,6 +47,7 @@ _BUILT_IN = re.compile(r"\S*/vendor/llama\.cpp/")
 _TRUST = "if you know where it comes from, open it with --trust (Python: trust=True)"
 
 _known_here: set[str] = set()  # for where nothing can be stored
+_own_folders: set[Path] = set()
 _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
 
@@ -58,6 +59,11 @@ def trusting_files() -> Iterator[None]:
         yield
     finally:
         _trusting.reset(before)
+
+
+def trust_folder(folder: Path) -> None:
+    """Open the files of a folder without trials, in this process: they came with specrun."""
+    _own_folders.add(folder.resolve())
 
 
 def require_tried(path: Path, header: GGUFHeader, *, vocab_only: bool = False) -> None:
@@ -80,7 +86,7 @@ def require_tried_counting(path: Path, header: GGUFHeader) -> None:
 
 def _require_tried(path: Path, header: GGUFHeader, ways: Sequence[str]) -> None:
     """Try a file in the last of these ways, unless it was tried in any."""
-    key = "" if _trusting.get() else _key(path, header)
+    key = "" if _trusting.get() or _is_own(path) else _key(path, header)
     if not key or _is_known(key, *ways):
         return
     arguments, n_bytes = [os.fspath(path), ways[-1]], _size(split_paths(path, header))
@@ -95,7 +101,7 @@ def require_tried_head(
 
     Raises as `require_tried`.
     """
-    key = "" if _trusting.get() else _key(path, header)
+    key = "" if _trusting.get() or _is_own(path) else _key(path, header)
     if not key or _is_known(key, _AS_HEAD):
         return
     n_bytes = _size([path, *split_paths(target, target_header)])
@@ -104,7 +110,9 @@ def require_tried_head(
 
 
 def is_known_file(path: Path) -> bool:
-    """Whether a file was tried, or written by specrun."""
+    """Whether a file was tried, or written by specrun, or came with it."""
+    if _is_own(path):
+        return True
     with suppress(OSError, SpecrunError):
         return _is_known(_key(path, read_any_header(path)), _AS_MODEL, _AS_HEAD)
     return False
@@ -131,6 +139,10 @@ def note_fact(path: Path, fact: str) -> None:
 
 
 # -- what is known ---------------------------------------------------------------------------------
+
+
+def _is_own(path: Path) -> bool:
+    return path.parent.resolve() in _own_folders
 
 
 def _key(path: Path, header: GGUFHeader) -> str:

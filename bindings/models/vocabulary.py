@@ -31,6 +31,9 @@ STORED_KINDS = {
 _ATTRIBUTE_UNKNOWN = 1 << 0
 _ATTRIBUTE_CONTROL = 1 << 3
 _ATTRIBUTE_BYTE = 1 << 5
+_ATTRIBUTE_STRIPS = 1 << 7 | 1 << 8
+_WHITE_SPACE = b" \t\n\v\f\r"
+_UTF8_BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
 
 _GUARD = "\n"  # a tokenizer may add a space before a text: it goes to this
 
@@ -172,6 +175,39 @@ class Vocabulary:
         self._check(token)
         raw: bytes | None = self._native.llama_vocab_get_text(self._handle, token)
         return (raw or b"").decode("utf-8", "replace")
+
+    @functools.cached_property
+    def _most_bytes(self) -> int:
+        """The most bytes of a text that one token may stand for; 0 where there is no bound.
+
+        Tokenizers of the two kinds leave nothing out, if the vocabulary has every byte (SPM refuses
+        to load without). As it is stored, a token is as long as its text or longer.
+        """
+        get, handle, tokens = self._native.llama_vocab_get_text, self._handle, range(self.size)
+        if self.kind == "BPE":
+            pieces = {self._piece_of(handle, token, False) for token in tokens}
+            if not pieces >= _UTF8_BYTES:
+                return 0
+        elif self.kind != "SPM":
+            return 0
+        return max(len(get(handle, token) or b"") for token in tokens)
+
+    @functools.cached_property
+    def _strips(self) -> bool:
+        """Whether white space beside some token is left out."""
+        attribute, handle = self._native.llama_vocab_get_attr, self._handle
+        return any(attribute(handle, token) & _ATTRIBUTE_STRIPS for token in range(self.size))
+
+    def fewest_tokens(self, text: str) -> int:
+        """Return a number that `tokenize` reaches for this text in any case, without reading it.
+
+        It is the bytes over those of the longest token; 0 for a vocabulary that may leave text out.
+        """
+        if not self._most_bytes:
+            return 0
+        data = text.encode("utf-8", "replace")
+        size = len(data.translate(None, _WHITE_SPACE)) if self._strips else len(data)
+        return -(-size // self._most_bytes)
 
     def tokenize(
         self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,37 @@ class _SafeFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record), 2000)
+
+
+class _LogFile(logging.FileHandler):
+    """Appends to a file. What cannot be written is lost, which a warning says once."""
+
+    _has_warned = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Warn of a full disk, and go on: the next message tries again."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._give_up_stream()
+        if not self._has_warned:
+            self._has_warned = True
+            problem = f"the log file {self.baseFilename} cannot be written ({error.strerror})"
+            with suppress(OSError):
+                click.echo(f"Warning: {problem}: messages are missing there", err=True)
+
+    def _give_up_stream(self) -> None:
+        """Close the file; what it still holds back would fail again and again."""
+        stream, self.stream = self.stream, None
+        with suppress(OSError):
+            if stream is not None:
+                stream.close()
+
+    def close(self) -> None:
+        """Close the file, where that is still possible."""
+        with suppress(OSError):
+            super().close()
 
 
 def start_logging(verbosity: int, log_file: Path | None) -> Callable[[], None]:
@@ -86,7 +118,7 @@ def _without_native_chatter(record: logging.LogRecord) -> bool:
 
 def _file_handler(path: Path) -> logging.Handler:
     try:
-        return logging.FileHandler(path.expanduser(), encoding="utf-8", errors="backslashreplace")
+        return _LogFile(path.expanduser(), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise OptionError(
             f"the log file {path} cannot be written ({error.strerror}); choose another"

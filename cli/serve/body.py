@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.http.server import beside_the_loop
 from specrun.cli.serve.settings import Bounds
+
+if TYPE_CHECKING:
+    from specrun.cli.serve.service import AnswerService
 
 _Value = TypeVar("_Value")
 _MOST_WHOLE = 10**300
+_SHORT = 2_000  # bytes that are read faster than a thread is woken
 _SHOWN = 60  # characters of a value in a message
 
 
-async def read_body(request: Request, bounds: Bounds) -> Fields:
-    """Return the JSON object that a request carries; raises `RequestError` for anything else."""
-    data = await _read_bytes(request, bounds)
+async def read_body(
+    request: Request, read: Callable[[Fields, AnswerService], _Value]
+) -> tuple[Fields, _Value]:
+    """Return the JSON object that a request carries, and what `read` makes of it.
+
+    Both take time by the size of the body: all but small ones are read beside the event loop.
+    Raises `RequestError` for anything else, and what `read` raises.
+    """
+    service: AnswerService = request.app.state.service
+    data = await _read_bytes(request, service.settings.bounds)
+
+    def work() -> tuple[Fields, _Value]:
+        fields = _fields_of(data, service.settings.bounds)
+        return fields, read(fields, service)
+
+    return work() if len(data) <= _SHORT else await beside_the_loop(work)
+
+
+def _fields_of(data: bytes, bounds: Bounds) -> Fields:
+    """Return the fields of the JSON object in a body."""
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -43,20 +65,29 @@ async def _read_bytes(request: Request, bounds: Bounds) -> bytes:
     if announced.isdigit() and int(announced) > bounds.body_bytes:
         raise too_large
     parts: list[bytes] = []
-    size = 0
+    size, started = 0, asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(bounds.body_seconds):
+        async with asyncio.timeout(bounds.pause_seconds) as limit:
             async for part in request.stream():
                 size += len(part)
                 if size > bounds.body_bytes:
                     raise too_large
                 parts.append(part)
+                limit.reschedule(_deadline(started, size, bounds))
     except TimeoutError:
-        problem = f"the body did not arrive within {bounds.body_seconds:g} seconds"
-        raise RequestError(problem, status=HTTPStatus.REQUEST_TIMEOUT) from None
+        seconds = asyncio.get_running_loop().time() - started
+        problem = f"of the body {size:,} bytes arrived within {seconds:.1f} seconds"
+        advice = "send it without pauses"
+        raise RequestError(f"{problem}: {advice}", status=HTTPStatus.REQUEST_TIMEOUT) from None
     except ClientDisconnect:
         raise RequestError("the client left before its request was whole") from None
     return b"".join(parts)
+
+
+def _deadline(started: float, size: int, bounds: Bounds) -> float:
+    """Return when the next piece of a body has to be there: it may be slow, but not stop."""
+    whole = started + bounds.body_seconds + size / bounds.body_rate
+    return min(whole, asyncio.get_running_loop().time() + bounds.pause_seconds)
 
 
 def _is_deeper(value: object, depth: int) -> bool:

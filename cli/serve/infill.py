@@ -108,8 +108,8 @@ _MOST_FILES = 1024
 async def infill(request: Request) -> Response:
     """Fill a gap."""
     service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
-    answer = await service.begin(read_infill(fields, service))
+    fields, asked = await read_body(request, read_infill)
+    answer = await service.begin(asked)
     return await reply(request, answer, InfillForm(answer), streamed=fields.flag("stream"))
 
 

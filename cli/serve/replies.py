@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -78,6 +79,8 @@ def failure(path: str, error: RequestError) -> Response:
     """Return the reply to a request for a path that fails."""
     payload = (anthropic_error if path.startswith(_ANTHROPIC) else openai_error)(error)
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if error.status == HTTPStatus.REQUEST_TIMEOUT:  # what comes later belongs to no request
+        headers["Connection"] = "close"
     return json_reply(payload, error.status, **headers)
 
 

@@ -22,6 +22,7 @@ from specrun.cli.serve.prompts import PromptReader, Prompts
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools.plan import PartReader
+from specrun.runtime.chat_template import too_long
 from specrun.runtime.engine import Engine, EngineStream
 from specrun.runtime.engine.trace import RoundTrace
 from specrun.runtime.replies import CallBegun, Part
@@ -133,8 +134,11 @@ class AnswerService:
 
     async def begin(self, request: AnswerRequest) -> Answer:
         """Let the engine begin, or queue, what is asked; raises `RequestError` where it is full."""
+        self._require_room(max(1, len(request.prompts)) * request.n)
         prompts = await self.prompts.read(request)
-        self._require_room(len(prompts.tokens) * request.n)
+        longest = max(map(len, prompts.tokens))
+        if longest > self.engine.n_ctx:  # at once, not when its turn comes
+            raise too_long(longest, self.engine.n_ctx)
         seed = random_if_unset(request.params.seed)
         asked, vocabulary = request.params.grammar, self.engine.vocabulary
         grammar = await bound_text(asked, request.plan, vocabulary, prompts.end)

@@ -21,10 +21,18 @@ _PACKAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The most that a request may ask for, and the seconds that it may take to ask."""
+    """The most that a request may ask for, and the seconds that it may take to ask.
 
+    A body has `body_seconds` and one more for every `body_rate` bytes of it, and may stop for
+    `pause_seconds` at most. `connections` 0: as many as this process may open files.
+    """
+
+    connections: int = 0
+    header_seconds: float = 20.0
     body_bytes: int = 16 << 20
     body_seconds: float = 60.0
+    body_rate: int = 16 << 10
+    pause_seconds: float = 30.0
     depth: int = 64
     choices: int = 32
     prompts: int = 128

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError
+from specrun.bindings.regular_file import read_regular
 from specrun.convert.names import Named
 
 ObjectOf = Callable[[list[tuple[str, Any]]], dict[str, Any]]
@@ -119,7 +120,7 @@ def read_small_file(path: Path, kind: str) -> bytes:
     with named_errors(path):
         if path.stat().st_size > _LARGEST:
             raise MalformedFileError(f"{path} has over {_LARGEST >> 20} MB, too much for {kind}")
-        return path.read_bytes()
+        return read_regular(path)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ where it refuses a file, the file is refused: there is no second try.
 
 from __future__ import annotations
 
+import os
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
+from specrun.bindings.regular_file import open_regular
 from specrun.convert.checkpoint.json_file import named_errors
 from specrun.convert.checkpoint.source_tensor import NUMBER_TYPES, SourceTensor
 
@@ -75,8 +77,8 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < _SAFE_TORCH:
         raise SpecrunError(f"torch {torch.__version__} cannot open {path} safely: get 2.6 or later")
-    with named_errors(path):
-        size = path.stat().st_size
+    with named_errors(path), open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
     if size and not zipfile.is_zipfile(path):
         raise UnsupportedModelError(
             f"{path} is not a file that torch 1.6 or later saved, or is truncated: "

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, UnsupportedModelError
+from specrun.bindings.regular_file import open_regular
 from specrun.convert.checkpoint.json_file import (
     JsonObject,
     named_errors,
@@ -63,7 +64,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     Raises FileMissingError if it cannot be read, MalformedFileError if it is truncated or
     contradicts itself, UnsupportedModelError if it has numbers of an unknown type.
     """
-    with named_errors(path), path.open("rb") as file:
+    with named_errors(path), open_regular(path) as file:
         size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(_LARGEST_HEADER, size - 8):

@@ -21,6 +21,7 @@ from gguf import GGUFValueType, GGUFWriter
 from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import FileMissingError, MalformedFileError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, TensorInfo, read_any_header
+from specrun.bindings.regular_file import open_regular
 from specrun.convert.checkpoint import read_array
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -116,7 +117,7 @@ def read_importance(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """
     file = Path(path)
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             is_gguf = opened.read(4) == b"GGUF"
     except OSError as error:
         raise FileMissingError(

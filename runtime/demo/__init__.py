@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from specrun.bindings.models.trial import trust_folder
+
 _FOLDER = Path(__file__).parent
+trust_folder(_FOLDER)
 
 
 def demo_target() -> Path:

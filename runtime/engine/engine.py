@@ -38,7 +38,7 @@ from specrun.runtime.opening import (
 )
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, random_if_unset
-from specrun.runtime.session import Session, require_count
+from specrun.runtime.session import Session, require_count, require_length
 
 if TYPE_CHECKING:
     from specrun.runtime.chat_template import ChatTemplate, Message
@@ -181,7 +181,7 @@ class Engine:
         """
         params = params or SamplingParams()
         choice = self._choices.find(params, drafter, n_max, accept)
-        n_top = require_count(top_logprobs)
+        n_top, most = require_count(top_logprobs), require_length(max_tokens)
         tokens = prompt_tokens(self.vocabulary, prompt)
         if params.grammar is not None:  # here, where nobody else waits for it; it is kept
             compiled(params.grammar, self.vocabulary)
@@ -192,7 +192,7 @@ class Engine:
             params,
             seed,
             index,
-            max_tokens,
+            most,
             logprobs,
             stream.listener,
             choice,

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError
+from specrun.bindings.regular_file import open_regular
 from specrun.runtime.heads.head_file import HeadFile
 
 Accuracy = tuple[tuple[float, ...], ...]
@@ -90,7 +91,7 @@ def _fault(name: str, line: int, problem: str) -> MalformedFileError:
 
 def _text(name: str) -> str:
     try:
-        with open(name, "rb") as file:
+        with open_regular(name) as file:
             data = file.read(_MAX_FILE + 1)
     except OSError as error:
         raise FileMissingError(

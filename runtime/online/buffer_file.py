@@ -25,6 +25,7 @@ from specrun.bindings.atomic import atomic_path, state_folder
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError
 from specrun.bindings.kept_file import DAMAGE, count_in, json_object, list_in, text_in
 from specrun.bindings.models.model import Model
+from specrun.bindings.regular_file import read_regular
 from specrun.runtime.costs.tuned import describe_file
 from specrun.runtime.online.rejections import KeptLaws, RejectedAnswer, RejectionBuffer
 
@@ -222,7 +223,7 @@ def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise MalformedFileError(f"{path} is too large for rejected drafts; name another file")
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         raise FileMissingError(f"there is no file {path}") from None
     except OSError as error:

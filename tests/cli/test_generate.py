@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -251,6 +252,15 @@ def test_flags_outvote_the_environment(
     monkeypatch.setenv("SPECRUN_DEMO", "1")
     monkeypatch.delenv("SPECRUN_MODEL")
     assert drafter("-m", models.target, "--drafter", "none") == "none"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk here")
+def test_a_log_file_on_a_full_disk_is_warned_of_once(run: Run, models: Models) -> None:
+    result = run("generate", "-m", models.target, "-p", "x", "-n", 1, "--log-file", "/dev/full")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("/dev/full cannot be written (No space left on device)") == 1
+    assert "Traceback" not in result.output
+    assert "Logging error" not in result.output
 
 
 def test_the_log_file_gets_the_engines_log(run: Run, models: Models, tmp_path: Path) -> None:

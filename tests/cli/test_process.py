@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from support.ctrl_c import hearing_ctrl_c
@@ -17,6 +19,7 @@ from support.ctrl_c import hearing_ctrl_c
 from .conftest import ENDLESS, Models
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals and file descriptors of POSIX")
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
 
 
@@ -91,6 +94,42 @@ def test_ctrl_c_prints_what_there_is_and_ends_with_130(models: Models) -> None:
     assert output.endswith(b"\n")
     assert b"TTFT" in messages
     assert b"Traceback" not in messages
+
+
+@posix
+@pytest.mark.parametrize("module", ["click", "specrun.cli.main", "specrun.cli.generate"])
+def test_ctrl_c_during_an_import_is_quiet(module: str) -> None:
+    code = f"""
+import sys
+import time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            print("importing", flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Slow())
+from specrun.cli.entry import main
+sys.argv[1:] = ["generate", "-p", "x", "--demo"]
+main()
+"""
+    with hearing_ctrl_c():
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        output, messages = process.communicate(timeout=60)
+    assert (process.returncode, output, messages) == (130, b"", b"")
+
+
+def test_the_installed_script_begins_there() -> None:
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"specrun": "specrun.cli.entry:main"}
 
 
 @posix

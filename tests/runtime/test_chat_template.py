@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -13,16 +14,17 @@ import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2.exceptions import SecurityError
 from support.tiny_models import TEMPLATE
 
-from specrun.bindings.errors import OptionError, TemplateError
+from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
 from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
-from specrun.runtime import chat_template
-from specrun.runtime.chat_template import ChatTemplate, chat_tokens
+from specrun.runtime import chat_template, template_sandbox
+from specrun.runtime.chat_template import ChatTemplate, chat_text, chat_tokens
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -413,6 +415,31 @@ def test_the_budget_is_there_again_for_every_rendering():
         assert template.render(TALK) == "3000000"
 
 
+def test_renderings_in_two_threads_have_budgets_of_their_own():
+    template = ChatTemplate("{{ first }}{{ meet() }}{{ ('a' * 3000000) | length }}")
+    both = threading.Barrier(2)
+    template._environment.globals["meet"] = lambda: (both.wait(20) and "") or ""
+    said: list[str] = []
+
+    def render(first: str) -> None:
+        said.append(template.render(TALK, variables={"first": first}))
+
+    threads = [threading.Thread(target=render, args=(name,)) for name in "xy"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(said) == ["x3000000", "y3000000"]
+    sandbox = template._environment
+    sandbox.start({})
+    sandbox.spend(template_sandbox._BUDGET)
+    other = threading.Thread(target=lambda: sandbox.start({}))
+    other.start()
+    other.join(20)
+    with pytest.raises(SecurityError):
+        sandbox.spend(1)
+
+
 def test_a_long_conversation_is_within_the_budget():
     long = [
         {"role": "user", "content": "word " * 20_000},
@@ -490,6 +517,24 @@ def test_texts_deep_in_a_message_are_taken_apart_too(vocabulary):
     }
     template = ChatTemplate("{{ messages[0].tool_calls[0].arguments.x[0] }}")
     assert vocabulary.detokenize(chat_tokens(template, vocabulary, [message])) == "<|end|>"
+
+
+@pytest.mark.parametrize("content", ["a b" * 10_000, "<|end|>" * 5_000])
+def test_a_conversation_far_too_long_is_refused_before_it_is_read(vocabulary, monkeypatch, content):
+    monkeypatch.setattr(Vocabulary, "tokenize", None)
+    monkeypatch.setattr(chat_template, "_with_markers", None)
+    template = ChatTemplate(TEMPLATE)
+    with pytest.raises(ContextFullError, match=r"at least \d+ tokens and the context 100"):
+        chat_text(template, vocabulary, [{"role": "user", "content": content}], n_ctx=100)
+
+
+def test_what_a_template_leaves_out_is_not_too_long(vocabulary):
+    template = ChatTemplate("{{ messages[-1].content }}")
+    messages = [
+        {"role": "assistant", "content": "thought " * 20_000},
+        {"role": "user", "content": "short"},
+    ]
+    assert chat_text(template, vocabulary, messages, n_ctx=100).text == "short"
 
 
 def test_ordinary_text_is_tokenized_in_one_piece(vocabulary):

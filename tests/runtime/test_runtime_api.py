@@ -111,7 +111,7 @@ def test_logprobs_are_the_targets_whenever_they_are_read(runtime, when):
     if previous is not None:
         values.append(previous.logprob)
     if when == "after another answer":
-        runtime.generate(b"something else"[:], WARM, max_tokens=5)
+        runtime.generate(list(b"something else"), WARM, max_tokens=5)
     logprobs = [value.logprob if isinstance(value, TokenEvent) else value for value in values]
     np.testing.assert_allclose(logprobs, expected_logprobs(runtime, events), atol=1e-3)
     assert min(logprobs) < -0.5  # not all near zero: a shifted row would show
@@ -428,6 +428,8 @@ def test_a_prompt_token_outside_the_vocabulary_is_refused(plain, prompt):
         (np.array([[5, 6]]), r"prompt token 0 is array\(\[5, 6\]\)"),
         (np.array(5), r"the prompt is array\(5\): give a text or token ids"),
         (None, "the prompt is None: give a text or token ids"),
+        (b"ab", r"the prompt is of bytes, .*: decode it, as in prompt\.decode\(\)"),
+        (bytearray(b"ab"), "the prompt is of bytearray"),
         (5, "the prompt is 5"),
     ],
     ids=repr,

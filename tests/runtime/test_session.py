@@ -319,9 +319,14 @@ def test_max_tokens_is_kept_to_the_token(open_runtime, drafter, max_tokens):
     assert result.token_ids == fresh(open_runtime, "none", max_tokens=max_tokens)
 
 
-def test_a_negative_limit_is_refused(open_runtime):
-    with pytest.raises(OptionError, match="max_tokens is -1"):
-        answer(open_runtime(), max_tokens=-1)
+@pytest.mark.parametrize("limit", [-1, 1.5, 2.0, "3", True, float("inf")], ids=repr)
+def test_a_limit_that_is_no_count_is_refused(open_runtime, limit):
+    with pytest.raises(OptionError, match=f"max_tokens is {limit!r}: give a whole number"):
+        answer(open_runtime(), max_tokens=limit)
+
+
+def test_a_limit_of_numpys_is_a_number(open_runtime):
+    assert len(answer(open_runtime(), max_tokens=np.int64(2)).token_ids) == 2
 
 
 # -- stop strings ----------------------------------------------------------------------------------

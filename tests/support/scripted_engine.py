@@ -52,7 +52,7 @@ class ScriptedEngine:
     round_size: int = 3
     asked: list[SimpleNamespace] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
-    n_ctx: int = 1024
+    n_ctx: int = 4096
     fails: Exception | None = None
 
     def __post_init__(self) -> None:

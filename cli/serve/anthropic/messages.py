@@ -24,16 +24,16 @@ _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 async def messages(request: Request) -> Response:
     """Answer a conversation."""
     service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
-    answer = await service.begin(read_message_request(fields, service))
+    fields, asked = await read_body(request, read_message_request)
+    answer = await service.begin(asked)
     return await reply(request, answer, MessageForm(answer), streamed=fields.flag("stream"))
 
 
 async def count_tokens(request: Request) -> Response:
     """Return how many tokens the conversation's prompt has."""
     service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
-    prompts = await service.prompts.read(read_message_request(fields, service))
+    _, asked = await read_body(request, read_message_request)
+    prompts = await service.prompts.read(asked)
     return json_reply({"input_tokens": len(prompts.tokens[0])})
 
 

@@ -12,11 +12,12 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import uvicorn
 from sse_starlette.sse import AppStatus
 
+from specrun.cli.serve.http.connections import Connection, Connections
 from specrun.cli.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def server_of(
     AppStatus.enable_automatic_graceful_drain = False
     config = uvicorn.Config(
         app,
+        http=Connection,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -72,9 +74,20 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
+        await super().startup([])  # uvicorn would accept more connections than there are files
+        self._connections = Connections(
+            cast("set[Connection]", self.server_state.connections),
+            self._connection,
+            self._service.settings,
+        )
+        accepted = [self._connections.accept(each) for each in sockets or ()]
+        self._accepting = [asyncio.create_task(each) for each in accepted]
+        self._watching = asyncio.create_task(self._connections.watch())
+        await asyncio.sleep(0)  # in which they begin to listen
+        self._ready()
+
+    def _connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end; at the second signal end at once."""
@@ -84,11 +97,16 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, and wait for the answers that are under way."""
+        for accepting in self._accepting:
+            accepting.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        self._connections.end_unasked()
         draining = asyncio.create_task(self._service.close())
         try:
             await super().shutdown(sockets)
         finally:
             draining.cancel()
+            self._watching.cancel()
             self._service.end_all()
             await self._last_words()
 

@@ -114,6 +114,7 @@ class PacedEngine:
             special_texts=(),
             adds_bos=False,
             bos=None,
+            fewest_tokens=lambda _: 0,
             tokenize=lambda *_, **__: [1, 2, 3],
             pieces=lambda tokens: [_TEXT.encode()] * len(tokens),
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.body import read_body
+from specrun.cli.serve.body import Fields, read_body
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.http.server import beside_the_loop
 from specrun.cli.serve.openai.messages import read_messages
@@ -17,11 +19,35 @@ from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.tools.fields import read_turn
 
+_PART = 1 << 14  # tokens, which take about a millisecond
+
 
 async def tokenize(request: Request) -> Response:
     """Return the tokens of `content`, with their texts where `with_pieces` asks for them."""
+    return await _answered(request, _tokens_of)
+
+
+async def detokenize(request: Request) -> Response:
+    """Return the text of `tokens`."""
+    return await _answered(request, _text_of)
+
+
+async def apply_template(request: Request) -> Response:
+    """Return the prompt that the chat template makes of `messages` and `tools`."""
     service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
+    _, asked = await read_body(request, _read_conversation)
+    return json_reply({"prompt": await service.prompts.rendered(asked)})
+
+
+async def _answered(
+    request: Request, read: Callable[[Fields, AnswerService], Callable[[], object]]
+) -> Response:
+    """Return what a request's own work gives, as JSON, which grows with it."""
+    _, work = await read_body(request, read)
+    return await beside_the_loop(lambda: json_reply(work()))
+
+
+def _tokens_of(fields: Fields, service: AnswerService) -> Callable[[], object]:
     content = fields.text("content")
     if content is None:
         raise RequestError("content is missing: give a text", "content")
@@ -30,13 +56,28 @@ async def tokenize(request: Request) -> Response:
     vocabulary = service.engine.vocabulary
     with_pieces = fields.flag("with_pieces")
 
-    def work() -> list[Any]:
+    def work() -> object:
         tokens = vocabulary.tokenize(content, add_special=add_special, parse_special=parse_special)
-        if not with_pieces:
-            return list(tokens)
-        return [{"id": token, "piece": _piece(vocabulary, token)} for token in tokens]
+        return {"tokens": _with_pieces(vocabulary, tokens) if with_pieces else tokens}
 
-    return json_reply({"tokens": await beside_the_loop(work)})
+    return work
+
+
+def _with_pieces(vocabulary: Vocabulary, tokens: Sequence[int]) -> msgspec.Raw:
+    """Return the tokens with their texts as JSON: objects would take gigabytes."""
+
+    @functools.cache
+    def entry(token: int) -> bytes:
+        return msgspec.json.encode({"id": token, "piece": _piece(vocabulary, token)})
+
+    parts = [b",".join(map(entry, part)) for part in _parts(tokens)]
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+
+
+def _parts(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield tokens in parts: between them, not within, other threads have their turn."""
+    for start in range(0, len(tokens), _PART):
+        yield tokens[start : start + _PART]
 
 
 def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
@@ -48,10 +89,7 @@ def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
         return list(piece)
 
 
-async def detokenize(request: Request) -> Response:
-    """Return the text of `tokens`."""
-    service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
+def _text_of(fields: Fields, service: AnswerService) -> Callable[[], object]:
     vocabulary = service.engine.vocabulary
     tokens = fields.items("tokens", service.settings.bounds.body_bytes)
     if tokens is None:
@@ -62,17 +100,21 @@ async def detokenize(request: Request) -> Response:
             where = f"tokens[{place}]"
             problem = f"{where} is {token!r}: give token ids from 0 to {vocabulary.size - 1}"
             raise RequestError(problem[:200], where)
-    labels = [vocabulary.piece(token) or vocabulary.label(token).encode() for token in tokens]
-    return json_reply({"content": b"".join(labels).decode("utf-8", "replace")})
+
+    @functools.cache
+    def label(token: int) -> bytes:
+        return vocabulary.piece(token) or vocabulary.label(token).encode()
+
+    def work() -> object:
+        labels = b"".join([b"".join(map(label, part)) for part in _parts(tokens)])
+        return {"content": labels.decode("utf-8", "replace")}
+
+    return work
 
 
-async def apply_template(request: Request) -> Response:
-    """Return the prompt that the chat template makes of `messages` and `tools`."""
-    service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
+def _read_conversation(fields: Fields, service: AnswerService) -> AnswerRequest:
     messages = read_messages(fields, service.settings.bounds)
     turn = read_turn(fields, service.engine, messages)
-    asked = AnswerRequest(
+    return AnswerRequest(
         messages=turn.messages, tools=turn.tools, template_kwargs=turn.template_kwargs
     )
-    return json_reply({"prompt": await service.prompts.rendered(asked)})

@@ -23,8 +23,8 @@ from specrun.cli.serve.tools.fields import read_turn
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
-    answer = await service.begin(read_chat(fields, service))
+    fields, asked = await read_body(request, read_chat)
+    answer = await service.begin(asked)
     form = ChatForm(answer, with_usage=wants_usage(fields))
     return await reply(request, answer, form, streamed=fields.flag("stream"))
 

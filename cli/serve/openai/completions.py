@@ -26,8 +26,7 @@ _WANTED = "a text, token ids, or a list of either"
 async def completions(request: Request) -> Response:
     """Continue prompts."""
     service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
-    asked = read_completion(fields, service)
+    fields, asked = await read_body(request, read_completion)
     echo = fields.flag("echo")
     if echo and asked.logprobs:
         raise RequestError("echo has no logprobs here: those of a prompt are not computed", "echo")

@@ -63,16 +63,12 @@ def _model(request: Request) -> dict[str, Any]:
 async def embeddings(request: Request) -> Response:
     """Return the embeddings of texts."""
     service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
+    fields, asked = await read_body(request, _read_inputs)
     model, options = service.engine.model, service.engine.options.context
-    if model.pooling is None:
-        problem = f"{service.settings.model} writes texts and makes no embeddings"
-        advice = "serve a model that was trained for them"
-        raise RequestError(f"{problem}: {advice}", status=HTTPStatus.NOT_IMPLEMENTED)
-    prompts = read_prompts(fields, service.settings.bounds, "input")
     form = _form(fields)
     wanted = fields.integer("dimensions", 1, 2**31 - 1)
-    texts = (await service.prompts.read(AnswerRequest(prompts=prompts))).tokens
+    n_ctx = max(service.engine.n_ctx, model.n_ctx_train)  # the embedder's own may be longer
+    texts = (await service.prompts.read(asked, n_ctx)).tokens
 
     def work() -> list[Vector]:
         # A context for each request: nothing is held where nobody asks.
@@ -92,6 +88,14 @@ async def embeddings(request: Request) -> Response:
     return json_reply(
         {"object": "list", "data": data, "model": service.settings.model, "usage": usage}
     )
+
+
+def _read_inputs(fields: Fields, service: AnswerService) -> AnswerRequest:
+    if service.engine.model.pooling is None:
+        problem = f"{service.settings.model} writes texts and makes no embeddings"
+        advice = "serve a model that was trained for them"
+        raise RequestError(f"{problem}: {advice}", status=HTTPStatus.NOT_IMPLEMENTED)
+    return AnswerRequest(prompts=read_prompts(fields, service.settings.bounds, "input"))
 
 
 def _form(fields: Fields) -> str:

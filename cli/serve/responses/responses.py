@@ -157,8 +157,8 @@ _MOST = 2**31 - 1
 async def responses(request: Request) -> Response:
     """Answer an input."""
     service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
-    answer = await service.begin(read_response_request(fields, service))
+    fields, asked = await read_body(request, read_response_request)
+    answer = await service.begin(asked)
     form = ResponseForm(answer, fields)
     return await reply(request, answer, form, streamed=fields.flag("stream"))
 
@@ -166,8 +166,8 @@ async def responses(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     """Return how many tokens the input's prompt has."""
     service: AnswerService = request.app.state.service
-    fields = await read_body(request, service.settings.bounds)
-    prompts = await service.prompts.read(read_response_request(fields, service))
+    _, asked = await read_body(request, read_response_request)
+    prompts = await service.prompts.read(asked)
     counted = len(prompts.tokens[0])
     return json_reply({"object": "response.input_tokens", "input_tokens": counted})
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.bindings.regular_file import read_regular
 from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, Pause, RoundOutcome
 from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
 from specrun.runtime.drafters.combinators.arm_ledger import Resting
@@ -108,7 +109,7 @@ def read_choice_logs(path: Path) -> list[ChoiceLog]:
     Raises `FileMissingError` or `OptionError` for files that hold none.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode()
     except FileNotFoundError:
         problem = "does not exist: give a file that generate --json wrote"
         raise FileMissingError(f"{path} {problem}") from None

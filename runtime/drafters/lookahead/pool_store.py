@@ -23,6 +23,7 @@ import numpy as np
 
 from specrun.bindings.atomic import atomic_path, check_target
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError, OptionError
+from specrun.bindings.regular_file import read_regular
 from specrun.runtime.drafters.lookahead.ngram_pool import MAX_NGRAM, NgramPool
 
 _MAGIC = b"SPECNGRM"
@@ -123,7 +124,7 @@ def _read(path: Path) -> bytes:
         if path.stat().st_size > _MAX_FILE:
             problem = "is larger than any pool of n-grams; name another file"
             raise MalformedFileError(f"{path} {problem}")
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         raise FileMissingError(f"there is no file {path}") from None
     except IsADirectoryError:

@@ -24,6 +24,8 @@ from specrun.bindings.models.trial import is_known_file, remember_written, trust
 from specrun.convert.cut import cut_layers
 from specrun.convert.quantize import quantize_model
 from specrun.runtime import Runtime
+from specrun.runtime.demo import demo_target
+from specrun.runtime.engine import Engine
 
 _shipped_judge = trial._judged
 
@@ -90,6 +92,14 @@ def test_a_file_is_tried_once_wherever_it_lies(
     Model(moved).close()
     Model(moved, vocab_only=True).close()
     assert started == ["first.gguf"]
+
+
+@pytest.mark.parametrize("opened", [Runtime, Engine], ids=lambda kind: kind.__name__)
+def test_what_comes_with_specrun_is_not_tried(opened: Any, started: list[str]) -> None:
+    opened.demo("draft", n_ctx=256, n_threads=1).close()
+    Model(demo_target(), vocab_only=True).close()
+    assert is_known_file(demo_target())
+    assert not started
 
 
 @pytest.mark.parametrize("change", ["time", "header", "size"])

@@ -57,6 +57,22 @@ def test_any_text_survives_tokenization(vocabulary, text):
     assert vocabulary.detokenize(tokens) == text
 
 
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.text() | st.text("ab <|user>\n") | st.sampled_from(["<|user|>" * 9, "\u2581" * 50]))
+def test_no_text_has_fewer_tokens_than_its_bytes_say(vocabulary, text):
+    tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+    assert vocabulary.fewest_tokens(text) <= len(tokens)
+    assert vocabulary.fewest_tokens(text) > 0 or not text
+
+
+def test_a_vocabulary_that_leaves_bytes_out_says_nothing_of_lengths(open_vocabulary):
+    whole = synthetic_vocabulary(300)
+    assert open_vocabulary(whole).fewest_tokens("a" * 1000) > 0
+    place = whole.tokens.index("a")
+    gaps = open_vocabulary(changed(whole, {place: "no byte"}))
+    assert gaps.fewest_tokens("a" * 1000) == 0
+
+
 def test_a_lone_surrogate_does_not_crash(vocabulary):
     assert vocabulary.detokenize(vocabulary.tokenize("a\ud800b")) == "a?b"
 

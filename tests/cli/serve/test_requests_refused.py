@@ -105,6 +105,25 @@ def test_a_completion_is_refused_by_field(
     assert word in error["message"]
 
 
+@pytest.mark.parametrize("length", [1.5, 2.0, "3", True, 10**30])
+@pytest.mark.parametrize(
+    ("path", "name", "body"),
+    [
+        ("/v1/completions", "max_tokens", {"prompt": "a"}),
+        ("/v1/chat/completions", "max_completion_tokens", {"messages": USER}),
+        ("/v1/responses", "max_output_tokens", {"input": "a"}),
+        ("/v1/messages", "max_tokens", {"messages": USER}),
+        ("/infill", "n_predict", {"input_prefix": "a", "input_suffix": "b"}),
+    ],
+)
+def test_a_length_that_is_no_count_is_refused_by_every_api(
+    client: TestClient, path: str, name: str, body: dict[str, Any], length: object
+) -> None:
+    reply = client.post(path, json={**body, name: length})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(f"{name} is ")
+
+
 MESSAGES = [
     ({}, "messages"),
     ({"messages": []}, "messages"),

@@ -77,17 +77,26 @@ def test_a_client_that_leaves_the_queue_leaves_nothing_behind(demo_engine: Engin
         wait_until(lambda: n_busy(demo_engine) == 0)
 
 
-def test_a_stream_that_waits_for_long_begins_all_the_same(demo_engine: Engine) -> None:
+def test_a_stream_that_waits_for_long_begins_all_the_same(
+    demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specrun.runtime.engine.schedule import Schedule
+
     with serving(demo_engine, head_seconds=0.05) as address:
         long = [connected(address, ENDLESS) for _ in range(2)]
-        wait_until(lambda: n_busy(demo_engine) == 2)
-        waiting = connected(address, {**ENDLESS, "prompt": "os " * 3000})
+        wait_until(lambda: demo_engine.statistics().busy == 2)
+
+        def failing(*_: object) -> None:
+            raise DecodeFailedError("the backend failed", -3)
+
+        monkeypatch.setattr(Schedule, "_begin", failing)
+        waiting = connected(address, ENDLESS)
         assert b"200 OK" in waiting.recv(1 << 12)  # before its turn has come
         assert n_busy(demo_engine) == 3
         for connection in long:
             connection.close()
         data = b""
-        while b"context_length_exceeded" not in data:  # what has no status any more is an event
+        while b"the backend failed" not in data:  # what has no status any more is an event
             part = waiting.recv(1 << 16)
             assert part
             data += part

@@ -130,6 +130,9 @@ def test_the_model_file_alone_is_enough(tmp_path, write_tokenizer) -> None:
         )
         for text in ("Hello there", " two  spaces", "Grüße 東京\n\tx"):
             assert vocabulary.tokenize(text) == [1, *reference.encode(text)]
+        for text in ("Hello " * 50, " " * 100, "\u2581" * 100, "東京" * 30, "<s>" * 20):
+            n_tokens = len(vocabulary.tokenize(text, parse_special=True))
+            assert 0 < vocabulary.fewest_tokens(text) <= n_tokens
 
 
 def test_the_scores_of_the_model_and_of_the_merges_split_alike(tmp_path, write_tokenizer) -> None:

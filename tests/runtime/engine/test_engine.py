@@ -187,6 +187,8 @@ def test_what_one_asks_wrongly_is_no_matter_for_the_others(files: dict[str, Path
             list(too_long)
         with pytest.raises(OptionError, match="prompt token 1 is 99999"):
             engine.submit([1, 99999])
+        with pytest.raises(OptionError, match=r"max_tokens is 1\.5"):
+            engine.submit([1], max_tokens=1.5)  # type: ignore[arg-type]
         assert good.result.token_ids == alone(files["shallow"], "none", GREEDY)[0]
 
 

@@ -10,7 +10,7 @@ from support.tool_templates import HERMES, LLAMA3, MISTRAL, TEMPLATES, WEATHER
 
 from specrun.bindings.errors import OptionError, TemplateError
 from specrun.bindings.models.model import Model
-from specrun.runtime.chat_template import ChatTemplate, chat_prompt
+from specrun.runtime.chat_template import ChatTemplate, chat_text
 from specrun.runtime.replies import syntax_of, think_tags_of
 
 CALL = {
@@ -115,10 +115,9 @@ def test_no_text_of_a_request_becomes_a_control_token(tiny_model, where):
     template = ChatTemplate("<|assistant|>" + source)
     with Model(tiny_model) as model:
         vocabulary = model.vocabulary
-        prompt = chat_prompt(
-            template, vocabulary, messages, tools=[tool], variables={"extra": evil}
-        )
-        assert vocabulary.detokenize(prompt.tokens) == evil
-        controls = [t for t in prompt.tokens if vocabulary.label(t).startswith("<|")]
+        prompt = chat_text(template, vocabulary, messages, tools=[tool], variables={"extra": evil})
+        tokens = prompt.tokens(vocabulary)
+        assert vocabulary.detokenize(tokens) == evil
+        controls = [t for t in tokens if vocabulary.label(t).startswith("<|")]
         assert [vocabulary.label(token) for token in controls] == ["<|assistant|>"]
     assert prompt.text == "<|assistant|>" + evil

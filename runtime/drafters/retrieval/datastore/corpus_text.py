@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.bindings.regular_file import open_regular
 from specrun.runtime.drafters.retrieval.datastore.context_index import ContextIndex
 
 _PIECE = 1 << 18
@@ -17,7 +18,7 @@ def check_text_file(path: Path) -> int:
     if path.is_dir():
         raise FileMissingError(f"{path} is a folder: name its files, as in {path}/*.txt")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.seek(0, 2)
     except OSError as error:
         raise FileMissingError(
@@ -33,7 +34,7 @@ def text_pieces(path: Path, piece: int = _PIECE) -> Iterator[tuple[str, int]]:
     """
     done, rest = 0, b""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while True:
                 read = file.read(piece)
                 data = rest + read

@@ -21,6 +21,7 @@ import numpy as np
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, PairError
 from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.bindings.regular_file import open_regular
 from specrun.runtime.drafters.retrieval.datastore.context_index import (
     DEPTH,
     SAMPLE_EVERY,
@@ -77,7 +78,7 @@ def write_store_header(file: BinaryIO, header: StoreHeader) -> None:
 def read_store_header(path: Path) -> StoreHeader:
     """Return a datastore's header, checked; raises MalformedFileError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(HEADER_BYTES)
             size = file.seek(0, 2)
     except OSError as error:
