@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specrun.bindings.errors import FileMissingError, SpecrunError
+from specrun.bindings.errors import FileMissingError, MalformedFileError, SpecrunError
+from specrun.bindings.regular_file import open_regular
 
 logger = logging.getLogger("specrun.kept")
 """Where warnings go that no caller takes; the command line shows them."""
@@ -54,7 +54,7 @@ def read_kept(
         return parse(_bytes_of(path, most))
     except FileNotFoundError:
         return None
-    except (NotForThisError, FileMissingError) as error:
+    except (NotForThisError, FileMissingError, MalformedFileError) as error:
         problem = str(error)
     except OSError as error:
         problem = f"{error.filename or path} cannot be read ({error.strerror or error})"
@@ -65,10 +65,7 @@ def read_kept(
 
 
 def _bytes_of(path: Path, most: int) -> bytes:
-    # A pipe would be waited for.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(0, "it is no file")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         # One byte more than allowed tells a file that is too large without reading it all.
         data = file.read(most + 1)
     if len(data) > most:
