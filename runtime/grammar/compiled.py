@@ -39,6 +39,7 @@ _PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 _KEPT_BYTES = 256 << 20  # of compiled grammars: clients repeat theirs
 _PROCESS_BYTES = 4 << 20  # what a process takes beside its grammar
 _WATCH_SECONDS = 0.1
+_NAMED = re.compile(rb"\xff\[(\d+)\]")
 _LONGEST_TOKEN = 32  # bytes, as far as the end of a forced text is looked at
 _TOO_SLOW = f"that takes longer than {COMPILE_SECONDS:g} s: give a smaller or simpler one"
 _TOO_DEEP = (
@@ -187,7 +188,19 @@ class _Lexicon:
         return tokens if b"".join(map(self.spelling, tokens)) == text else None
 
     def unambiguous_tokens_of(self, text: bytes) -> list[int]:
-        """Return tokens that spell these bytes, but for an end that may depend on what follows."""
+        """Return tokens that spell these bytes, but for an end that may depend on what follows.
+
+        Tokens that a grammar names by their ids stand as llguidance writes them.
+        """
+        *before, text = _NAMED.split(text)
+        named = [
+            token
+            for number, part in enumerate(before)
+            for token in ([int(part)] if number % 2 else self._tokens_within(part))
+        ]
+        return [*named, *self._unambiguous_tokens_of(text)]
+
+    def _unambiguous_tokens_of(self, text: bytes) -> list[int]:
         tokens = self._tokens_within(text)
         rest, sure = b"", len(tokens)
         for index in range(len(tokens) - 1, -1, -1):

@@ -146,6 +146,9 @@ class _Text:
         bits, is_over = matcher.compute_bitmask(), matcher.is_stopped()
         may_end = matcher.is_accepting()
         forced = b"" if is_over else matcher.compute_ff_bytes()[:_MOST_FORCED]
+        if b"\xff" in forced:  # a token by its id: llguidance is not to go on with that begun
+            last = self._tokens[-1:]
+            matcher = self._move(1, last) if last else self._fresh()
         if matcher.is_error():
             return matcher.get_error() or "no reason is given"
         return bits, may_end, is_over, forced, time.perf_counter() - begun
@@ -161,13 +164,17 @@ class _Text:
         if back:
             del self._tokens[-back:]
         if self._matcher.is_error():
-            self._matcher, tokens = self._empty.deep_copy(), [*self._tokens, *tokens]
-            self._tokens = []
+            tokens = [*self._tokens, *tokens]
+            self._fresh()
         elif back:
             self._matcher.rollback(back)
         if tokens:
             self._matcher.consume_tokens(tokens)
         self._tokens += tokens
+        return self._matcher
+
+    def _fresh(self) -> LLMatcher:
+        self._matcher, self._tokens = self._empty.deep_copy(), []
         return self._matcher
 
 
