@@ -14,7 +14,7 @@ from specrun.bindings.models.vocabulary import FillTokens, Vocabulary
 from specrun.cli.serve.body import Fields, read_body, shown
 from specrun.cli.serve.errors import RequestError, openai_error
 from specrun.cli.serve.openai.figures import speculation_of, timings_of, usage_of
-from specrun.cli.serve.replies import Choice, event_bytes, reply
+from specrun.cli.serve.replies import Choice, begin, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import Answer, AnswerService, Delta, Finish
@@ -109,7 +109,7 @@ async def infill(request: Request) -> Response:
     """Fill a gap."""
     service: AnswerService = request.app.state.service
     fields = await read_body(request, service.settings.bounds)
-    answer = await service.begin(read_infill(fields, service))
+    answer = await begin(request, read_infill(fields, service))
     return await reply(request, answer, InfillForm(answer), streamed=fields.flag("stream"))
 
 

@@ -256,7 +256,8 @@ def _refusal(grammar: Grammar, message: str) -> GrammarError:
 
     The places of all but Lark grammars are in the text that was made of them: nobody knows that.
     """
-    lines = [line for line in message.splitlines() if not _SHOWN.match(line)]
+    shown = message.split("<backtrace>")[0].splitlines()
+    lines = [line for line in shown if not _SHOWN.match(line)]
     why = " ".join(" ".join(lines).split())
     if grammar.kind == "lark":
         why = _PLACE.sub(lambda found: f"line {int(found[1]) - 1}: ", why)

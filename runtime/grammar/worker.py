@@ -145,12 +145,14 @@ class _Text:
         begun, matcher = time.perf_counter(), self._move(back, tokens)
         bits, is_over = matcher.compute_bitmask(), matcher.is_stopped()
         may_end = matcher.is_accepting()
-        forced = b"" if is_over else matcher.compute_ff_bytes()[:_MOST_FORCED]
-        if b"\xff" in forced:  # a token by its id: llguidance is not to go on with that begun
-            last = self._tokens[-1:]
-            matcher = self._move(1, last) if last else self._fresh()
         if matcher.is_error():
             return matcher.get_error() or "no reason is given"
+        forced = b"" if is_over else matcher.compute_ff_bytes()[:_MOST_FORCED]
+        if matcher.is_error():  # too long to follow as a whole: `_move` begins anew
+            forced = b""
+        if b"\xff" in forced:  # a token by its id: llguidance is not to go on with that begun
+            last = self._tokens[-1:]
+            self._move(1, last) if last else self._fresh()
         return bits, may_end, is_over, forced, time.perf_counter() - begun
 
     def follow(self, back: int, tokens: list[int], texts: list[list[int]]) -> str | list[bool]:

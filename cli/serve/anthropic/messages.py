@@ -12,7 +12,7 @@ from specrun.cli.serve.anthropic.form import MessageForm
 from specrun.cli.serve.body import Fields, read_body
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.grammars import read_format
-from specrun.cli.serve.replies import json_reply, reply
+from specrun.cli.serve.replies import begin, json_reply, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import AnswerService
@@ -25,7 +25,7 @@ async def messages(request: Request) -> Response:
     """Answer a conversation."""
     service: AnswerService = request.app.state.service
     fields = await read_body(request, service.settings.bounds)
-    answer = await service.begin(read_message_request(fields, service))
+    answer = await begin(request, read_message_request(fields, service))
     return await reply(request, answer, MessageForm(answer), streamed=fields.flag("stream"))
 
 

@@ -14,7 +14,7 @@ from specrun.cli.serve.infill import Gap, fill_prompt
 from specrun.cli.serve.openai.asking import MOST_TOP, read_request, wants_usage
 from specrun.cli.serve.openai.figures import completion_logprobs
 from specrun.cli.serve.openai.form import OpenAIForm
-from specrun.cli.serve.replies import Choice, event_bytes, reply
+from specrun.cli.serve.replies import Choice, begin, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest, Prompt
 from specrun.cli.serve.sampling import read_length
 from specrun.cli.serve.service import Answer, AnswerService, Delta
@@ -31,7 +31,7 @@ async def completions(request: Request) -> Response:
     echo = fields.flag("echo")
     if echo and asked.logprobs:
         raise RequestError("echo has no logprobs here: those of a prompt are not computed", "echo")
-    answer = await service.begin(asked)
+    answer = await begin(request, asked)
     form = CompletionForm(answer, echo=echo, with_usage=wants_usage(fields))
     return await reply(request, answer, form, streamed=fields.flag("stream"))
 
