@@ -18,9 +18,8 @@ from typing import Any
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
-from specrun.runtime.grammar.process import GrammarProcess, ProcessEnded, start
+from specrun.runtime.grammar.process import MEMORY, STACK, GrammarProcess, ProcessEnded, start
 from specrun.runtime.grammar.state import Cursor, GrammarState, Lexicon
-from specrun.runtime.grammar.worker import MEMORY, STACK
 
 COMPILE_SECONDS = 10.0
 """How long a grammar may take to compile: a schema of 2,000 optional fields takes one."""
@@ -121,7 +120,7 @@ class GrammarCompiler:
         process = self._forked()
         made: CompiledGrammar | None = None
         try:
-            process.ask("compile", COMPILE_SECONDS, grammar.kind, grammar.source, _LIMITS)
+            process.ask("compile", COMPILE_SECONDS, STACK, grammar.kind, grammar.source, _LIMITS)
             while (reply := process.reply(_WATCH_SECONDS)) is None:
                 if not is_wanted():
                     raise ClosedError("nobody waits for the grammar any more")

@@ -19,6 +19,10 @@ from typing import Any
 
 from specrun.runtime.grammar.grammar import GrammarError
 
+STACK = 512 << 20
+"""Bytes of stack that a grammar's compiler may take: references in a row take some kB each."""
+MEMORY = 3 << 30
+"""Bytes that a process may take, of which the stack is a part."""
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -120,7 +124,7 @@ def start(
     try:
         with theirs:
             started = subprocess.Popen(
-                [sys.executable, os.fspath(_WORKER), str(theirs.fileno())],
+                [sys.executable, os.fspath(_WORKER), str(theirs.fileno()), str(MEMORY)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -131,7 +135,7 @@ def start(
         weakref.finalize(process, _end, ours, started)
         ours.send((spelled, ends, special, bos))
         problem = ours.recv()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, ValueError) as error:
         process.close()
         raise GrammarError(f"grammars need a process of their own, which ended: {error}") from None
     if problem:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance.gbnf_to_lark import RuleNode
 
-STACK = 512 << 20
-MEMORY = 3 << 30  # of which the stack is a part
 _UNFORCED = {"no_forcing": True}
 # A dot of GBNF, and what may hold one that is none: texts, sets of characters and comments.
 _GBNF_DOT = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(\.)', re.DOTALL)
@@ -38,14 +36,17 @@ _MOST_FORCED = 4096  # bytes: more than a round drafts
 
 
 def main() -> None:
-    """Read a vocabulary from the connection that the command line names, and serve it."""
+    """Read a vocabulary from the connection that the command line names, and serve it.
+
+    The other argument is how many bytes this process may take.
+    """
+    connection, memory = Connection(int(sys.argv[1])), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are waited for by nobody
-    for kind, limit in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CORE, 0)):
+    for kind, limit in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(kind)[1]
         if hard == resource.RLIM_INFINITY or limit < hard:
             resource.setrlimit(kind, (limit, hard))
-    connection = Connection(int(sys.argv[1]))
     spelled, ends, special, bos = connection.recv()
     try:
         tokenizer = _tokenizer(spelled, ends, special, bos)
@@ -90,6 +91,7 @@ def _serve(connection: Connection, tokenizer: LLTokenizer) -> None:
                 connection.send(os.getpid())
             continue
         signal.setitimer(signal.ITIMER_REAL, seconds)  # ends the process, whatever it is doing
+        reply: object
         if name == "compile":
             text, reply = _compiled(tokenizer, *arguments)
         else:
@@ -103,11 +105,11 @@ def _serve(connection: Connection, tokenizer: LLTokenizer) -> None:
 
 
 def _compiled(
-    tokenizer: LLTokenizer, kind: str, text: str, limits: dict[str, Any]
+    tokenizer: LLTokenizer, stack: int, kind: str, text: str, limits: dict[str, Any]
 ) -> tuple[_Text | None, tuple[str, int]]:
     """Return an empty text under a grammar; what is wrong with that, or its bytes."""
     before, made = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, list[Any]()
-    threading.stack_size(STACK)
+    threading.stack_size(stack)
     thread = threading.Thread(target=lambda: made.append(_matcher(tokenizer, kind, text, limits)))
     thread.start()
     thread.join()
@@ -115,8 +117,8 @@ def _compiled(
         return None, ("no reason is given", 0)
     if isinstance(made[0], str):
         return None, (made[0], 0)
-    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return _Text(made[0]), ("", kibibytes << 10)
+    more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return _Text(made[0]), ("", more if sys.platform == "darwin" else more << 10)
 
 
 def _matcher(
@@ -204,22 +206,15 @@ def _any_character(found: re.Match[str]) -> str:
 def _lark_of(text: str) -> str:
     """Return a GBNF grammar in Lark, by llguidance's converter.
 
-    It looks at all rules once for every step in which one turns out to be a terminal, which is
-    quadratic; here they are marked before it does so.
+    That looks at all rules once for every step in which one turns out to be a terminal, which is
+    quadratic: here they are marked before.
     """
-    from llguidance import gbnf_to_lark as converter
+    from llguidance.gbnf_to_lark import GrammarParser, resolve
 
-    class Parser(converter.GrammarParser):
-        def parse(self, text: str) -> dict[str, RuleNode]:
-            rules: dict[str, RuleNode] = super().parse(text)
-            _mark_terminals(rules)
-            return rules
-
-    shipped, converter.GrammarParser = converter.GrammarParser, Parser
-    try:
-        return str(converter.gbnf_to_lark(text))
-    finally:
-        converter.GrammarParser = shipped
+    rules: dict[str, RuleNode] = GrammarParser().parse(text)
+    _mark_terminals(rules)
+    resolve(rules)
+    return "\n".join(str(rule) for rule in sorted(rules.values(), key=lambda rule: rule.order))
 
 
 def _mark_terminals(rules: dict[str, RuleNode]) -> None:
