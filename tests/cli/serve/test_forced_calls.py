@@ -103,7 +103,7 @@ def test_a_model_that_knows_no_tools_calls_them(models, family):
 def test_parameters_that_are_deep_by_reference_end_no_server(models, family):
     deep: Any = function_tool("deep")
     deep["function"]["parameters"] = {
-        **reference_chain(1000),
+        **reference_chain(4000),
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/d0"}},
         "required": ["a"],
