@@ -32,6 +32,13 @@ def gbnf_chain(n: int) -> str:
     return f'root ::= r0\n{rules}r{n} ::= "b"\n'
 
 
+def overflowing_lark() -> str:
+    """Rules of nested groups that name one another: they need 600 MiB of stack, or more."""
+    groups, n = 20, 15_000
+    rules = "".join(f'r{i}: {"(" * groups}r{i + 1} "a"{")*" * groups}\n' for i in range(n))
+    return f'start: r0\n{rules}r{n}: "b"\n'
+
+
 def endless_schema() -> dict[str, Any]:
     """A schema of 5 kB that takes minutes and many GiB to compile."""
     patterns = [{"type": "string", "pattern": f"a{i}.*b{i}"} for i in range(100)]
