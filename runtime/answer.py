@@ -18,6 +18,7 @@ from specrun.runtime.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
+from specrun.runtime.grammar import GrammarState
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import NOT_EVALUATED, DecodeSettings, Round, Witness, decode_rounds
@@ -42,12 +43,16 @@ from specrun.runtime.target import Target, TargetModel
 from specrun.runtime.text import TextAssembler
 from specrun.runtime.tree import count_candidates
 
-Stage = Literal["reading", "waiting", "round"]
+Stage = Literal["reading", "waiting", "masking", "round"]
 """Why an answer in the making gave back control: a piece of its prompt was read; its tree waits for
-others to be evaluated with; there is a round to hand out."""
+others to be evaluated with; its grammar has not said yet what may follow; there is a round to hand
+out."""
 
 Making = Generator[Stage, None, None]
 """An answer that is being made, step by step: it knows itself whether it has begun and ended."""
+
+
+_PATIENCE = 0.02  # seconds that others may wait for what a grammar says of a draft
 
 
 class Answering(Protocol):
@@ -143,6 +148,7 @@ class Answer:
         # Compiled before anything is evaluated: what the compiler has against it is said at once.
         grammar = params.grammar
         self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
+        self._place: GrammarState | None = None  # where the text begins under it
         self._guided: GuidedDrafter | None = None
         self._counter = RoundCounter()
         # Depths and candidates of the tree that was counted last, with `count_candidates` of them.
@@ -201,6 +207,8 @@ class Answer:
             # What waited for the rest of a character or a stop string was said.
             self._said.append(((), self._assembler.finish()))
         self._stats = self._statistics()
+        if self._place is not None:
+            self._place.close()
         if self.session.rejections is not None:
             self.session.rejections.end_answer(self.session.conversation.tokens)
         try:
@@ -238,7 +246,7 @@ class Answer:
         number, pieces_of, rejections = 0, session.vocabulary.pieces, session.rejections
         for this_round in rounds:
             if this_round is None:
-                yield "waiting"
+                yield "waiting" if self._guided is None or self._guided.may_draft else "masking"
                 continue
             if self.hand_out is not None:  # the last round, if it was not evaluated on a device
                 self.hand_out()
@@ -281,8 +289,11 @@ class Answer:
         if "dry" not in self._params.chain and self._grammar is None:
             return FRESH
         texts = self._params.dry_sequence_breakers if "dry" in self._params.chain else ()
-        place = None if self._grammar is None else self._grammar.start(len(self._prompt))
-        return SamplerState(sequence_breakers(self.session.vocabulary, texts), grammar=place)
+        if self._grammar is not None:
+            # Beside others it must not hold them up.
+            patience = _PATIENCE if self.session.settles else None
+            self._place = self._grammar.start(len(self._prompt), patience)
+        return SamplerState(sequence_breakers(self.session.vocabulary, texts), grammar=self._place)
 
     def _count(self, this_round: Round) -> None:
         if this_round.rows is NOT_EVALUATED:

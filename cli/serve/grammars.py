@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections.abc import Callable
 
+from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.http.server import beside_the_loop
+from specrun.cli.serve.http.server import GRAMMARS
 from specrun.cli.serve.tools.plan import ReplyPlan
 from specrun.runtime.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.compiled import compiled
@@ -81,7 +84,11 @@ def _written(text: str) -> Grammar:
 
 
 async def bound_text(
-    asked: Grammar | None, plan: ReplyPlan, vocabulary: Vocabulary, prompt_end: str
+    asked: Grammar | None,
+    plan: ReplyPlan,
+    vocabulary: Vocabulary,
+    prompt_end: str,
+    is_closing: Callable[[], bool],
 ) -> Grammar | None:
     """Return the grammar of a reply, compiled aside, where nobody waits for it.
 
@@ -97,8 +104,15 @@ async def bound_text(
         return None
     if calls is None and plan.think is not None and plan.thinks_already(prompt_end):
         grammar = dataclasses.replace(grammar, after=plan.think[1])
+    gone = threading.Event()
+
+    def is_wanted() -> bool:
+        return not (gone.is_set() or is_closing())
+
     try:
-        await beside_the_loop(lambda: compiled(grammar, vocabulary))
+        await GRAMMARS.run(lambda: compiled(grammar, vocabulary, is_wanted))
+    except ClosedError:
+        raise ClosedError("the server is shutting down") from None
     except GrammarError as error:
         if calls is not None:
             raise RequestError(
@@ -106,4 +120,6 @@ async def bound_text(
             ) from None
         field = "response_format" if grammar.kind == "json-schema" else "grammar"
         raise RequestError(f"{field}: {error}", field) from None
+    finally:
+        gone.set()
     return grammar

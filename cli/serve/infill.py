@@ -14,7 +14,7 @@ from specrun.bindings.models.vocabulary import FillTokens, Vocabulary
 from specrun.cli.serve.body import Fields, read_body, shown
 from specrun.cli.serve.errors import RequestError, openai_error
 from specrun.cli.serve.openai.figures import speculation_of, timings_of, usage_of
-from specrun.cli.serve.replies import Choice, event_bytes, reply
+from specrun.cli.serve.replies import Choice, begin, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import Answer, AnswerService, Delta, Finish
@@ -107,9 +107,8 @@ _MOST_FILES = 1024
 
 async def infill(request: Request) -> Response:
     """Fill a gap."""
-    service: AnswerService = request.app.state.service
     fields, asked = await read_body(request, read_infill)
-    answer = await service.begin(asked)
+    answer = await begin(request, asked)
     return await reply(request, answer, InfillForm(answer), streamed=fields.flag("stream"))
 
 

@@ -22,7 +22,8 @@ from starlette.responses import Response
 
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
-from specrun.cli.serve.service import Answer, Delta, Finish
+from specrun.cli.serve.request import AnswerRequest
+from specrun.cli.serve.service import Answer, AnswerService, Delta, Finish
 from specrun.runtime.replies import Reply
 from specrun.runtime.results import GenerationResult, TokenEvent
 
@@ -82,6 +83,20 @@ def failure(path: str, error: RequestError) -> Response:
     if error.status == HTTPStatus.REQUEST_TIMEOUT:  # what comes later belongs to no request
         headers["Connection"] = "close"
     return json_reply(payload, error.status, **headers)
+
+
+async def begin(request: Request, asked: AnswerRequest) -> Answer:
+    """Let the service begin an answer; where the client leaves before that, stop what it takes."""
+    service: AnswerService = request.app.state.service
+    begun = asyncio.ensure_future(service.begin(asked))
+    try:
+        if await still_there(request, begun):
+            return await begun
+        raise RequestError("the client left before the answer had begun")
+    finally:
+        if not begun.done():
+            begun.cancel()
+            await asyncio.gather(begun, return_exceptions=True)
 
 
 async def reply(request: Request, answer: Answer, form: ReplyForm, *, streamed: bool) -> Response:

@@ -141,7 +141,9 @@ class AnswerService:
             raise too_long(longest, self.engine.n_ctx)
         seed = random_if_unset(request.params.seed)
         asked, vocabulary = request.params.grammar, self.engine.vocabulary
-        grammar = await bound_text(asked, request.plan, vocabulary, prompts.end)
+        grammar = await bound_text(
+            asked, request.plan, vocabulary, prompts.end, lambda: self.is_closing
+        )
         self._require_room(len(prompts.tokens) * request.n)  # others came meanwhile
         params = request.params.replace(seed=seed, grammar=grammar)
         speculative = request.speculative

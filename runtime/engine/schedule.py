@@ -71,6 +71,7 @@ class Seat:
     number: int = 0  # in order of admission: the oldest has the least
     tracer: Tracer | None = None
     reads: bool = False
+    masks: bool = False  # it waits for what its grammar says
     reads_again: Iterator[None] | None = None  # what it left to older answers
 
     @property
@@ -154,9 +155,10 @@ class Schedule:
         """Let every answer go on by one round at most."""
         self.load.turns += 1
         self._end_cancelled()
+        masking = [seat for seat in self._busy() if seat.masks and not seat.reads_again]
         drafting = self._drafting()
         self.meeting.n_drafting = max(1, len(drafting))
-        for seat in drafting:
+        for seat in [*masking, *drafting]:
             # Those that handed out a round save what is still read of it, and draft again or end.
             self._advance(seat)
         self._draft_together()
@@ -187,8 +189,10 @@ class Schedule:
         return sorted((seat for seat in self.seats if not seat.is_idle), key=_by_age)
 
     def _drafting(self) -> list[Seat]:
-        """Return those that neither read a prompt nor wait to have a tree evaluated."""
-        return [seat for seat in self._busy() if not seat.reads and not seat.target.n_waiting]
+        """Return those that neither read a prompt nor wait: for an evaluation, or a grammar."""
+        return [
+            seat for seat in self._busy() if not (seat.reads or seat.masks or seat.target.n_waiting)
+        ]
 
     def _draft_together(self) -> None:
         """Evaluate what drafters wait for, token by token of their drafts, until none waits."""
@@ -274,7 +278,7 @@ class Schedule:
         if stage is None:
             self._end(seat)
             return
-        seat.reads = stage == "reading"
+        seat.reads, seat.masks = stage == "reading", stage == "masking"
 
     def _hand_out(self, seat: Seat) -> None:
         request, stream = seat.request, seat.stream
@@ -305,7 +309,7 @@ class Schedule:
         request, stream = seat.request, seat.stream
         assert request is not None
         seat.request = seat.stream = seat.tracer = seat.reads_again = None
-        seat.reads = False
+        seat.reads = seat.masks = False
         seat.target.withdraw()
         seat.last_used = self.load.turns
         if stream is not None:

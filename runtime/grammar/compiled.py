@@ -1,31 +1,30 @@
-"""Grammars compiled by llguidance for one vocabulary.
+"""Grammars compiled by llguidance for one vocabulary, in processes of their own (`process`).
 
-llguidance is imported by the first grammar, and reads a vocabulary once (a second for 150,000
-tokens). It tokenizes by the vocabulary's own methods, so that a closed model is an error here and
-no access to freed memory there.
+The first grammar starts the one that knows the vocabulary, which llguidance reads once (a second
+for 150,000 tokens); every grammar is a fork of it, and every answer a fork of its grammar's. No
+grammar can harm whoever compiles it, however deep, large or ambiguous it is.
 """
 
 from __future__ import annotations
 
-import json
+import bisect
 import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from specrun.bindings.errors import SpecrunError
+from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
+from specrun.runtime.grammar.process import MEMORY, STACK, GrammarProcess, ProcessEnded, start
 from specrun.runtime.grammar.state import Cursor, GrammarState, Lexicon
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
+COMPILE_SECONDS = 10.0
+"""How long a grammar may take to compile: a schema of 2,000 optional fields takes one."""
 _LONGEST_MESSAGE = 400
-# Ten times llguidance's own, which a schema of a thousand optional fields exceeds: a mask may then
-# take tens of milliseconds, and none that takes less does so.
+# Ten times llguidance's own, which a schema of a thousand optional fields exceeds.
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 20_000,
     "step_max_items": 500_000,
@@ -34,26 +33,44 @@ _LIMITS: dict[str, Any] = {
     "max_grammar_size": 5_000_000,
     "verbose_errors": False,
 }
-_UNFORCED = {"no_forcing": True}
 _SHOWN = re.compile(r"\s*(\d+ \||\^\s*$)")
 _PLACE = re.compile(r"^at (\d+)\(\d+\): ")
-# A dot of GBNF, and what may hold one that is none: texts, sets of characters and comments.
-_GBNF_DOT = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(\.)', re.DOTALL)
-_OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
-_KEPT = 64  # compiled grammars: clients repeat theirs
-# As llama.cpp's grammars of schemas: without a bound, small models fill answers with spaces.
-_SPACES = r" |\n{1,2}[ \t]{0,20}"
+_KEPT_BYTES = 256 << 20  # of compiled grammars: clients repeat theirs
+_PROCESS_BYTES = 4 << 20  # what a process takes beside its grammar
+_WATCH_SECONDS = 0.1
+_NAMED = re.compile(rb"\xff\[(\d+)\]")
+_LONGEST_TOKEN = 32  # bytes, as far as the end of a forced text is looked at
+_TOO_SLOW = f"that takes longer than {COMPILE_SECONDS:g} s: give a smaller or simpler one"
+_TOO_DEEP = (
+    f"that takes more stack than {STACK >> 20} MiB, or more memory than {MEMORY >> 30} GiB: "
+    "let fewer rules, or $refs, lead from one to the next, or give a smaller one"
+)
 
 
 class CompiledGrammar:
     """A grammar for one vocabulary, from which any number of answers start."""
 
-    def __init__(self, grammar: Grammar, lexicon: Lexicon, matcher: LLMatcher) -> None:
-        self._grammar, self._lexicon, self._matcher = grammar, lexicon, matcher
+    def __init__(
+        self, grammar: Grammar, lexicon: Lexicon, process: GrammarProcess, n_bytes: int
+    ) -> None:
+        self._grammar, self._lexicon, self._process = grammar, lexicon, process
+        self.n_bytes = n_bytes
 
-    def start(self, length: int) -> GrammarState:
-        """Return the place after a prompt of so many tokens, with a matcher of its own."""
-        cursor = Cursor(self._matcher.deep_copy(), self._grammar, self._lexicon)
+    @property
+    def closed(self) -> bool:
+        """Whether its process has ended."""
+        return self._process.closed
+
+    def start(self, length: int, patience: float | None = None) -> GrammarState:
+        """Return the place after a prompt of so many tokens, with a matcher of its own.
+
+        `patience`: how many seconds whoever asks may wait, see `state.Cursor`.
+        """
+        try:
+            matcher = self._process.fork()
+        except ProcessEnded:
+            raise _refusal(self._grammar, "its process was ended; ask again") from None
+        cursor = Cursor(matcher, self._grammar, self._lexicon, patience)
         return GrammarState(cursor, length, tail=b"" if self._grammar.after else None)
 
 
@@ -63,49 +80,99 @@ class GrammarCompiler:
     def __init__(self, vocabulary: Vocabulary) -> None:
         spelled = [vocabulary.named(token) for token in range(vocabulary.size)]
         self.lexicon = _Lexicon(vocabulary, spelled)
-        self._tokenizer = _tokenizer(vocabulary, spelled)
-        self.lexicon.tokenizer = self._tokenizer
+        ends = sorted(vocabulary.end_of_generation)
+        # Control tokens are no text; nor is what ends an answer, however the file has it.
+        special = [each for each in range(len(spelled)) if vocabulary.is_control(each)]
+        special = sorted({*special, *ends})
+        if not ends:  # llguidance needs one: beyond the vocabulary, where no text has it
+            spelled, ends = [*spelled, b"<end of text>"], [vocabulary.size]
+        self._words = spelled, ends, special, vocabulary.bos
+        self._process: GrammarProcess | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._starting = threading.Lock(), threading.Lock()
 
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Return the compiled grammar; raises `GrammarError` with the compiler's message."""
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes the grammars that it keeps take."""
+        return sum(each.n_bytes for each in self._compiled.values())
+
+    def compile(
+        self, grammar: Grammar, is_wanted: Callable[[], bool] = lambda: True
+    ) -> CompiledGrammar:
+        """Return the compiled grammar; raises `GrammarError` with the compiler's message.
+
+        Raises `ClosedError` where it is not wanted any more.
+        """
         with self._lock:
             known = self._compiled.get(grammar)
-        if known is None:  # without the lock: others are not to wait for a large one
-            known = CompiledGrammar(grammar, self.lexicon, _matcher(grammar, self._tokenizer))
+        if known is None or known.closed:  # without the lock: others do not wait for a large one
+            known = self._made(grammar, is_wanted)
         with self._lock:
-            known = self._compiled.setdefault(grammar, known)
+            other = self._compiled.get(grammar)
+            if other is None or other.closed:
+                self._compiled[grammar] = known
             self._compiled.move_to_end(grammar)
-            if len(self._compiled) > _KEPT:
+            while self.kept_bytes > _KEPT_BYTES and len(self._compiled) > 1:
                 self._compiled.popitem(last=False)
         return known
+
+    def _made(self, grammar: Grammar, is_wanted: Callable[[], bool]) -> CompiledGrammar:
+        process = self._forked()
+        made: CompiledGrammar | None = None
+        try:
+            process.ask("compile", COMPILE_SECONDS, STACK, grammar.kind, grammar.source, _LIMITS)
+            while (reply := process.reply(_WATCH_SECONDS)) is None:
+                if not is_wanted():
+                    raise ClosedError("nobody waits for the grammar any more")
+            problem, n_bytes = reply
+            if problem:
+                raise _refusal(grammar, problem)
+            made = CompiledGrammar(grammar, self.lexicon, process, n_bytes + _PROCESS_BYTES)
+        except ProcessEnded as ended:
+            raise _refusal(grammar, _TOO_DEEP if ended.in_time else _TOO_SLOW) from None
+        finally:
+            if made is None:  # whatever it is doing, it ends
+                process.close()
+        return made
+
+    def _forked(self) -> GrammarProcess:
+        """Return a process for a grammar; the one that knows the vocabulary is started first."""
+        with self._starting:
+            if self._process is None or self._process.closed:
+                self._process = start(*self._words)
+            try:
+                return self._process.fork()
+            except ProcessEnded:  # somebody has ended it
+                self._process = start(*self._words)
+                return self._process.fork()
 
 
 _COMPILERS: weakref.WeakKeyDictionary[Vocabulary, GrammarCompiler] = weakref.WeakKeyDictionary()
 _OPENING = threading.Lock()
 
 
-def compiled(grammar: Grammar, vocabulary: Vocabulary) -> CompiledGrammar:
+def compiled(
+    grammar: Grammar, vocabulary: Vocabulary, is_wanted: Callable[[], bool] = lambda: True
+) -> CompiledGrammar:
     """Return a grammar compiled for a vocabulary, quickly where it was before.
 
-    Raises `GrammarError` for one that llguidance cannot compile.
+    Raises `GrammarError` for one that llguidance cannot compile, or not within `COMPILE_SECONDS`;
+    `ClosedError` where it is not wanted any more.
     """
     with _OPENING:
         compiler = _COMPILERS.get(vocabulary)
         if compiler is None:
             compiler = _COMPILERS[vocabulary] = GrammarCompiler(vocabulary)
-    return compiler.compile(grammar)
+    return compiler.compile(grammar, is_wanted)
 
 
 class _Lexicon:
     """Implements `state.Lexicon`; it must not keep the vocabulary, whose life its own follows."""
 
-    tokenizer: LLTokenizer
-
     def __init__(self, vocabulary: Vocabulary, spelled: list[bytes]) -> None:
         self.size, self.end_tokens = vocabulary.size, vocabulary.end_of_generation
-        self._spelled = spelled
+        self._vocabulary = weakref.ref(vocabulary)
+        self._spelled, self._sorted = spelled, list[bytes]()
         # By marker: for each beginning of it that a text may end with, the tokens that then have
         # its rest and more.
         self._completing: dict[bytes, list[list[int]]] = {}
@@ -116,13 +183,46 @@ class _Lexicon:
 
     def tokens_of(self, text: bytes) -> tuple[int, ...] | None:
         """Return tokens that spell these bytes; None where there are none."""
-        tokens = tuple(self.tokenizer.tokenize_bytes(text)) if text else ()
+        tokens = tuple(self._tokens_within(text))
         return tokens if b"".join(map(self.spelling, tokens)) == text else None
 
     def unambiguous_tokens_of(self, text: bytes) -> list[int]:
-        """Return tokens that spell these bytes, but for an end that may depend on what follows."""
-        tokens: list[int] = self.tokenizer.tokenize_partial(text)[0]
-        return tokens
+        """Return tokens that spell these bytes, but for an end that may depend on what follows.
+
+        Tokens that a grammar names by their ids stand as llguidance writes them.
+        """
+        *before, text = _NAMED.split(text)
+        named = [
+            token
+            for number, part in enumerate(before)
+            for token in ([int(part)] if number % 2 else self._tokens_within(part))
+        ]
+        return [*named, *self._unambiguous_tokens_of(text)]
+
+    def _unambiguous_tokens_of(self, text: bytes) -> list[int]:
+        tokens = self._tokens_within(text)
+        rest, sure = b"", len(tokens)
+        for index in range(len(tokens) - 1, -1, -1):
+            rest = self.spelling(tokens[index]) + rest
+            if len(rest) > _LONGEST_TOKEN:
+                break
+            if self._begins_a_longer_token(rest):
+                sure = index
+        return tokens[:sure]
+
+    def _tokens_within(self, text: bytes) -> list[int]:
+        """Return the tokens of a text in the middle of another; none where the model is closed."""
+        vocabulary = self._vocabulary()
+        try:
+            return vocabulary.tokenize_within(text) if vocabulary is not None and text else []
+        except ClosedError:
+            return []
+
+    def _begins_a_longer_token(self, text: bytes) -> bool:
+        if not self._sorted:
+            self._sorted = sorted(self._spelled)
+        place = bisect.bisect_right(self._sorted, text)
+        return place < len(self._sorted) and self._sorted[place].startswith(text)
 
     def completing(self, tail: bytes, marker: bytes) -> Iterator[tuple[int, bytes]]:
         """Return the tokens that complete a marker after a tail and go on, and with what."""
@@ -150,114 +250,13 @@ class _Lexicon:
         return table
 
 
-class _Tokenizer:
-    """A vocabulary as llguidance's `TokenizerWrapper` reads it."""
-
-    def __init__(self, vocabulary: Vocabulary, spelled: list[bytes], end: int) -> None:
-        self._vocabulary = weakref.ref(vocabulary)
-        self.eos_token_id, self.bos_token_id, self.tokens = end, vocabulary.bos, spelled
-        ends = vocabulary.end_of_generation
-        # Control tokens are no text; nor is what ends an answer, however the file has it.
-        self.special_token_ids = [
-            token
-            for token in range(vocabulary.size)
-            if token in ends or vocabulary.is_control(token)
-        ]
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        """Return the tokens of a text in the middle of another."""
-        vocabulary = self._vocabulary()
-        data = text.encode() if isinstance(text, str) else text
-        try:
-            return [] if vocabulary is None else vocabulary.tokenize_within(data)
-        except SpecrunError:  # a closed model: native code must not meet an error
-            return []
-
-
-def _tokenizer(vocabulary: Vocabulary, spelled: list[bytes]) -> LLTokenizer:
-    try:
-        from llguidance import LLTokenizer, TokenizerWrapper
-    except ImportError as problem:
-        advice = "install it, or give no grammar"
-        raise GrammarError(f"grammars need llguidance, which {problem}: {advice}") from None
-    ends = sorted(vocabulary.end_of_generation)
-    if not ends:  # llguidance needs one: beyond the vocabulary, where no text has it
-        spelled, ends = [*spelled, b"<end of text>"], [vocabulary.size]
-    tokenizer = TokenizerWrapper(_Tokenizer(vocabulary, spelled, ends[0]))
-    return LLTokenizer(tokenizer, n_vocab=len(spelled), eos_token=ends)
-
-
-def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return the matcher at the beginning of a grammar."""
-    from llguidance import LLMatcher, LLParserLimits
-
-    limits = LLParserLimits(**_LIMITS)
-    matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
-    if matcher.is_error():
-        raise _refusal(grammar, matcher.get_error())
-    return matcher
-
-
-def _source(grammar: Grammar) -> str:
-    """Return a grammar in llguidance's Lark, which leaves free how a forced text is spelled.
-
-    Otherwise its masks would allow the tokenizer's own spelling alone where the text is forced, and
-    the law would not be the target's given that the text follows the grammar.
-    """
-    from llguidance import regex_to_lark
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    if grammar.kind == "json-schema":
-        source = f"start: %json {json.dumps(_with_spaces(json.loads(grammar.source)))}"
-    elif grammar.kind == "regex":
-        source = f"start: /{regex_to_lark(grammar.source)}/"
-    elif grammar.kind == "lark":
-        source = grammar.source
-    else:
-        try:
-            source = gbnf_to_lark(_GBNF_DOT.sub(_any_character, grammar.source))
-        except Exception as problem:  # it raises plain ones, and what its parser runs into
-            raise _refusal(grammar, str(problem)) from None
-    return _unforced(grammar, source)
-
-
-def _any_character(found: re.Match[str]) -> str:
-    """Return what a dot of GBNF stands for: line breaks, too, which those of Lark leave out."""
-    return found[0] if found[1] is None else r"[^\x00]"
-
-
-def _with_spaces(schema: bool | dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that says where spaces may stand, unless it does itself."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    options = schema.get("x-guidance")
-    known = options if isinstance(options, dict) else {}
-    if any(name.startswith("whitespace") for name in known):
-        return schema
-    return {**schema, "x-guidance": {**known, "whitespace_pattern": _SPACES}}
-
-
-def _unforced(grammar: Grammar, source: str) -> str:
-    """Return a Lark source whose options, its `%llguidance {...}`, have `no_forcing`."""
-    found = _OPTIONS.match(source)
-    if found is None:
-        return f"%llguidance {json.dumps(_UNFORCED)}\n{source}"
-    try:
-        options, end = json.JSONDecoder().raw_decode(source, found.end())
-    except ValueError as problem:
-        raise _refusal(grammar, f"its %llguidance options are no JSON ({problem})") from None
-    if not isinstance(options, dict):
-        raise _refusal(grammar, "its %llguidance options are no JSON object")
-    before, after = source[: found.end()], source[end:]
-    return f"\n{before}{json.dumps({**options, **_UNFORCED})}{after}"
-
-
 def _refusal(grammar: Grammar, message: str) -> GrammarError:
     """Return one sentence of a compiler's message, which shows the place on further lines.
 
     The places of all but Lark grammars are in the text that was made of them: nobody knows that.
     """
-    lines = [line for line in message.splitlines() if not _SHOWN.match(line)]
+    shown = message.split("<backtrace>")[0].splitlines()
+    lines = [line for line in shown if not _SHOWN.match(line)]
     why = " ".join(" ".join(lines).split())
     if grammar.kind == "lark":
         why = _PLACE.sub(lambda found: f"line {int(found[1]) - 1}: ", why)

@@ -2,54 +2,56 @@
 
 A place is known by the tokens that lead to it, and says what may come next whoever asks and in
 whatever order: nobody advances a grammar, so nobody can leave it advanced by a branch of a draft
-tree that was rejected. Behind that, one matcher moves to and fro between places: `Cursor` takes
-back what it has consumed down to where two texts part, and consumes the other's tokens.
+tree that was rejected. Behind that, one matcher moves to and fro between places: `Cursor` has it
+take back what it has consumed down to where two texts part, and consume the other's tokens. It
+lives in a process of its own, so whoever has other answers to go on with need not wait for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
+from specrun.runtime.grammar.process import ProcessEnded
 
+PLACE_SECONDS = 5.0
+"""How long it may take to find out what may follow a place; most take microseconds."""
+_POLL_SECONDS = 0.002
+_SLOW_SECONDS = 0.02
 Mask = npt.NDArray[np.bool_]
 _Row = TypeVar("_Row", bound=npt.NDArray[np.floating])
 
 
 class Matcher(Protocol):
-    """llguidance's `LLMatcher`, as far as it is used."""
+    """A matcher in its process (`process.GrammarProcess`), as far as it is used."""
 
-    def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Consume tokens up to the first that is forbidden; return how many."""
+    def ask(self, name: str, seconds: float, *arguments: object) -> None:
+        """Send a request, which may take so long."""
 
-    def validate_tokens(self, tokens: list[int]) -> int:
-        """Return how many of these tokens could be consumed."""
+    def reply(self, wait: float | None = None) -> Any:  # noqa: ANN401 - of whatever was asked
+        """Return the reply, None where it has not come within so many seconds (None: wait)."""
 
-    def rollback(self, num_tokens: int) -> bool:
-        """Take back the last tokens."""
+    def close(self) -> None:
+        """End it."""
 
-    def compute_bitmask(self) -> bytes:
-        """Return a bit for every token, lowest first: may it come next?"""
 
-    def compute_ff_bytes(self) -> bytes:
-        """Return the text that the grammar forces."""
+class Seen(NamedTuple):
+    """What a matcher says of a place: what may follow, and how many seconds it took to find out.
 
-    def is_accepting(self) -> bool:
-        """Whether the text may end here."""
+    A bit for every token, lowest first; whether the text may end there, has to, and what is forced.
+    """
 
-    def is_stopped(self) -> bool:
-        """Whether the text has to end here."""
-
-    def is_error(self) -> bool:
-        """Whether it gave up."""
-
-    def get_error(self) -> str:
-        """Return why."""
+    bits: bytes
+    may_end: bool
+    is_over: bool
+    forced: bytes
+    seconds: float
 
 
 class Lexicon(Protocol):
@@ -72,19 +74,75 @@ class Lexicon(Protocol):
 
 
 class Cursor:
-    """One matcher, which stands at one place; `at` moves it to another."""
+    """One matcher, which stands at one place; it is moved to another to see what may follow there.
 
-    def __init__(self, matcher: Matcher, grammar: Grammar, lexicon: Lexicon) -> None:
-        self.grammar, self.lexicon = grammar, lexicon
+    With `patience`, whoever has other conversations to go on with waits no longer than that for a
+    draft's places (`hurries`) and for the end of a text; without, and for what the law needs, until
+    it is known. A place that takes longer than `PLACE_SECONDS` ends the answer.
+    """
+
+    def __init__(
+        self, matcher: Matcher, grammar: Grammar, lexicon: Lexicon, patience: float | None = None
+    ) -> None:
+        self.grammar, self.lexicon, self.patience = grammar, lexicon, patience
         self.marker = grammar.after.encode()
+        self.hurries = False
         self._matcher = matcher
         self._here: GrammarState | None = None
+        self._asked: GrammarState | None = None
 
-    def at(self, place: GrammarState) -> Matcher:
-        """Return the matcher at a place, to be asked and not to be moved."""
+    def see(self, place: GrammarState, wait: float | None) -> Seen | None:
+        """Return what follows a place, None where that is not known within so many seconds."""
+        if self._asked is not None and self._asked is not place and not self._answered(wait):
+            return None
+        if place.seen is None and not place.problem:
+            if self._asked is None:
+                self._ask("look", place)
+                self._asked = place
+            self._answered(wait)
+        if place.problem and not self.hurries:  # in a draft it is a place that nobody goes to
+            raise self._problem(place.problem)
+        return place.seen
+
+    def follow(self, place: GrammarState, texts: list[list[int]]) -> list[bool]:
+        """Return which texts, as tokens, may follow a place as a whole."""
+        if self._asked is not None:
+            self._answered(None)
+        self._ask("follow", place, texts)
+        found = self._reply(None)
+        if isinstance(found, str):
+            raise self._problem(found)
+        return list(found)
+
+    def close(self) -> None:
+        """End the matcher: nothing is asked of these places any more."""
+        self._matcher.close()
+
+    def _answered(self, wait: float | None) -> bool:
+        """Whether the place that was asked for is known now."""
+        reply = self._reply(wait)
+        if reply is None:
+            return False
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        if isinstance(reply, str):
+            asked.problem = reply
+        else:
+            asked.seen = Seen(*reply)
+        return True
+
+    def _reply(self, wait: float | None) -> Any:  # noqa: ANN401 - of whatever was asked
+        try:
+            return self._matcher.reply(wait)
+        except ProcessEnded as ended:
+            why = "it takes more memory than it may"
+            if not ended.in_time:
+                why = f"what may follow takes longer than {PLACE_SECONDS:g} s to find out"
+            raise self._problem(why) from None
+
+    def _ask(self, name: str, place: GrammarState, *arguments: object) -> None:
+        """Move the matcher to a place, and ask it something there."""
         here, taken_back = self._here, 0
-        if here is place:
-            return self._matcher
         wanted: list[GrammarState] = []
         ahead: GrammarState | None = place
         while here is not ahead:
@@ -94,19 +152,16 @@ class Cursor:
             elif ahead is not None:
                 wanted.append(ahead)
                 ahead = ahead.parent
-        self._here = here
-        if taken_back and not self._matcher.rollback(taken_back):
-            raise self.problem()
-        for each in reversed(wanted):
-            fed = list(each.fed)
-            if fed and self._matcher.try_consume_tokens(fed) != len(fed):
-                raise self.problem()
-            self._here = each
-        return self._matcher
+        fed = [token for each in reversed(wanted) for token in each.fed]
+        try:
+            self._matcher.ask(name, PLACE_SECONDS, taken_back, fed, *arguments)
+        except ProcessEnded:
+            raise self._problem("its process has ended") from None
+        self._here = place
 
-    def problem(self) -> GrammarError:
+    def _problem(self, why: str) -> GrammarError:
         """Return why the matcher cannot go on."""
-        return GrammarError(f"the {self.grammar.noun} {_limit(self._matcher.get_error())}")
+        return GrammarError(f"the {self.grammar.noun} {_limit(why)}")
 
 
 def _limit(error: str) -> str:
@@ -131,11 +186,12 @@ class GrammarState:
         "_children",
         "_cursor",
         "_mask",
-        "_over",
         "closed",
         "fed",
         "length",
         "parent",
+        "problem",
+        "seen",
         "tail",
     )
 
@@ -151,9 +207,10 @@ class GrammarState:
     ) -> None:
         self._cursor, self.length, self.parent = cursor, length, parent
         self.fed, self.tail, self.closed = fed, tail, closed
+        self.seen: Seen | None = None  # until it is asked for
+        self.problem = ""
         self._children: dict[int, GrammarState] = {}
-        self._mask: Mask | None = None  # these are missing until they are asked for
-        self._over: bool | None = None
+        self._mask: Mask | None = None
 
     # -- moving ------------------------------------------------------------------------------------
 
@@ -161,20 +218,23 @@ class GrammarState:
         """Return the place these tokens further on."""
         place = self
         for token in tokens:
-            place = place._child(token)
+            place = place.child(token)
         return place
 
     def moved(self, token: int) -> GrammarState:
         """Return the place after a token that was committed, forgetting how else it could go on."""
-        place = self._child(token)
+        place = self.child(token)
         self._children.clear()
-        self._mask = None
+        self._mask = self.seen = None
         return place
 
-    def _child(self, token: int) -> GrammarState:
+    def child(self, token: int) -> GrammarState:
+        """Return the place behind one more token."""
         child = self._children.get(token)
         if child is None:
-            child = self._children[token] = self._made(token)
+            child = self._made(token)
+            if self.is_known:  # else it is closed for now
+                self._children[token] = child
         return child
 
     def _made(self, token: int) -> GrammarState:
@@ -182,7 +242,7 @@ class GrammarState:
         if self.closed or token in cursor.lexicon.end_tokens:
             return GrammarState(cursor, length, self, closed=True)
         if self.tail is None:
-            closed = not self._may_follow((token,))
+            closed = not self._has_bit(token)
             return GrammarState(cursor, length, self, () if closed else (token,), closed=closed)
         tail = self.tail + cursor.lexicon.spelling(token)
         place = tail.find(cursor.marker)
@@ -191,35 +251,88 @@ class GrammarState:
             kept = tail[max(0, len(tail) - len(cursor.marker) + 1) :]
             return GrammarState(cursor, length, self, (), kept)
         rest = cursor.lexicon.tokens_of(tail[place + len(cursor.marker) :])
-        closed = rest is None or not self._may_follow(rest)
+        closed = rest is None or not self._may_follow([list(rest)])[0]
         return GrammarState(cursor, length, self, rest or (), closed=closed)
 
-    def _may_follow(self, tokens: Sequence[int]) -> bool:
+    def _may_follow(self, texts: list[list[int]]) -> list[bool]:
+        """Return which texts, as tokens, may follow the beginning of the grammar."""
+        if all(not text for text in texts):
+            return [True] * len(texts)
         size = self._cursor.lexicon.size
-        if any(token >= size for token in tokens):
-            return False
-        return self._cursor.at(self).validate_tokens(list(tokens)) == len(tokens)
+        known = [text for text in texts if all(token < size for token in text)]
+        found = dict(zip(map(tuple, known), self._cursor.follow(self, known), strict=True))
+        return [found.get(tuple(text), False) for text in texts]
+
+    def _has_bit(self, token: int) -> bool:
+        seen, place = self._look(), token >> 3
+        return (
+            seen is not None and place < len(seen.bits) and bool(seen.bits[place] >> token % 8 & 1)
+        )
 
     # -- what is said of a place -------------------------------------------------------------------
 
+    def _look(self, wait: float | None = None) -> Seen | None:
+        """Return what the matcher says here; None where that takes longer than it may."""
+        if self.seen is not None:
+            return self.seen
+        cursor = self._cursor
+        return cursor.see(self, cursor.patience if wait is None and cursor.hurries else wait)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what follows was found out, if it has to be."""
+        return self.closed or self.tail is not None or self.seen is not None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether what follows is known, or can be found out in time."""
+        return self.is_known or self._look() is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what follows is known, or may be waited for: nobody else has to go on."""
+        if self.is_known or self._cursor.patience is None:
+            return True
+        return self._look(_POLL_SECONDS) is not None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it took so long that nobody should wait for places behind this one, too."""
+        slow = self.seen is not None and self.seen.seconds > _SLOW_SECONDS
+        return slow and self._cursor.patience is not None
+
+    @contextmanager
+    def hurrying(self) -> Iterator[None]:
+        """Wait for what follows places no longer than the answer's patience."""
+        self._cursor.hurries = True
+        try:
+            yield
+        finally:
+            self._cursor.hurries = False
+
+    def close(self) -> None:
+        """End the matcher of this text: nothing is asked of its places any more."""
+        self._cursor.close()
+
     @property
     def is_over(self) -> bool:
-        """Whether the text is whole: the grammar allows nothing more."""
-        if self._over is None:
-            follows = not self.closed and self.tail is None
-            matcher = self._cursor.at(self) if follows else None
-            self._over = matcher is not None and matcher.is_stopped()
-            if self._over and matcher is not None and matcher.is_error():
-                raise self._cursor.problem()
-        return self._over
+        """Whether the text is whole: the grammar allows nothing more.
+
+        False where finding out takes longer than may be waited for: only its end may follow then.
+        """
+        if self.closed or self.tail is not None:
+            return False
+        seen = self._look(self._cursor.patience)
+        return seen is not None and seen.is_over
 
     def allows(self, token: int) -> bool:
         """Whether a token may follow; false behind the end of the text and forbidden tokens."""
         if self.closed:
             return False
         if token in self._cursor.lexicon.end_tokens:
-            return self.tail is not None or self._cursor.at(self).is_accepting()
-        return not self._child(token).closed
+            seen = None if self.tail is not None else self._look()
+            return self.tail is not None or (seen is not None and seen.may_end)
+        return not self.child(token).closed
 
     def forced(self, most: int) -> list[int]:
         """Return up to `most` tokens that spell what the grammar forces; all of them are allowed.
@@ -228,13 +341,13 @@ class GrammarState:
         """
         if most < 1 or self.closed or self.tail is not None or self.is_over:
             return []
-        place, found = self, list[int]()
-        text = self._cursor.at(self).compute_ff_bytes()
+        place, found, seen = self, list[int](), self._look()
+        text = b"" if seen is None else seen.forced
         for token in self._cursor.lexicon.unambiguous_tokens_of(text)[:most]:
             if not place.allows(token):
                 break
             found.append(token)
-            place = place._child(token)
+            place = place.child(token)
         return found
 
     def masked(self, logits: _Row, text: Sequence[int]) -> _Row:
@@ -272,22 +385,24 @@ class GrammarState:
             return None
         if self._mask is None:
             self._mask = self._after_marker() if self.tail is None else self._before_marker()
-        return self._mask if len(self._mask) else None
+        return self._mask if self._mask is not None and len(self._mask) else None
 
-    def _after_marker(self) -> Mask:
-        matcher, size = self._cursor.at(self), self._cursor.lexicon.size
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        if matcher.is_error():
-            raise self._cursor.problem()
+    def _after_marker(self) -> Mask | None:
+        seen, size = self._look(), self._cursor.lexicon.size
+        if seen is None:
+            return None
+        bits = np.frombuffer(seen.bits, np.uint8)
         return np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
 
     def _before_marker(self) -> Mask:
         """Forbid the tokens that complete the marker and go on against the grammar; empty: none."""
         cursor, forbidden = self._cursor, list[int]()
         assert self.tail is not None
-        for token, rest in cursor.lexicon.completing(self.tail, cursor.marker):
-            tokens = cursor.lexicon.tokens_of(rest)
-            if tokens is None or not self._may_follow(tokens):
+        completing = list(cursor.lexicon.completing(self.tail, cursor.marker))
+        rests = [cursor.lexicon.tokens_of(rest) for _, rest in completing]
+        may = self._may_follow([list(rest or ()) for rest in rests])
+        for (token, _), rest, allowed in zip(completing, rests, may, strict=True):
+            if rest is None or not allowed:
                 forbidden.append(token)
         mask = np.ones(cursor.lexicon.size if forbidden else 0, bool)
         mask[forbidden] = False

@@ -6,6 +6,7 @@ follow a text is seen by looking through them: the oracle of the tests with llgu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,12 +106,16 @@ class Language:
 
     def start(self) -> SamplerState:
         """The state at the beginning of an answer to the prompt of the enumeration."""
-        compiler = GrammarCompiler(self.words)  # type: ignore[arg-type]
-        return SamplerState(grammar=compiler.compile(self.grammar).start(len(PROMPT)))
+        return SamplerState(grammar=_compiler(self.words).compile(self.grammar).start(len(PROMPT)))
 
     @property
     def params(self) -> SamplingParams:
         return PLAIN.replace(grammar=self.grammar)
+
+
+@functools.cache
+def _compiler(words: Words) -> GrammarCompiler:
+    return GrammarCompiler(words)  # type: ignore[arg-type]
 
 
 SPELLINGS = Language(Words("a", "b", "ab", "c"), ("ab", "abc", "abcab", "cab", "cb", "ba"))

@@ -12,7 +12,7 @@ from specrun.cli.serve.anthropic.form import MessageForm
 from specrun.cli.serve.body import Fields, read_body
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.grammars import read_format
-from specrun.cli.serve.replies import json_reply, reply
+from specrun.cli.serve.replies import begin, json_reply, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import AnswerService
@@ -23,9 +23,8 @@ _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 
 async def messages(request: Request) -> Response:
     """Answer a conversation."""
-    service: AnswerService = request.app.state.service
     fields, asked = await read_body(request, read_message_request)
-    answer = await service.begin(asked)
+    answer = await begin(request, asked)
     return await reply(request, answer, MessageForm(answer), streamed=fields.flag("stream"))
 
 

@@ -14,7 +14,7 @@ from specrun.cli.serve.openai.asking import MOST_TOP, read_request, wants_usage
 from specrun.cli.serve.openai.figures import chat_logprobs
 from specrun.cli.serve.openai.form import OpenAIForm
 from specrun.cli.serve.openai.messages import message_of, read_messages, said_of
-from specrun.cli.serve.replies import Choice, event_bytes, reply
+from specrun.cli.serve.replies import Choice, begin, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.service import Answer, AnswerService, Delta
 from specrun.cli.serve.tools.fields import read_turn
@@ -22,9 +22,8 @@ from specrun.cli.serve.tools.fields import read_turn
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    service: AnswerService = request.app.state.service
     fields, asked = await read_body(request, read_chat)
-    answer = await service.begin(asked)
+    answer = await begin(request, asked)
     form = ChatForm(answer, with_usage=wants_usage(fields))
     return await reply(request, answer, form, streamed=fields.flag("stream"))
 

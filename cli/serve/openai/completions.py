@@ -14,7 +14,7 @@ from specrun.cli.serve.infill import Gap, fill_prompt
 from specrun.cli.serve.openai.asking import MOST_TOP, read_request, wants_usage
 from specrun.cli.serve.openai.figures import completion_logprobs
 from specrun.cli.serve.openai.form import OpenAIForm
-from specrun.cli.serve.replies import Choice, event_bytes, reply
+from specrun.cli.serve.replies import Choice, begin, event_bytes, reply
 from specrun.cli.serve.request import AnswerRequest, Prompt
 from specrun.cli.serve.sampling import read_length
 from specrun.cli.serve.service import Answer, AnswerService, Delta
@@ -25,12 +25,11 @@ _WANTED = "a text, token ids, or a list of either"
 
 async def completions(request: Request) -> Response:
     """Continue prompts."""
-    service: AnswerService = request.app.state.service
     fields, asked = await read_body(request, read_completion)
     echo = fields.flag("echo")
     if echo and asked.logprobs:
         raise RequestError("echo has no logprobs here: those of a prompt are not computed", "echo")
-    answer = await service.begin(asked)
+    answer = await begin(request, asked)
     form = CompletionForm(answer, echo=echo, with_usage=wants_usage(fields))
     return await reply(request, answer, form, streamed=fields.flag("stream"))
 

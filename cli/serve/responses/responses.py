@@ -10,7 +10,7 @@ from starlette.responses import Response
 from specrun.cli.serve.body import Fields, read_body, shown
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.grammars import read_format
-from specrun.cli.serve.replies import json_reply, reply
+from specrun.cli.serve.replies import begin, json_reply, reply
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.responses.form import ResponseForm
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
@@ -156,9 +156,8 @@ _MOST = 2**31 - 1
 
 async def responses(request: Request) -> Response:
     """Answer an input."""
-    service: AnswerService = request.app.state.service
     fields, asked = await read_body(request, read_response_request)
-    answer = await service.begin(asked)
+    answer = await begin(request, asked)
     form = ResponseForm(answer, fields)
     return await reply(request, answer, form, streamed=fields.flag("stream"))
 

@@ -28,7 +28,8 @@ from specrun.runtime.tree import ROOT, DraftRows, DraftTree, Draw
 class GuidedDrafter(Drafter):
     """Drafts for one answer under a grammar, with a drafter that it does not own.
 
-    `forced` and `forced_accepted` count forced tokens so far.
+    `forced` and `forced_accepted` count forced tokens so far. Without `may_draft` it waits for what
+    the grammar says.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -38,7 +39,8 @@ class GuidedDrafter(Drafter):
             drafter.max_leaves,
         )
         self.forced = self.forced_accepted = 0
-        self._drafter, self.waits = drafter, drafter.waits
+        self._drafter, self.waits = drafter, True
+        self.may_draft = True
         # What was asked for, the forced tokens, and what the drafter is asked for below them.
         self._asked: tuple[DraftRequest, list[int], DraftRequest] | None = None
         # Of this round: the forced tokens, the drafter's tree, and where its nodes went; None where
@@ -46,16 +48,23 @@ class GuidedDrafter(Drafter):
         self._round: tuple[int, DraftTree, dict[int, int]] | None = None
 
     def prepare(self, request: DraftRequest) -> bool:
-        """Let the drafter draft a step further, below what the grammar forces."""
-        return self._drafter.prepare(self._below_forced(request)[1])
+        """Let the drafter draft a step further, once it is known what may follow (`may_draft`)."""
+        place = _place_of(request)
+        self.may_draft = place.is_ready
+        if not self.may_draft or not self._drafter.waits:
+            return self.may_draft
+        with place.hurrying():
+            return self._drafter.prepare(self._below_forced(request)[1])
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return forced tokens, and below them what the grammar allows of the drafter's tree."""
+        with _place_of(request).hurrying():
+            return self._propose(request, _place_of(request))
+
+    def _propose(self, request: DraftRequest, place: GrammarState) -> DraftTree:
         forced, below = self._below_forced(request)
         self._asked = None
         own = self._drafter.propose(below)
-        place = request.state.grammar
-        assert place is not None
         kept, places = allowed_part(own, place.after(forced))
         if kept is own and not forced:
             self._round = None
@@ -70,15 +79,17 @@ class GuidedDrafter(Drafter):
     def _below_forced(self, request: DraftRequest) -> tuple[list[int], DraftRequest]:
         """Return the forced tokens and the request for what follows, the same for the same one."""
         if self._asked is None or self._asked[0] is not request:
-            place = request.state.grammar
-            assert place is not None
+            place = _place_of(request)
             if place.closed:
                 problem = "the answer left its grammar: a rule kept what the grammar forbids"
                 raise GrammarError(problem)
+            below = request
+            if place.is_slow:  # each place of a draft would take as long
+                below = dataclasses.replace(request, max_depth=0, max_nodes=0)
             # A rule that weighs the drafter's laws would take a forced token for all of its law.
-            most = min(request.max_depth, request.max_nodes) if request.keep == "nothing" else 0
+            most = min(below.max_depth, below.max_nodes) if request.keep == "nothing" else 0
             forced = place.forced(most)
-            self._asked = request, forced, _after(request, forced) if forced else request
+            self._asked = request, forced, _after(below, forced) if forced else below
         return self._asked[1:]
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -96,6 +107,12 @@ class GuidedDrafter(Drafter):
         if agreed < n_forced:
             self._drafter.rewind(outcome.start + agreed)
         self._drafter.observe(outcome_for_idle(outcome))
+
+
+def _place_of(request: DraftRequest) -> GrammarState:
+    place = request.state.grammar
+    assert place is not None
+    return place
 
 
 def _after(request: DraftRequest, forced: Sequence[int]) -> DraftRequest:
@@ -116,7 +133,8 @@ def _rows_of(rows: DraftRows, places: dict[int, int]) -> MembersRows:
 def allowed_part(tree: DraftTree, place: GrammarState) -> tuple[DraftTree, dict[int, int]]:
     """Return what a grammar allows of a tree below a place, and where its nodes went.
 
-    Point masses that it forbids are left out. A token that was drawn from a law stays, because
+    Point masses that it forbids are left out, and those behind which it does not say in time what
+    may follow. A token that was drawn from a law stays, because
     acceptance has to test each draw; nothing below it does. Nodes that are no candidates are not
     tested, and stay where what they hang from does.
     """
@@ -128,8 +146,8 @@ def allowed_part(tree: DraftTree, place: GrammarState) -> tuple[DraftTree, dict[
         if not tree.is_candidate[node]:
             if parent in left_out:
                 left_out.add(node)
-        elif above is not None and above.allows(token):
-            after[node] = above.after((token,))
+        elif above is not None and above.allows(token) and (below := above.child(token)).is_seen:
+            after[node] = below
         elif above is None or node not in drawn:
             left_out.add(node)
     if not left_out:

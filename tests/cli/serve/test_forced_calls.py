@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 from support.api_clients import openai_client
+from support.hostile_grammars import reference_chain
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES, LLAMA3, MISTRAL, QWEN_CODER, function_tool
@@ -95,6 +97,24 @@ def test_a_model_that_knows_no_tools_calls_them(models, family):
             assert arguments["city"] in ("Paris", "Rome")
     assert clock.choices[0].message.tool_calls[0].function.name == "clock"
     assert calls.startswith("clock")
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3-coder"])
+def test_parameters_that_are_deep_by_reference_end_no_server(models, family):
+    deep: Any = function_tool("deep")
+    deep["function"]["parameters"] = {
+        **reference_chain(4000),
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/d0"}},
+        "required": ["a"],
+    }
+    del deep["function"]["parameters"]["$ref"]
+    with Engine(models[family], slots=1, n_threads=1, n_ctx=2048) as engine:
+        with serving(engine) as address:
+            for asked in ("required", {"type": "function", "function": {"name": "deep"}}):
+                with suppress(openai.BadRequestError):  # "$defs" beside the arguments of tags
+                    created(address, tools=[deep], tool_choice=asked, max_tokens=4)
+            assert created(address, max_tokens=1).choices
 
 
 @pytest.mark.parametrize("thinking", [False, True], ids=["closed", "open"])

@@ -212,8 +212,9 @@ class NeverTakenBack:
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
-    def rollback(self, _: int) -> bool:
-        return True
+    def ask(self, name: str, seconds: float, back: int, *arguments: Any) -> None:
+        del back
+        self._matcher.ask(name, seconds, 0, *arguments)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._matcher, name)
