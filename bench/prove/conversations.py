@@ -1,0 +1,158 @@
+"""Several conversations: their texts are as near to plain decoding as the text of one.
+
+Texts of plain decoding are forced through the slots of an engine, side by side in one context: what
+the refused drafts of one leave behind lies among the cells of the others. Each text is then forced
+through its slot alone, in chains that make evaluations as wide and keep as many tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+
+from specrun.bench.prove.forced import (
+    FALSE_ALARM,
+    UNIT,
+    Drift,
+    Finding,
+    ForcedText,
+    TreeDrafts,
+    chain_drafts,
+    excess,
+    force,
+    plain_texts,
+    report,
+)
+from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting
+from specrun.bindings.contexts.context import Context
+from specrun.runtime.acceptance import SequentialCascade
+from specrun.runtime.costs import known_curve
+from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
+from specrun.runtime.target import target_context_options
+
+_CONVERSATIONS = 3
+_NODES = 7  # of a tree: evaluations are narrow enough for the kernels of few tokens
+_MOST = 20  # groups of conversations
+
+
+def check_conversations(setting: Setting) -> Check:
+    """Force texts of plain decoding through an engine's slots, together and alone."""
+    why = _left_out(setting)
+    if why:
+        return Check("conversations", "left out", note=why)
+    deadline, drafter = setting.deadline(0.1), ForkingDrafter(setting, setting.source("slots"))
+    drafter.min_nodes, drafter.max_nodes = 1, min(_NODES, setting.max_nodes)
+    found = _Drifts()
+    with (
+        _slots(setting, drafter) as shared,
+        closing(plain_texts(setting, shared.slots[0])) as texts,
+    ):
+        for _ in range(_MOST):
+            found.add(shared, [*islice(texts, _CONVERSATIONS)], drafter)
+            if time.monotonic() > deadline:
+                break
+    beyond = excess(found.several, found.alone, found.wrong, quiet=setting.is_quiet(found.alone))
+    problem = "several conversations drift further than one"
+    check = Check(
+        "conversations",
+        "left out",
+        f"tokens of texts of plain decoding, {_CONVERSATIONS} at once in an engine's slots, through "
+        f"random trees of up to {drafter.max_nodes} nodes",
+        found.several.n_tokens,
+        unit=UNIT,
+        false_alarm=FALSE_ALARM,
+        note=f"total variation {found.several}; of one at a time {found.alone}",
+    )
+    control = found.wrong.mean - found.alone.mean
+    return report(check, [Finding("texts", problem, beyond, control)])
+
+
+def _left_out(setting: Setting) -> str:
+    """Return why this pair answers one conversation at a time; empty if it need not."""
+    if setting.width is not None:
+        return "a fixed shape is for one conversation at a time"
+    if not setting.model.can_branch:
+        return "a recurrent state is for one conversation at a time"
+    if isinstance(setting.rule, SequentialCascade):
+        return f"{setting.rule.name} is for one conversation at a time"
+    if setting.runtime.session.drafter.embedding_inputs is not None:
+        return "drafts at positions that are no tokens are for one conversation at a time"
+    return ""
+
+
+@contextmanager
+def _slots(setting: Setting, drafter: ForkingDrafter) -> Iterator[SharedEvaluation]:
+    """Open a context with a slot for each conversation, as an engine does."""
+    model, own = setting.model, target_context_options(setting.context, drafter)
+    options = dataclasses.replace(
+        own,
+        n_ctx=own.n_ctx * _CONVERSATIONS,
+        n_sequences=own.n_sequences * _CONVERSATIONS,
+        n_outputs=own.n_outputs * _CONVERSATIONS,
+    )
+    curve = known_curve(model.path, setting.context, model.n_gpu_layers)
+    with Context(model, options) as context:
+        yield SharedEvaluation(context, _CONVERSATIONS, own.n_ctx, curve, SlotClock())
+
+
+@dataclass(slots=True)
+class _Drifts:
+    """How far rows are from plain decoding's, of conversations together and alone.
+
+    `wrong` is a conversation alone after a prompt with a wrong cell.
+    """
+
+    several: Drift = field(default_factory=Drift)
+    alone: Drift = field(default_factory=Drift)
+    wrong: Drift = field(default_factory=Drift)
+
+    def add(
+        self, shared: SharedEvaluation, texts: Sequence[ForcedText], drafter: ForkingDrafter
+    ) -> None:
+        """Force texts through the slots, together and then each alone."""
+        drafts = [TreeDrafts(drafter) for _ in texts]
+        slots = shared.slots
+        runs = [
+            force(slot, slot.text, text, draft)
+            for slot, text, draft in zip(slots, texts, drafts, strict=True)
+        ]
+        rows, widths = _together(shared, runs)
+        for slot in slots:
+            slot.rewind(slot.text, 0)
+        for slot, text, ours, draft in zip(slots, texts, rows, drafts, strict=True):
+            self.several.add(ours, text)
+            # Turn by turn, each conversation had a round.
+            rounds = [each._replace(width=width) for each, width in zip(draft.rounds, widths)]
+            wrong = text.with_wrong_cell(drafter.source, drafter.n_vocab)
+            for drift, forced in ((self.alone, text), (self.wrong, wrong)):
+                chains = chain_drafts(rounds, drafter.source, drafter.n_vocab)
+                [theirs], _ = _together(shared, [force(slot, slot.text, forced, chains)])
+                drift.add(theirs, forced)
+            slot.rewind(slot.text, 0)
+
+
+def _together(
+    shared: SharedEvaluation, runs: Sequence[Iterator[Logits | None]]
+) -> tuple[list[list[Logits]], list[int]]:
+    """Run texts in their slots to the end; return the rows of each, and how wide turns were."""
+    rows: list[list[Logits]] = [[] for _ in runs]
+    widths: list[int] = []
+    going = [*zip(runs, rows, strict=True)]
+    while going:
+        for each in [*going]:
+            run, found = each
+            for row in run:
+                if row is None:
+                    break
+                found.append(row.copy())
+            else:
+                going.remove(each)
+        waiting = sum(slot.n_waiting for slot in shared.slots)
+        if waiting:
+            widths.append(waiting)
+            shared.evaluate(shared.slots)
+    return rows, widths
