@@ -9,11 +9,11 @@ adds to what rounding does.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 
 from specrun.bench.prove.forced import (
     BLOCK,
@@ -47,7 +47,7 @@ def check_cache(setting: Setting) -> Check:
     deadline, drafter = setting.deadline(0.15), ForkingDrafter(setting, setting.source("cache"))
     short, long = _Drifts.of(drafter), _Drifts.of(drafter)
     with _target(setting, drafter) as target, closing(plain_texts(setting, target)) as texts:
-        for number, text in enumerate(islice(texts, _MOST), 1):
+        for number, text in enumerate(itertools.islice(texts, _MOST), 1):
             (long if text.is_long else short).add(target, text, drafter)
             if number >= _LEAST and time.monotonic() > deadline:
                 break
@@ -69,9 +69,8 @@ def check_cache(setting: Setting) -> Check:
         false_alarm="none: the same bits are asked for" if fixed else FALSE_ALARM,
         note="; ".join(f"{name} {each}" for name, each in found.items()),
     )
-    return report(
-        check, [each for name, one in found.items() for each in one.findings(name, setting)]
-    )
+    findings = [one.findings(name, setting) for name, one in found.items()]
+    return report(check, [*itertools.chain(*findings)])
 
 
 @contextmanager

@@ -60,8 +60,8 @@ def check_conversations(setting: Setting) -> Check:
     check = Check(
         "conversations",
         "left out",
-        f"tokens of texts of plain decoding, {_CONVERSATIONS} at once in an engine's slots, through "
-        f"random trees of up to {drafter.max_nodes} nodes",
+        f"tokens of texts of plain decoding, {_CONVERSATIONS} at once in an engine's slots, "
+        f"through random trees of up to {drafter.max_nodes} nodes",
         found.several.n_tokens,
         unit=UNIT,
         false_alarm=FALSE_ALARM,
@@ -125,8 +125,9 @@ class _Drifts:
             slot.rewind(slot.text, 0)
         for slot, text, ours, draft in zip(slots, texts, rows, drafts, strict=True):
             self.several.add(ours, text)
-            # Turn by turn, each conversation had a round.
-            rounds = [each._replace(width=width) for each, width in zip(draft.rounds, widths)]
+            # Each had a round a turn, until its text was at its end.
+            turns = zip(draft.rounds, widths, strict=False)
+            rounds = [each._replace(width=width) for each, width in turns]
             wrong = text.with_wrong_cell(drafter.source, drafter.n_vocab)
             for drift, forced in ((self.alone, text), (self.wrong, wrong)):
                 chains = chain_drafts(rounds, drafter.source, drafter.n_vocab)

@@ -1,9 +1,9 @@
 """Proof: checks that a pair's text is the target's own, on the machine and with the options in use.
 
-What tests show of tiny models is shown of the user's: the rule by enumeration, the cache of trees
-and of several conversations against that of chains, texts against plain decoding's, their law, and
-answers after faults. Every check
-has a control: something wrong that it would have seen, or else it says nothing and is left out.
+What tests show of tiny models is shown of the user's: the rule by enumeration, rows after trees and
+of several conversations against those of chains, texts against plain decoding's, their law, and
+answers after faults. Every check has a control: something wrong that it would have seen, or else it
+says nothing and is left out.
 """
 
 from __future__ import annotations

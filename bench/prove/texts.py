@@ -182,9 +182,9 @@ class _Partings:
         if self._setting.width is not None:
             return "none: the same bits are asked for"
         return (
-            "no figure: two tokens may be as far apart as twice what chains move them, or as a "
-            f"step of the cache's type does; of {len(self._distances)} partings chains explain "
-            f"{self._most} in {self._n_tokens} tokens ({ALPHA:g}, at {_TIMES_RATE:g} times their rate)"
+            "no figure of how far tokens are apart: twice what chains move them, or what a step of "
+            f"the cache's type does; {ALPHA:g} of more than {self._most} partings in "
+            f"{self._n_tokens} tokens, at {_TIMES_RATE:g} times the rate of chains"
         )
 
 
