@@ -199,9 +199,8 @@ def _point_masses(setting: Setting) -> list[tuple[Session, ForkingDrafter | None
 
 def check_texts(setting: Setting) -> Check:
     """Compare texts with plain decoding's: point masses at every temperature, all drafters at 0."""
-    deadline, near = setting.deadline(0.2), setting.near
-    partings = _Partings(setting)
-    times, control = 0, 0
+    deadline = setting.deadline(0.2)
+    partings, control, times = _Partings(setting), _Partings(setting), 0
     tried: dict[float, None] = {}
     # At temperature 0 all other rules give plain decoding's text, whatever the drafter.
     states_its_own = isinstance(setting.rule, PairRule | SequentialCascade)
@@ -211,7 +210,7 @@ def check_texts(setting: Setting) -> Check:
         for number, prompt in enumerate(setting.prompts()):
             for temperature in _TEMPERATURES:
                 # Texts and a control there have to be.
-                if (number or control) and time.monotonic() > deadline:
+                if (number or control.problem) and time.monotonic() > deadline:
                     break
                 tried[temperature] = None
                 params, seed = sampled(temperature), setting.seed + number
@@ -225,25 +224,24 @@ def check_texts(setting: Setting) -> Check:
                     ours = answer(session, prompt, params, seed)
                     partings.add(plain, prompt, (ours, wanted), temperature, seed)
                     times += 1
-                if temperature > 0.0:  # another seed's text has to part, and not by rounding
+                if temperature > 0.0:  # another seed's texts have to part, and not by rounding
                     ours = answer(plain, prompt, params, seed + 1000)
-                    found = parting(plain, prompt, (ours, wanted), temperature, seed)
-                    control += found is not None and found > near
+                    control.add(plain, prompt, (ours, wanted), temperature, seed)
     finally:
         for session in (plain, *(session for session, _ in drafting)):
             session.close()
     return Check(
         "same text",
-        judged(not partings.problem, control > 0),
+        judged(not partings.problem, bool(control.problem)),
         f"texts of {_LENGTH} tokens, drafted by random trees and prompt lookup at temperatures "
         f"{', '.join(f'{value:g}' for value in tried)}"
         + (", under the exact rule" if states_its_own else ", and by the drafter at 0"),
         times,
         partings.largest,
-        near,
+        setting.near,
         f"nats between the tokens where texts part ({len(partings)} did), the largest",
         partings.false_alarm,
-        f"another seed's text parts, and not by rounding, in {control} cases",
+        f"of another seed {control.problem or 'no texts part but by rounding'}",
         partings.problem,
     )
 
