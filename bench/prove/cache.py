@@ -57,6 +57,7 @@ def check_cache(setting: Setting) -> Check:
     named = {f"texts within {BLOCK} cells": short, f"texts beyond {BLOCK} cells": long}
     found = {name: each for name, each in named.items() if each.chains.n_tokens}
     fixed = setting.width is not None
+    without = [] if long.chains.n_tokens else [f"no text beyond {BLOCK} cells fits the context"]
     why = "" if setting.model.can_branch else "; a recurrent state takes chains only"
     leaves = f"up to {setting.max_leaves} branches" if setting.max_leaves > 1 else "no branches"
     check = Check(
@@ -67,7 +68,7 @@ def check_cache(setting: Setting) -> Check:
         sum(each.trees.n_tokens for each in found.values()),
         unit="rows that have other bits" if fixed else UNIT,
         false_alarm="none: the same bits are asked for" if fixed else FALSE_ALARM,
-        note="; ".join(f"{name} {each}" for name, each in found.items()),
+        note="; ".join([*(f"{name} {each}" for name, each in found.items()), *without]),
     )
     findings = [one.findings(name, setting) for name, one in found.items()]
     return report(check, [*itertools.chain(*findings)])

@@ -33,7 +33,7 @@ from specrun.bindings.errors import UnsupportedModelError
 from specrun.runtime.acceptance import RawLaw, total_variation
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.drafter import NoDrafter
-from specrun.runtime.target import CachedText, TargetModel
+from specrun.runtime.target import CachedText, Target, TargetModel
 from specrun.runtime.tree import ROOT, DraftTree
 
 LENGTH = 100  # tokens of a forced text
@@ -153,11 +153,12 @@ def force(
     target.rewind(text, 0)
     text.tokens = list(forced.prompt)
     target.prefill(text, len(text.tokens) - 1)
+    evaluator: Target = target  # a slot has no rows before the others asked, too
     done = 0
     while done < len(forced.coming):
         tree, path = draft(text, forced.coming[done:])
-        while (rows := target.evaluate(text, tree)) is None:
-            yield None  # type: ignore[unreachable] - a slot of several waits
+        while (rows := evaluator.evaluate(text, tree)) is None:
+            yield None
         yield from (rows.logits(node + 1) for node in (ROOT, *path))
         target.commit(text, tree, path)
         done += len(path) + 1
