@@ -135,7 +135,7 @@ class _Partings:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._distances: list[float] = []
-        self._n_tokens = 0
+        self.n_tokens = 0
 
     def add(
         self,
@@ -146,7 +146,7 @@ class _Partings:
         seed: int,
     ) -> None:
         """Compare a text with plain decoding's, the second."""
-        self._n_tokens += 1 + common_prefix(*texts)
+        self.n_tokens += 1 + common_prefix(*texts)
         found = parting(plain, prompt, texts, temperature, seed)
         self._distances += [] if found is None else [found]
 
@@ -169,12 +169,12 @@ class _Partings:
         if far:
             return f"{far} texts part from plain decoding's"
         n, most = sum(distance > setting.step for distance in found), self._most
-        problem = f"{n} texts part from plain decoding's in {self._n_tokens} tokens, chains explain"
+        problem = f"{n} texts part from plain decoding's in {self.n_tokens} tokens, chains explain"
         return f"{problem} {most}" if n > most else ""
 
     @property
     def _most(self) -> int:
-        return most_partings(_TIMES_RATE * self._setting.rate * self._n_tokens)
+        return most_partings(_TIMES_RATE * self._setting.rate * self.n_tokens)
 
     @property
     def false_alarm(self) -> str:
@@ -184,7 +184,7 @@ class _Partings:
         return (
             "no figure of how far tokens are apart: twice what chains move them, or what a step of "
             f"the cache's type does; {ALPHA:g} of more than {self._most} partings in "
-            f"{self._n_tokens} tokens, at {_TIMES_RATE:g} times the rate of chains"
+            f"{self.n_tokens} tokens, at {_TIMES_RATE:g} times the rate of chains"
         )
 
 
@@ -233,8 +233,8 @@ def check_texts(setting: Setting) -> Check:
     return Check(
         "same text",
         judged(not partings.problem, bool(control.problem)),
-        f"texts of {_LENGTH} tokens, drafted by random trees and prompt lookup at temperatures "
-        f"{', '.join(f'{value:g}' for value in tried)}"
+        f"texts of at most {_LENGTH} tokens, {partings.n_tokens:,} in all until they part, drafted "
+        f"by random trees and prompt lookup at temperatures {', '.join(map('{:g}'.format, tried))}"
         + (", under the exact rule" if states_its_own else ", and by the drafter at 0"),
         times,
         partings.largest,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -25,11 +27,22 @@ SECONDS = 1e-3  # each check does its least
 CHECKS = {"trees": check_cache, "conversations": check_conversations}
 
 
+@pytest.fixture(scope="module")
+def plain() -> list[ForcedText]:
+    """The first texts of plain decoding, which the tests share."""
+    with Runtime.demo("draft(tree=2x2)", n_threads=1) as runtime:
+        setting = Setting(runtime, 0, SECONDS)
+        with closing(plain_texts(setting, runtime.session.target)) as texts:
+            return [*islice(texts, 8)]
+
+
 @pytest.fixture
-def setting() -> Iterator[Setting]:
+def setting(plain: list[ForcedText]) -> Iterator[Setting]:
     """The embedded pair: Q8_0 weights, flash attention and cache as they are without options."""
     with Runtime.demo("draft(tree=2x2)", n_threads=1) as runtime:
-        yield Setting(runtime, 0, SECONDS)
+        setting = Setting(runtime, 0, SECONDS)
+        setting.forced += plain[:3]
+        yield setting
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
@@ -94,16 +107,13 @@ def test_chains_keep_the_bits_of_plain_decoding(setting: Setting) -> None:
     assert "texts beyond 256 cells part from plain decoding not in the 100 tokens" in found.note
 
 
-def test_texts_go_on_from_real_prompts(setting: Setting) -> None:
-    texts = plain_texts(setting, setting.runtime.session.target)
-    found = [next(texts) for _ in range(8)]
-    texts.close()
-    assert [len(text.prompt) > 256 for text in found] == 2 * [False, True, False, False]
-    assert {len(text.coming) for text in found} == {100}
-    assert len({tuple(text.prompt) for text in found}) == len(found)
-    rows = np.stack(found[0].rows)
+def test_texts_go_on_from_real_prompts(plain: list[ForcedText], setting: Setting) -> None:
+    assert [len(text.prompt) > 256 for text in plain] == 2 * [False, True, False, False]
+    assert {len(text.coming) for text in plain} == {100}
+    assert len({tuple(text.prompt) for text in plain}) == len(plain)
+    rows = np.stack(plain[0].rows)
     rows[:, list(setting.model.vocabulary.end_of_generation)] = -np.inf
-    assert rows.argmax(axis=1).tolist() == found[0].coming
+    assert rows.argmax(axis=1).tolist() == plain[0].coming
 
 
 def test_contexts_have_the_options_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
