@@ -140,7 +140,7 @@ class _Drifts:
         problem = f"chains drift over {_TIMES:g} times as far as their widths make"
         found = [Finding(group, problem, beyond, wrong.mean - _TIMES * whole.mean)]
         if self.has_trees:
-            beyond = excess(self.trees, chains, wrong, quiet=setting.is_quiet(chains))
+            beyond = excess(self.trees, chains, wrong, quiet=chains.is_quiet)
             problem = "trees drift further than chains"
             found.append(Finding(group, problem, beyond, wrong.mean - chains.mean))
         return found

@@ -55,7 +55,7 @@ def check_conversations(setting: Setting) -> Check:
             found.add(shared, [*islice(texts, _CONVERSATIONS)], drafter)
             if time.monotonic() > deadline:
                 break
-    beyond = excess(found.several, found.alone, found.wrong, quiet=setting.is_quiet(found.alone))
+    beyond = excess(found.several, found.alone, found.wrong, quiet=found.alone.is_quiet)
     problem = "several conversations drift further than one"
     check = Check(
         "conversations",

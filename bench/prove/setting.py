@@ -22,7 +22,7 @@ from specrun.runtime.session import Session
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 if TYPE_CHECKING:
-    from specrun.bench.prove.forced import Drift, ForcedText
+    from specrun.bench.prove.forced import ForcedText
 
 Status = Literal["passed", "failed", "left out"]
 Logits = npt.NDArray[np.float32]
@@ -107,15 +107,6 @@ class Setting:
         size = options.size_for(self.model)
         n_ctx = size if self.width else min(size, _N_CTX + self.max_nodes)
         return dataclasses.replace(options, n_ctx=n_ctx)
-
-    def is_quiet(self, drift: Drift) -> bool:
-        """Whether rounds without noise are known to have none by more than chance.
-
-        Without flash attention sums are made of lanes, which refused drafts shift: not if bits
-        differ that were equal until now.
-        """
-        off = self.context.flash_attention == "off"
-        return drift.is_equal or (drift.is_quiet and not off)
 
     def prompts(self) -> list[list[int]]:
         """Return the prompts' tokens."""

@@ -160,6 +160,9 @@ def test_a_stale_sibling_fails(setting: Setting, monkeypatch: pytest.MonkeyPatch
     found = check_cache(setting)
     assert found.status == "failed"
     assert "trees drift further than chains" in found.note
+    assert found.figure is not None
+    assert found.bound is not None
+    assert found.figure > 10 * found.bound
 
 
 class KeepsFirst:
