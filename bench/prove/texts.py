@@ -191,7 +191,8 @@ class _Partings:
 def _point_masses(setting: Setting) -> list[tuple[Session, ForkingDrafter | None]]:
     forking = ForkingDrafter(setting, setting.source("texts"))
     environment = DraftEnvironment(setting.model, setting.context, by_clock=False)
-    weights = build_drafter("prompt-lookup(min_ngram=1, n=4)", environment)
+    n = min(4, setting.max_nodes)
+    weights = build_drafter(f"prompt-lookup(min_ngram=1, n={n})", environment)
     sessions: list[tuple[Session, ForkingDrafter | None]] = [(setting.session(forking), forking)]
     sessions.append((setting.session(weights.start()), None))
     return sessions

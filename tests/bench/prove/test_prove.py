@@ -122,8 +122,9 @@ def test_a_state_that_can_be_rolled_back_takes_chains(tmp_path: Path) -> None:
 def test_a_target_without_drafter(tiny_model: Path, shape: Shape) -> None:
     """Narrower than the usual chain is a fixed shape of no drafts."""
     with Runtime(tiny_model, "none", shape=shape, **F32) as runtime:
-        found = check_cache(Setting(runtime, 0, SECONDS))
-    assert found.status == "passed", found
+        setting = Setting(runtime, 0, SECONDS)
+        found = [check(setting) for check in (check_cache, check_texts)]
+    assert [check.status for check in found] == ["passed", "passed"], found
 
 
 def test_a_context_too_small_for_a_text(tiny_model: Path) -> None:
