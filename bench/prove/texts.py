@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -188,14 +189,19 @@ class _Partings:
         )
 
 
-def _point_masses(setting: Setting) -> list[tuple[Session, ForkingDrafter | None]]:
+def _point_masses(
+    setting: Setting, opened: ExitStack
+) -> list[tuple[Session, ForkingDrafter | None]]:
+    """Return sessions whose drafts are chosen, no larger than those of the pair."""
     forking = ForkingDrafter(setting, setting.source("texts"))
     environment = DraftEnvironment(setting.model, setting.context, by_clock=False)
-    n = min(4, setting.max_nodes)
-    weights = build_drafter(f"prompt-lookup(min_ngram=1, n={n})", environment)
-    sessions: list[tuple[Session, ForkingDrafter | None]] = [(setting.session(forking), forking)]
-    sessions.append((setting.session(weights.start()), None))
-    return sessions
+    size = f"n={min(4, setting.max_nodes)}, nodes={setting.max_nodes}"
+    lookup = f"prompt-lookup(min_ngram=1, {size}, branches={min(4, setting.max_leaves)})"
+    weights = build_drafter(lookup, environment)
+    return [
+        (opened.enter_context(setting.session(forking)), forking),
+        (opened.enter_context(setting.session(weights.start())), None),
+    ]
 
 
 def check_texts(setting: Setting) -> Check:
@@ -205,9 +211,9 @@ def check_texts(setting: Setting) -> Check:
     tried: dict[float, None] = {}
     # At temperature 0 all other rules give plain decoding's text, whatever the drafter.
     states_its_own = isinstance(setting.rule, PairRule | SequentialCascade)
-    drafting = _point_masses(setting)
-    plain = setting.session(NoDrafter())
-    try:
+    with ExitStack() as opened:
+        drafting = _point_masses(setting, opened)
+        plain = opened.enter_context(setting.session(NoDrafter()))
         for number, prompt in enumerate(setting.prompts()):
             for temperature in _TEMPERATURES:
                 # Texts and a control there have to be.
@@ -228,9 +234,6 @@ def check_texts(setting: Setting) -> Check:
                 if temperature > 0.0:  # another seed's texts have to part, and not by rounding
                     ours = answer(plain, prompt, params, seed + 1000)
                     control.add(plain, prompt, (ours, wanted), temperature, seed)
-    finally:
-        for session in (plain, *(session for session, _ in drafting)):
-            session.close()
     return Check(
         "same text",
         judged(not partings.problem, bool(control.problem)),
