@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from specrun.bench.prove.forced import (
-    BLOCK,
     FALSE_ALARM,
     UNIT,
     Drift,
@@ -45,19 +45,17 @@ def check_cache(setting: Setting) -> Check:
     Notes how often chains part, and between which tokens they may.
     """
     deadline, drafter = setting.deadline(0.15), ForkingDrafter(setting, setting.source("cache"))
-    short, long = _Drifts.of(drafter), _Drifts.of(drafter)
+    found = defaultdict[str, _Drifts](lambda: _Drifts.of(drafter))
     with _target(setting, drafter) as target, closing(plain_texts(setting, target)) as texts:
         for number, text in enumerate(itertools.islice(texts, _MOST), 1):
-            (long if text.is_long else short).add(target, text, drafter)
+            found[text.group].add(target, text, drafter)
             if number >= _LEAST and time.monotonic() > deadline:
                 break
-    if setting.width is None:
-        setting.rate = short.chains.rate
-        setting.near = max(setting.step, 2 * short.chains.shift)
-    named = {f"texts within {BLOCK} cells": short, f"texts beyond {BLOCK} cells": long}
-    found = {name: each for name, each in named.items() if each.chains.n_tokens}
+    if setting.width is None:  # other checks have short texts, as the first one is
+        chains = next(iter(found.values())).chains
+        setting.rate = chains.rate
+        setting.near = max(setting.step, 2 * chains.shift)
     fixed = setting.width is not None
-    without = [] if long.chains.n_tokens else [f"no text beyond {BLOCK} cells fits the context"]
     why = "" if setting.model.can_branch else "; a recurrent state takes chains only"
     leaves = f"up to {setting.max_leaves} branches" if setting.max_leaves > 1 else "no branches"
     check = Check(
@@ -68,7 +66,7 @@ def check_cache(setting: Setting) -> Check:
         sum(each.trees.n_tokens for each in found.values()),
         unit="rows that have other bits" if fixed else UNIT,
         false_alarm="none: the same bits are asked for" if fixed else FALSE_ALARM,
-        note="; ".join([*(f"{name} {each}" for name, each in found.items()), *without]),
+        note="; ".join(f"{name} {each}" for name, each in found.items()),
     )
     findings = [one.findings(name, setting) for name, one in found.items()]
     return report(check, [*itertools.chain(*findings)])

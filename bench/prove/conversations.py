@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,29 +47,26 @@ def check_conversations(setting: Setting) -> Check:
         return Check("conversations", "left out", note=why)
     deadline, drafter = setting.deadline(0.1), ForkingDrafter(setting, setting.source("slots"))
     drafter.min_nodes, drafter.max_nodes = 1, min(_NODES, setting.max_nodes)
-    found = _Drifts()
+    found = defaultdict[str, _Drifts](_Drifts)
     with (
         _slots(setting, drafter) as shared,
         closing(plain_texts(setting, shared.slots[0])) as texts,
     ):
         for _ in range(_MOST):
-            found.add(shared, [*islice(texts, _CONVERSATIONS)], drafter)
+            _force(shared, [*islice(texts, _CONVERSATIONS)], drafter, found)
             if time.monotonic() > deadline:
                 break
-    beyond = excess(found.several, found.alone, found.wrong, quiet=found.alone.is_quiet)
-    problem = "several conversations drift further than one"
     check = Check(
         "conversations",
         "left out",
         f"tokens of texts of plain decoding, {_CONVERSATIONS} at once in an engine's slots, "
         f"through random trees of up to {drafter.max_nodes} nodes",
-        found.several.n_tokens,
+        sum(each.several.n_tokens for each in found.values()),
         unit=UNIT,
         false_alarm=FALSE_ALARM,
-        note=f"total variation {found.several}; of one at a time {found.alone}",
+        note="; ".join(f"{name}: {each}" for name, each in found.items()),
     )
-    control = found.wrong.mean - found.alone.mean
-    return report(check, [Finding("texts", problem, beyond, control)])
+    return report(check, [each.finding(name) for name, each in found.items()])
 
 
 def _left_out(setting: Setting) -> str:
@@ -110,30 +108,44 @@ class _Drifts:
     alone: Drift = field(default_factory=Drift)
     wrong: Drift = field(default_factory=Drift)
 
-    def add(
-        self, shared: SharedEvaluation, texts: Sequence[ForcedText], drafter: ForkingDrafter
-    ) -> None:
-        """Force texts through the slots, together and then each alone."""
-        drafts = [TreeDrafts(drafter) for _ in texts]
-        slots = shared.slots
-        runs = [
-            force(slot, slot.text, text, draft)
-            for slot, text, draft in zip(slots, texts, drafts, strict=True)
-        ]
-        rows, widths = _together(shared, runs)
-        for slot in slots:
-            slot.rewind(slot.text, 0)
-        for slot, text, ours, draft in zip(slots, texts, rows, drafts, strict=True):
-            self.several.add(ours, text)
-            # Each had a round a turn, until its text was at its end.
-            turns = zip(draft.rounds, widths, strict=False)
-            rounds = [each._replace(width=width) for each, width in turns]
-            wrong = text.with_wrong_cell(drafter.source, drafter.n_vocab)
-            for drift, forced in ((self.alone, text), (self.wrong, wrong)):
-                chains = chain_drafts(rounds, drafter.source, drafter.n_vocab)
-                [theirs], _ = _together(shared, [force(slot, slot.text, forced, chains)])
-                drift.add(theirs, forced)
-            slot.rewind(slot.text, 0)
+    def finding(self, texts: str) -> Finding:
+        """Return by how much several exceed one."""
+        alone, wrong = self.alone, self.wrong
+        beyond = excess(self.several, alone, wrong, quiet=alone.is_quiet)
+        problem = "several conversations drift further than one"
+        return Finding(texts, problem, beyond, wrong.mean - alone.mean)
+
+    def __str__(self) -> str:
+        return f"total variation {self.several}; of one at a time {self.alone}"
+
+
+def _force(
+    shared: SharedEvaluation,
+    texts: Sequence[ForcedText],
+    drafter: ForkingDrafter,
+    found: Mapping[str, _Drifts],
+) -> None:
+    """Force texts through the slots, together and then each alone."""
+    slots, drafts = shared.slots, [TreeDrafts(drafter) for _ in texts]
+    runs = [
+        force(slot, slot.text, text, draft)
+        for slot, text, draft in zip(slots, texts, drafts, strict=True)
+    ]
+    rows, widths = _together(shared, runs)
+    for slot in slots:
+        slot.rewind(slot.text, 0)
+    for slot, text, ours, draft in zip(slots, texts, rows, drafts, strict=True):
+        drifts = found[text.group]
+        drifts.several.add(ours, text)
+        # Each had a round a turn, until its text was at its end.
+        turns = zip(draft.rounds, widths, strict=False)
+        rounds = [each._replace(width=width) for each, width in turns]
+        wrong = text.with_wrong_cell(drafter.source, drafter.n_vocab)
+        for drift, forced in ((drifts.alone, text), (drifts.wrong, wrong)):
+            chains = chain_drafts(rounds, drafter.source, drafter.n_vocab)
+            [theirs], _ = _together(shared, [force(slot, slot.text, forced, chains)])
+            drift.add(theirs, forced)
+        slot.rewind(slot.text, 0)
 
 
 def _together(

@@ -37,8 +37,9 @@ from specrun.runtime.target import CachedText, Target, TargetModel
 from specrun.runtime.tree import ROOT, DraftTree
 
 LENGTH = 100  # tokens of a forced text
-BLOCK = 256  # cells by which attention reads further
-_LONG = BLOCK + 24  # tokens of a long prompt
+_BLOCK = 256  # cells by which attention reads further
+_BEYOND = f"texts beyond {_BLOCK} cells"
+_LONG = _BLOCK + 24  # tokens of a long prompt
 _ARTICLE = 16  # questions and their answers in it
 _NEAR = 16  # the last tokens of a prompt, of which one is wrong in a control
 _SHORTEST = 8  # tokens of a prompt
@@ -66,9 +67,10 @@ class ForcedText:
     rows: list[Logits]
 
     @property
-    def is_long(self) -> bool:
-        """Whether it goes beyond the cells that attention reads at first."""
-        return len(self.prompt) + len(self.coming) > BLOCK
+    def group(self) -> str:
+        """The texts that it is judged with: attention reads cells by blocks."""
+        is_long = len(self.prompt) + len(self.coming) > _BLOCK
+        return _BEYOND if is_long else f"texts within {_BLOCK} cells"
 
     def with_wrong_cell(self, source: random.Random, n_vocab: int) -> ForcedText:
         """Return the text after a prompt of whose last tokens, but the very last, one is wrong."""
@@ -360,6 +362,8 @@ def report(check: Check, findings: Sequence[Finding]) -> Check:
     told = [each for each in findings if each.is_told]
     shown = max(wrong or told or findings, key=lambda each: each.excess.mean - each.excess.bound)
     notes = list(dict.fromkeys(f"{each.texts}: {each.problem}" for each in wrong))
+    if all(each.texts != _BEYOND for each in findings):
+        notes.append(f"no {_BEYOND} fit the context")
     untold = dict.fromkeys(each.texts for each in findings if not each.is_told)
     notes += [f"{texts}: too few to tell noise from faults, raise --minutes" for texts in untold]
     return dataclasses.replace(
