@@ -68,7 +68,7 @@ def check_cache(setting: Setting) -> Check:
         false_alarm="none: the same bits are asked for" if fixed else FALSE_ALARM,
         note="; ".join(f"{name} {each}" for name, each in found.items()),
     )
-    findings = [one.findings(name, setting) for name, one in found.items()]
+    findings = [each.findings(name, setting) for name, each in found.items()]
     return report(check, [*itertools.chain(*findings)])
 
 

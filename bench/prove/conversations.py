@@ -47,6 +47,7 @@ def check_conversations(setting: Setting) -> Check:
         return Check("conversations", "left out", note=why)
     deadline, drafter = setting.deadline(0.1), ForkingDrafter(setting, setting.source("slots"))
     drafter.min_nodes, drafter.max_nodes = 1, min(_NODES, setting.max_nodes)
+    drafter.max_leaves = min(drafter.max_leaves, drafter.max_nodes)
     found = defaultdict[str, _Drifts](_Drifts)
     with (
         _slots(setting, drafter) as shared,

@@ -323,7 +323,7 @@ def excess(ours: Drift, theirs: Drift, wrong: Drift, times: float = 1.0, *, quie
     is half of what a `wrong` cell makes, if that is far beyond noise.
     """
     pairs = zip(ours.variations, theirs.variations, strict=True)
-    apart = [sum(one) - times * sum(other) for one, other in pairs]
+    apart = [sum(half) - times * sum(same) for half, same in pairs]
     mean = sum(apart) / ours.n_tokens
     if quiet:
         return Excess(mean, FLOOR)
