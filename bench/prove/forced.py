@@ -309,7 +309,7 @@ class Excess(NamedTuple):
     @property
     def is_seen(self) -> bool:
         """Whether noise does not explain it."""
-        return self.mean > self.bound
+        return not self.mean <= self.bound  # NaN is not explained either
 
 
 def excess(ours: Drift, theirs: Drift, wrong: Drift, times: float = 1.0, *, quiet: bool) -> Excess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
@@ -164,6 +165,12 @@ def test_few_texts_are_held_against_a_wrong_cell() -> None:
     assert excess(drift([[0.06] * 50] * 2), noise, wrong, quiet=False).is_seen
     near = drift([[0.005] * 50] * 2)  # too near to noise to say anything
     assert not excess(wrong, noise, near, quiet=False).is_seen
+
+
+def test_rows_that_are_no_numbers_are_seen() -> None:
+    broken, noise = drift([[math.nan] * 50] * 2), drift([[0.001] * 50] * 2)
+    for quiet in (True, False):
+        assert excess(broken, noise, Drift(), quiet=quiet).is_seen
 
 
 @pytest.mark.parametrize("expected", [0.0, 0.01, 1.0, 30.0])
