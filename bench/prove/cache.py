@@ -1,150 +1,149 @@
-"""KV truth: after rounds of random trees and paths, a target says what it says without drafts.
+"""Cells of the cache: a text in trees is as near to plain decoding as the same text in chains.
 
-Random trees of the drafter's size are evaluated and a random path of each is kept. The rows that
-decided a token are then compared with those of the same tokens evaluated one at a time in another
-context. How far those may lie apart is measured, not assumed: the same tokens are evaluated several
-at a time too, and what that alone changes is rounding.
+Texts of plain decoding are forced through rounds of the pair's own target, with all its options.
+Rounding depends on how many tokens an evaluation has, so rounds are compared with others of the
+same widths: trees of which a random path is kept with chains that keep as many tokens, and these
+with chains that are kept whole. A cell that should have been dropped, or that lies out of order,
+adds to what rounding does.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
-from specrun.bench.models.divergence import log_laws
-from specrun.bench.models.model_comparison import Chunk, scored_logits
-from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting, judged
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bench.prove.forced import (
+    FALSE_ALARM,
+    UNIT,
+    Drift,
+    Excess,
+    Finding,
+    ForcedText,
+    TreeDrafts,
+    chain_drafts,
+    excess,
+    force,
+    plain_texts,
+    report,
+    whole_drafts,
+)
+from specrun.bench.prove.setting import Check, ForkingDrafter, Setting
 from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import DraftTree
 
-_MOST = 25  # texts
+_MOST = 60  # texts
 _LEAST = 3
-_ROUNDS = 5
-_PROMPT = 12  # tokens
-_TIMES_NOISE = 4.0
+_TIMES = 2.0  # chains that keep a part of their drafts, against chains that are kept whole
 
 
 def check_cache(setting: Setting) -> Check:
-    """Compare the rows of rounds with those of plain evaluations of the same tokens."""
-    source, deadline = setting.source("cache"), setting.deadline(0.2)
-    n_vocab = setting.model.vocabulary.size
-    drafter = ForkingDrafter(setting, source)
-    n_texts, n_rows, apart, noise, seen = 0, 0, 0.0, 0.0, float("inf")
-    context = setting.context_for_rows
-    with (
-        setting.session(drafter, context) as session,
-        _Plain(setting, context, session.target) as plain,
-    ):
-        while n_texts < _MOST and (n_texts < _LEAST or time.monotonic() < deadline):
-            prompt = [source.randrange(n_vocab) for _ in range(_PROMPT)]
-            tokens, ours = _random_rounds(session.target, drafter, prompt)
-            theirs = plain.rows(tokens, _PROMPT - 1, 1)
-            apart = max(apart, float(_distances(ours, theirs).max()))
-            if setting.width is None:
-                wide = plain.rows(tokens, _PROMPT - 1, setting.max_nodes + 1)
-                noise = max(noise, float(_distances(wide, theirs).max()))
-            # One other token, as a sibling that stayed would be: rows after its own have to move.
-            other = [*tokens]
-            other[_PROMPT] = (other[_PROMPT] + 1 + source.randrange(n_vocab - 1)) % n_vocab
-            moved = _distances(plain.rows(other, _PROMPT - 1, 1), theirs)[2:]
-            seen = min(seen, float(moved.max()))
-            n_texts, n_rows = n_texts + 1, n_rows + len(ours)
-    bound = max(setting.floor, _TIMES_NOISE * noise)
-    leaves = f"up to {setting.max_leaves} branches" if setting.max_leaves > 1 else "no branches"
-    if context.flash_attention != setting.context.flash_attention:
-        leaves += ", flash attention off: its sums hang on where cells lie"
-    why = "" if setting.model.can_branch else "; a recurrent state takes chains only"
-    problem = f"a row is {apart:.2g} nats off where rounding explains {bound:.2g}"
-    weak = "one other token moves rows no further than rounding does: this says nothing here"
-    status = judged(apart <= bound, seen > bound)
-    return Check(
-        "cache",
-        status,
-        f"rows after {n_texts} texts of {_ROUNDS} random rounds, "
-        f"trees of up to {setting.max_nodes} nodes, {leaves}{why}",
-        n_rows,
-        apart,
-        bound,
-        "nats (root mean square over the vocabulary), the largest",
-        "none: the same bits are asked for"
-        if setting.width
-        else f"no figure: the bound is {_TIMES_NOISE:g} times what widths alone change "
-        f"({noise:.2g}), {setting.floor:g} at least for this type of cache",
-        f"one other token in the text moves later rows by {seen:.2g} or more",
-        {"failed": problem, "left out": weak}.get(status, ""),
-    )
+    """Force texts of plain decoding through rounds of trees and of chains, and compare their rows.
 
-
-def _random_rounds(
-    target: TargetModel, drafter: ForkingDrafter, prompt: list[int]
-) -> tuple[list[int], Logits]:
-    """Keep random paths of random trees; return the tokens and the rows that came before each.
-
-    The rows, [tokens after the prompt, n_vocab], are those of the prompt's last token and of all
-    that follow but the last.
+    Notes how often chains part, and between which tokens they may.
     """
-    source = drafter.source
-    text, rows = CachedText(), []
-    target.rewind(text, 0)
-    target.context.memory.clear()
-    text.tokens = list(prompt)
-    target.prefill(text, len(prompt) - 1)
-    for _ in range(_ROUNDS):
-        tree = drafter.tree(drafter.max_nodes, drafter.max_nodes)
-        found = target.evaluate(text, tree)
-        path = tree.path_to(source.randrange(-1, len(tree)))
-        rows += [found.logits(row).copy() for row in (0, *(node + 1 for node in path))]
-        target.commit(text, tree, path)
-        text.tokens.append(source.randrange(drafter.n_vocab))
-    return list(text.tokens), np.stack(rows)
+    deadline, drafter = setting.deadline(0.15), ForkingDrafter(setting, setting.source("cache"))
+    found = defaultdict[str, _Drifts](lambda: _Drifts.of(drafter))
+    with _target(setting, drafter) as target, closing(plain_texts(setting, target)) as texts:
+        for number, text in enumerate(itertools.islice(texts, _MOST), 1):
+            found[text.group].add(target, text, drafter)
+            if number >= _LEAST and time.monotonic() > deadline:
+                break
+    if setting.width is None:  # other checks have short texts, as the first one is
+        chains = next(iter(found.values())).chains
+        setting.rate = chains.rate
+        setting.near = max(setting.step, 2 * chains.shift)
+    fixed = setting.width is not None
+    why = "" if setting.model.can_branch else "; a recurrent state takes chains only"
+    leaves = f"up to {setting.max_leaves} branches" if setting.max_leaves > 1 else "no branches"
+    check = Check(
+        "cache",
+        "left out",
+        f"tokens of {number} texts of plain decoding, through random trees of up to "
+        f"{setting.max_nodes} nodes, {leaves}{why}",
+        sum(each.trees.n_tokens for each in found.values()),
+        unit="rows that have other bits" if fixed else UNIT,
+        false_alarm="none: the same bits are asked for" if fixed else FALSE_ALARM,
+        note="; ".join(f"{name} {each}" for name, each in found.items()),
+    )
+    findings = [each.findings(name, setting) for name, each in found.items()]
+    return report(check, [*itertools.chain(*findings)])
 
 
-class _Plain:
-    """Plain evaluations: in a context of their own, or one width where that is fixed."""
-
-    def __init__(self, setting: Setting, context: ContextOptions, target: TargetModel) -> None:
-        self._target = target
-        self._context: Context | None = None
-        if setting.width is None:
-            n_rows = setting.max_nodes + 1
-            options = dataclasses.replace(context, n_outputs=n_rows, n_sequences=1)
-            self._context = Context(setting.model, options)
-
-    def __enter__(self) -> _Plain:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._context is not None:
-            self._context.close()
-
-    def rows(self, tokens: Sequence[int], first: int, width: int) -> Logits:
-        """Return the logits after tokens `first` to the last but one, `width` at a time."""
-        if self._context is not None:
-            chunk = Chunk(tuple(tokens), first)
-            return np.concatenate([*scored_logits(self._context, chunk, width)])
-        return np.stack([*self._fixed(tokens, first)])
-
-    def _fixed(self, tokens: Sequence[int], first: int) -> Iterator[Logits]:
-        text, target = CachedText(), self._target
-        target.context.memory.clear()
-        text.tokens = list(tokens[: first + 1])
-        target.prefill(text, first)
-        for token in tokens[first + 1 :]:
-            yield target.evaluate(text, DraftTree()).logits(0).copy()
-            target.commit(text, DraftTree(), ())
-            text.tokens.append(token)
+@contextmanager
+def _target(setting: Setting, drafter: ForkingDrafter) -> Iterator[TargetModel]:
+    """Give the pair's own target, emptied; one for the drafter if the pair drafts nothing."""
+    session = setting.runtime.session
+    if session.drafter.max_nodes:
+        session.forget()
+        yield session.target
+    else:
+        with setting.session(drafter) as own:
+            yield own.target
 
 
-def _distances(ours: Logits, theirs: Logits) -> npt.NDArray[np.float64]:
-    """Return how far laws lie apart, row by row: the root mean square over tokens, in nats."""
-    first, other = log_laws(ours), log_laws(theirs)
-    apart = np.zeros_like(first)
-    # Tokens that neither ever says (logits of -inf) do not differ.
-    np.subtract(first, other, out=apart, where=first != other)
-    return np.asarray(np.sqrt(np.mean(apart * apart, axis=1)))
+@dataclass(slots=True)
+class _Drifts:
+    """How far rows are from plain decoding's: of trees, of chains, and of chains kept whole.
+
+    `wrong` are the last, after a prompt with a wrong cell. Of chains alone `trees` are the chains.
+    """
+
+    trees: Drift
+    chains: Drift
+    whole: Drift = field(default_factory=Drift)
+    wrong: Drift = field(default_factory=Drift)
+
+    @staticmethod
+    def of(drafter: ForkingDrafter) -> _Drifts:
+        """Return none yet, for a drafter of trees or of chains."""
+        trees = Drift()
+        return _Drifts(trees, Drift() if drafter.max_leaves > 1 else trees)
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether trees were tried."""
+        return self.trees is not self.chains
+
+    def add(self, target: TargetModel, text: ForcedText, drafter: ForkingDrafter) -> None:
+        """Force a text through rounds of every kind."""
+        trees, source, n_vocab = TreeDrafts(drafter), drafter.source, drafter.n_vocab
+        cached = CachedText()
+        self.trees.add(force(target, cached, text, trees), text)
+        if self.has_trees:
+            draft = chain_drafts(trees.rounds, source, n_vocab)
+            self.chains.add(force(target, cached, text, draft), text)
+        self.whole.add(force(target, cached, text, whole_drafts(trees.rounds)), text)
+        wrong = text.with_wrong_cell(source, n_vocab)
+        self.wrong.add(force(target, cached, wrong, whole_drafts(trees.rounds)), wrong)
+
+    def findings(self, group: str, setting: Setting) -> list[Finding]:
+        """Return what exceeds what; in a fixed shape, how many rows have other bits."""
+        wrong, whole, chains = self.wrong, self.whole, self.chains
+        if setting.width is not None:
+            arms = (("trees", self.trees), ("chains", chains), ("whole chains", whole))
+            return [
+                Finding(
+                    group,
+                    f"rows of {name} have other bits",
+                    Excess(arm.n_unequal, 0),
+                    wrong.n_unequal,
+                )
+                for name, arm in arms
+            ]
+        # Where widths change no bit, neither do drafts that are refused.
+        beyond = excess(chains, whole, wrong, _TIMES, quiet=whole.is_equal)
+        problem = f"chains drift over {_TIMES:g} times as far as their widths make"
+        found = [Finding(group, problem, beyond, wrong.mean - _TIMES * whole.mean)]
+        if self.has_trees:
+            beyond = excess(self.trees, chains, wrong, quiet=chains.is_quiet)
+            problem = "trees drift further than chains"
+            found.append(Finding(group, problem, beyond, wrong.mean - chains.mean))
+        return found
+
+    def __str__(self) -> str:
+        trees = f"; trees {self.trees}" if self.has_trees else ""
+        drifts = f"total variation of chains {self.chains}{trees}"
+        return f"part from plain decoding {self.chains.partings()} ({drifts})"

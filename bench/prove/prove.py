@@ -1,8 +1,9 @@
 """Proof: checks that a pair's text is the target's own, on the machine and with the options in use.
 
-What tests show of tiny models is shown of the user's: the rule by enumeration, the cache against
-plain evaluations, texts against plain decoding's, their law, and answers after faults. Every check
-has a control: something wrong that it would have seen, or else it says nothing and is left out.
+What tests show of tiny models is shown of the user's: the rule by enumeration, rows after trees and
+of several conversations against those of chains, texts against plain decoding's, their law, and
+answers after faults. Every check has a control: something wrong that it would have seen, or else it
+says nothing and is left out.
 """
 
 from __future__ import annotations
@@ -11,18 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specrun.bench.models.batch_noise import BatchNoise, NoiseOptions, measure_batch_noise
 from specrun.bench.prove.cache import check_cache
+from specrun.bench.prove.conversations import check_conversations
 from specrun.bench.prove.rules import check_rule
-from specrun.bench.prove.setting import PROMPTS, Check, Setting
+from specrun.bench.prove.setting import Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
 from specrun.bench.table import Table
-from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.errors import UnsupportedModelError
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
-
-_POSITIONS = 32  # of batch noise
-_TIMES_NOISE = 4.0  # two tokens, each moved by twice what was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,57 +58,15 @@ class Proof:
 Step = Callable[[Setting], Check]
 
 
-def check_noise(setting: Setting) -> Check:
-    """Measure how far widths alone move log-probabilities, and so what rounding may explain."""
-    options = setting.runtime.options
-    settings = NoiseOptions(_POSITIONS, options.context, options.n_gpu_layers)
-    text = "\n".join(PROMPTS * 2)
-    try:
-        noise = measure_batch_noise(setting.model.path, text, settings)
-    except (OptionError, UnsupportedModelError) as error:
-        return Check("batch noise", "left out", note=str(error))
-    largest = max(found.logprob_largest for found in noise.widths)
-    if setting.width is None:
-        setting.near = max(setting.near, _TIMES_NOISE * largest)
-    return _noise_check(noise, largest, fixed=setting.width is not None)
-
-
-def _noise_check(noise: BatchNoise, largest: float, *, fixed: bool) -> Check:
-    bits = noise.fixed_shape
-    same = f"in a fixed shape {bits.n_equal} of {bits.n_positions} rows have the same bits"
-    wrong = fixed and bits.n_equal < bits.n_positions
-    widest = max(noise.widths, key=lambda found: found.logprob_mean)
-    parts = widest.parts_after
-    moved = (
-        f"evaluations of {widest.width} tokens move log-probabilities by {widest.logprob_mean:.2g}"
-        f" on average and laws by {widest.variation_largest:.2g} in total variation at most; "
-        f"{widest.other_top:.1%} of the most likely tokens are others: greedy texts are expected "
-        + ("not to part in so few" if parts is None else f"to part after about {parts:.0f}")
-        + "; inspect --batch-noise measures longer texts"
-    )
-    return Check(
-        "batch noise",
-        "failed" if wrong else "measured",
-        f"positions in evaluations of 1 to {noise.widths[-1].width} tokens",
-        noise.n_positions,
-        largest,
-        None,
-        "nats by which widths move a log-probability, the largest",
-        "none: nothing is required of a free shape",
-        moved,
-        bits.left_out or same,
-    )
-
-
 STEPS: tuple[tuple[str, Step], ...] = (
     ("rule", check_rule),
-    ("batch noise", check_noise),
     ("cache", check_cache),
+    ("conversations", check_conversations),
     ("same text", check_texts),
     ("law of texts", check_law),
     ("faults", check_faults),
 )
-"""In this order: what batch noise measures bounds what the later ones allow."""
+"""In this order: what the cache's check measures bounds what the later ones allow."""
 
 
 def prove(

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,16 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
-Status = Literal["passed", "failed", "left out", "measured"]
+if TYPE_CHECKING:
+    from specrun.bench.prove.forced import ForcedText
+
+Status = Literal["passed", "failed", "left out"]
 Logits = npt.NDArray[np.float32]
 
-_N_CTX = 512  # tokens: the texts of a proof are short
+_N_CTX = 512  # tokens of a proof's texts; its rounds come on top
+ALPHA = 1e-4
+"""Size of a test: the probability that a sound pair fails."""
+
 # Nats by which a row may move, however rarely, where the last bit of a cached number falls
 # otherwise; in float32 there are no such steps, and rounding stays far below.
 _FLOORS = {"f32": 1e-4, "f16": 0.01}
@@ -71,9 +77,10 @@ def judged(sound: bool, control: bool) -> Status:
 class Setting:
     """A runtime under test. Contexts that checks open beside its own evaluate as it does.
 
-    `floor` is how far, in nats, rounding alone may move a row even where it was not seen to: what
-    a step of the cache's type may do. `near` is how close two tokens have to be for rounding to
-    explain that one was taken for the other. Both are 0 where evaluations have one width. `params`
+    `step` is how close two tokens are, in nats, if a step of the cache's type explains that one was
+    taken for the other, `near` if what widths do explains it; 0 in a fixed shape. `rate` is how
+    often, a token, texts of chains part from plain decoding's by rounding. The last two are known
+    once the cache was checked. `forced` are texts of plain decoding, for several checks. `params`
     are the settings of sampling by which the rule is enumerated.
     """
 
@@ -88,12 +95,13 @@ class Setting:
         self.model = runtime.model
         self.width = runtime.session.target.width
         drafter = runtime.session.drafter
-        self.max_nodes = drafter.max_nodes or _CHAIN
+        self.max_nodes = drafter.max_nodes or min(_CHAIN, (self.width or 1 + _CHAIN) - 1)
         self.max_leaves = drafter.max_leaves if self.model.can_branch else 1
         caches = (runtime.options.context.cache_type_k, runtime.options.context.cache_type_v)
         steps = max(_FLOORS.get(str(name), _COARSE) for name in caches)
-        self.floor = 0.0 if self.width else steps
-        self.near = 2 * self.floor
+        self.near = self.step = 0.0 if self.width else 2 * steps
+        self.rate = 0.0
+        self.forced: list[ForcedText] = []
 
     @property
     def rule(self) -> Rule | SequentialCascade:
@@ -105,7 +113,8 @@ class Setting:
         """How contexts are made: as the runtime's, and shorter where evaluations vary anyway."""
         options = self.runtime.options.context
         size = options.size_for(self.model)
-        return dataclasses.replace(options, n_ctx=size if self.width else min(size, _N_CTX))
+        n_ctx = size if self.width else min(size, _N_CTX + self.max_nodes)
+        return dataclasses.replace(options, n_ctx=n_ctx)
 
     def prompts(self) -> list[list[int]]:
         """Return the prompts' tokens."""
@@ -118,20 +127,6 @@ class Setting:
     def deadline(self, share: float) -> float:
         """Return when a check has to end that may take this share of the time."""
         return time.monotonic() + share * self.seconds
-
-    @property
-    def context_for_rows(self) -> ContextOptions:
-        """As `context`, but without flash attention where rows after branches are compared.
-
-        Its sums over the cells are made in half precision, in the order in which the cells lie, and
-        a branch that was kept leaves another order: quantized weights make tenths of a nat of that,
-        which would hide a wrong cell. Quantized values cannot do without it.
-        """
-        options = self.context
-        hangs_on_order = self.width is None and self.max_leaves > 1
-        if hangs_on_order and str(options.cache_type_v) in _FLOORS:
-            return dataclasses.replace(options, flash_attention="off")
-        return options
 
     def session(self, drafter: Drafter, context: ContextOptions | None = None) -> Session:
         """Open a session on the target, the caller's to close: with the rule if it is exact."""
@@ -153,6 +148,7 @@ class ForkingDrafter(Drafter):
 
     def __init__(self, setting: Setting, source: random.Random) -> None:
         self.max_nodes, self.max_leaves = setting.max_nodes, setting.max_leaves
+        self.min_nodes = 0
         self.text: Sequence[int] = ()
         self.source, self.n_vocab = source, setting.model.vocabulary.size
 
@@ -166,7 +162,7 @@ class ForkingDrafter(Drafter):
         """Return a tree of at most so many nodes; `coming` are tokens that some nodes have."""
         builder, source = TreeBuilder(), self.source
         depths, right, children, n_leaves = {ROOT: 0}, {ROOT}, Counter[int](), 1
-        for _ in range(source.randint(0, max_nodes)):
+        for _ in range(source.randint(min(self.min_nodes, max_nodes), max_nodes)):
             # A second child is one more leaf; the first only lengthens a path.
             room = n_leaves < self.max_leaves
             open_nodes = [n for n in depths if depths[n] < max_depth and (room or not children[n])]

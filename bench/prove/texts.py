@@ -2,8 +2,9 @@
 
 Drafts that are chosen rather than drawn change no token at any temperature, and at temperature 0 no
 drafts do. Where evaluations vary in width, rounding may turn a choice between two tokens that are
-almost equally likely: where texts part, it is asked how close the two were. Texts whose drafts are
-drawn can only be compared in law: by a chi-square test.
+almost equally likely: texts may then part, but neither between tokens that are further apart than
+chains were seen to move them, nor more often than chains explain. Texts whose drafts are drawn can
+only be compared in law: by a chi-square test.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bench.prove.setting import Check, ForkingDrafter, Setting, judged
+from specrun.bench.prove.setting import ALPHA, Check, ForkingDrafter, Setting, judged
 from specrun.bench.soak.faults import Fault, take_answer
 from specrun.runtime.acceptance import PairRule, SequentialCascade
 from specrun.runtime.conversation import Conversation
@@ -27,14 +29,14 @@ from specrun.runtime.law import Law
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
+from specrun.runtime.text import common_prefix
 from specrun.runtime.transform import transformed_law
 from specrun.runtime.tree import DraftTree
 
-ALPHA = 1e-4
-"""Size of the chi-square test: the probability that a sound pair fails."""
-
 _TEMPERATURES = (0.0, 0.7, 1.3)
 _LENGTH = 32  # tokens of a text that is compared
+
+_TIMES_RATE = 2.0  # at other temperatures than that at which it was measured
 
 _DEPTH = 3  # tokens of a text whose law is tested
 _LEAST_TEXTS, _MOST_TEXTS = 150, 1500
@@ -114,30 +116,108 @@ def parting(
     return temperature * gains[1]
 
 
-def _point_masses(setting: Setting) -> list[tuple[Session, ForkingDrafter | None]]:
+def most_partings(expected: float) -> int:
+    """Return how many there are at most, but for a probability of ALPHA, of so many expected.
+
+    By the law of Poisson, of rare events.
+    """
+    most, chance = 0, math.exp(-expected)
+    within = chance
+    while within < 1.0 - ALPHA:
+        most += 1
+        chance *= expected / most
+        within += chance
+    return most
+
+
+class _Partings:
+    """Where texts part from those that they have to be, and how much of it rounding explains."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._distances: list[float] = []
+        self.n_tokens = 0
+
+    def add(
+        self,
+        plain: Session,
+        prompt: Sequence[int],
+        texts: tuple[Sequence[int], Sequence[int]],
+        temperature: float,
+        seed: int,
+    ) -> None:
+        """Compare a text with plain decoding's, the second."""
+        self.n_tokens += 1 + common_prefix(*texts)
+        found = parting(plain, prompt, texts, temperature, seed)
+        self._distances += [] if found is None else [found]
+
+    def __len__(self) -> int:
+        return len(self._distances)
+
+    @property
+    def largest(self) -> float | None:
+        """How close the tokens of the clearest parting are, in nats; None if not at all."""
+        largest = max(self._distances, default=0.0)
+        return largest if math.isfinite(largest) else None
+
+    @property
+    def problem(self) -> str:
+        """What rounding does not explain; empty if it explains all."""
+        setting, found = self._setting, self._distances
+        if setting.width is not None:
+            return f"{len(found)} texts part from plain decoding's" if found else ""
+        far = sum(distance > setting.near for distance in found)
+        if far:
+            return f"{far} texts part from plain decoding's"
+        n, most = sum(distance > setting.step for distance in found), self._most
+        problem = f"{n} texts part from plain decoding's in {self.n_tokens} tokens, chains explain"
+        return f"{problem} {most}" if n > most else ""
+
+    @property
+    def _most(self) -> int:
+        return most_partings(_TIMES_RATE * self._setting.rate * self.n_tokens)
+
+    @property
+    def false_alarm(self) -> str:
+        """How probable a failure of a sound pair is, in words."""
+        if self._setting.width is not None:
+            return "none: the same bits are asked for"
+        return (
+            "no figure of how far tokens are apart: twice what chains move them, or what a step of "
+            f"the cache's type does; {ALPHA:g} of more than {self._most} partings in "
+            f"{self.n_tokens} tokens, at {_TIMES_RATE:g} times the rate of chains"
+        )
+
+
+def _point_masses(
+    setting: Setting, opened: ExitStack
+) -> list[tuple[Session, ForkingDrafter | None]]:
+    """Return sessions whose drafts are chosen, no larger than those of the pair."""
     forking = ForkingDrafter(setting, setting.source("texts"))
     environment = DraftEnvironment(setting.model, setting.context, by_clock=False)
-    weights = build_drafter("prompt-lookup(min_ngram=1, n=4)", environment)
-    sessions: list[tuple[Session, ForkingDrafter | None]] = [(setting.session(forking), forking)]
-    sessions.append((setting.session(weights.start()), None))
-    return sessions
+    size = f"n={min(4, setting.max_nodes)}, nodes={setting.max_nodes}"
+    lookup = f"prompt-lookup(min_ngram=1, {size}, branches={min(4, setting.max_leaves)})"
+    weights = build_drafter(lookup, environment)
+    return [
+        (opened.enter_context(setting.session(forking)), forking),
+        (opened.enter_context(setting.session(weights.start())), None),
+    ]
 
 
 def check_texts(setting: Setting) -> Check:
     """Compare texts with plain decoding's: point masses at every temperature, all drafters at 0."""
-    deadline, near = setting.deadline(0.25), setting.near
-    partings: list[float] = []
-    times, control = 0, 0
+    deadline = setting.deadline(0.2)
+    partings, control, times = _Partings(setting), _Partings(setting), 0
     tried: dict[float, None] = {}
     # At temperature 0 all other rules give plain decoding's text, whatever the drafter.
     states_its_own = isinstance(setting.rule, PairRule | SequentialCascade)
-    drafting = _point_masses(setting)
-    plain = setting.session(NoDrafter())
-    try:
+    with ExitStack() as opened:
+        drafting = _point_masses(setting, opened)
+        plain = opened.enter_context(setting.session(NoDrafter()))
         for number, prompt in enumerate(setting.prompts()):
             for temperature in _TEMPERATURES:
                 # Texts and a control there have to be.
-                if (number or control) and time.monotonic() > deadline:
+                if (number or control.problem) and time.monotonic() > deadline:
                     break
                 tried[temperature] = None
                 params, seed = sampled(temperature), setting.seed + number
@@ -149,34 +229,24 @@ def check_texts(setting: Setting) -> Check:
                     if forking is not None:
                         forking.text = [*prompt, *wanted]
                     ours = answer(session, prompt, params, seed)
-                    found = parting(plain, prompt, (ours, wanted), temperature, seed)
-                    partings += [] if found is None else [found]
+                    partings.add(plain, prompt, (ours, wanted), temperature, seed)
                     times += 1
-                if temperature > 0.0:  # another seed's text has to part, and not by rounding
+                if temperature > 0.0:  # another seed's texts have to part, and not by rounding
                     ours = answer(plain, prompt, params, seed + 1000)
-                    found = parting(plain, prompt, (ours, wanted), temperature, seed)
-                    control += found is not None and found > near
-    finally:
-        for session in (plain, *(session for session, _ in drafting)):
-            session.close()
-    wrong = [distance for distance in partings if distance > near]
-    figure = max(partings, default=0.0)
+                    control.add(plain, prompt, (ours, wanted), temperature, seed)
     return Check(
         "same text",
-        judged(not (partings if setting.width else wrong), control > 0),
-        f"texts of {_LENGTH} tokens, drafted by random trees and prompt lookup at temperatures "
-        f"{', '.join(f'{value:g}' for value in tried)}"
+        judged(not partings.problem, bool(control.problem)),
+        f"texts of at most {_LENGTH} tokens, {partings.n_tokens:,} in all until they part, drafted "
+        f"by random trees and prompt lookup at temperatures {', '.join(map('{:g}'.format, tried))}"
         + (", under the exact rule" if states_its_own else ", and by the drafter at 0"),
         times,
-        figure if math.isfinite(figure) else None,
-        near,
+        partings.largest,
+        setting.near,
         f"nats between the tokens where texts part ({len(partings)} did), the largest",
-        "none: the same bits are asked for"
-        if setting.width
-        else "no figure: the bound is twice what rounding was seen to do to both tokens, or what a "
-        "step of the cache's type may do",
-        f"another seed's text parts, and not by rounding, in {control} cases",
-        f"{len(wrong) or len(partings)} texts part from plain decoding's" if partings else "",
+        partings.false_alarm,
+        f"of another seed {control.problem or 'no texts part but by rounding'}",
+        partings.problem,
     )
 
 
@@ -187,8 +257,8 @@ def check_faults(setting: Setting) -> Check:
     """
     source, deadline = setting.source("faults"), setting.deadline(0.15)
     params, prompts = sampled(0.0), setting.prompts()
-    near = setting.near
-    times, cut, partings, session = 0, 0, [], setting.runtime.session
+    partings, session = _Partings(setting), setting.runtime.session
+    times, cut = 0, 0
     with setting.session(NoDrafter()) as plain:
         wanted: dict[int, list[int]] = {}
         for number in range(
@@ -206,22 +276,19 @@ def check_faults(setting: Setting) -> Check:
             ours = answer(session, prompts[asked], params, 0, _FAULTY_LENGTH)
             if asked not in wanted:
                 wanted[asked] = answer(plain, prompts[asked], params, 0, _FAULTY_LENGTH)
-            found = parting(plain, prompts[asked], (ours, wanted[asked]), 0.0, 0)
-            partings += [] if found is None else [found]
+            partings.add(plain, prompts[asked], (ours, wanted[asked]), 0.0, 0)
             times += 1
-    wrong = [distance for distance in partings if distance > near]
-    figure = max(partings, default=0.0)
     return Check(
         "faults",
-        judged(not (partings if setting.width else wrong), cut > 0),
+        judged(not partings.problem, cut > 0),
         "answers after a failed evaluation or an interrupt at a random line",
         times,
-        figure if math.isfinite(figure) else None,
-        near,
+        partings.largest,
+        setting.near,
         f"nats between the tokens where answers part ({len(partings)} did), the largest",
-        "as for the same text",
+        partings.false_alarm,
         f"{cut} answers were cut short by their fault",
-        f"{len(wrong) or len(partings)} answers are not a fresh session's" if partings else "",
+        f"answers are not a fresh session's: {partings.problem}" if partings.problem else "",
     )
 
 
@@ -348,7 +415,7 @@ def check_law(setting: Setting) -> Check:
     params = sampled(temperature)
     texts: list[Text] = []
     # A text's draws depend on its number alone, so when time is over changes no text.
-    deadline = setting.deadline(0.3)
+    deadline = setting.deadline(0.25)
     while len(texts) < _MOST_TEXTS and (len(texts) < _LEAST_TEXTS or time.monotonic() < deadline):
         stream = session.stream(
             prompt, params, seed=setting.seed, index=len(texts), max_tokens=_DEPTH
