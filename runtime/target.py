@@ -207,8 +207,12 @@ class TargetModel:
     def longest_piece(self) -> int:
         """The most tokens of a prompt that are evaluated at once."""
         most = min(_PREFILL_CHUNK, self.context.n_batch)
-        # With hidden states llama.cpp makes an output row for every token of a batch.
-        return min(most, self.context.n_outputs) if self.context.options.hidden_states else most
+        if not self.context.options.hidden_states:
+            return most
+        # llama.cpp then makes an output row for every token of a batch. Pieces of other lengths
+        # than multiples of 64 would end with fewer rows than the kernels of prompts take.
+        rows = self.context.n_outputs
+        return min(most, rows if rows < _HIDDEN_STATE_ROWS else rows - rows % _HIDDEN_STATE_ROWS)
 
     def reusable(self, text: CachedText, prompt: Sequence[int], *, states: bool) -> int:
         """Return how many tokens of a prompt are to be taken as they are cached.

@@ -32,7 +32,7 @@ from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting
 from specrun.bindings.contexts.context import Context
 from specrun.runtime.acceptance import SequentialCascade
 from specrun.runtime.costs import known_curve
-from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
+from specrun.runtime.engine.slots import SharedEvaluation, SlotClock, n_slot_sequences
 from specrun.runtime.target import target_context_options
 
 _CONVERSATIONS = 3
@@ -90,7 +90,7 @@ def _slots(setting: Setting, drafter: ForkingDrafter) -> Iterator[SharedEvaluati
     options = dataclasses.replace(
         own,
         n_ctx=own.n_ctx * _CONVERSATIONS,
-        n_sequences=own.n_sequences * _CONVERSATIONS,
+        n_sequences=n_slot_sequences(own.n_sequences, _CONVERSATIONS),
         n_outputs=own.n_outputs * _CONVERSATIONS,
     )
     curve = known_curve(model.path, setting.context, model.n_gpu_layers)

@@ -23,6 +23,7 @@ from specrun.runtime.drafter import Drafter, DrafterWeights, Owned, close_all
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.meeting import MOST_SEQUENCES
+from specrun.runtime.engine.slots import n_slot_sequences
 from specrun.runtime.language import parse_expression
 from specrun.runtime.loop import require_laws, require_rule
 from specrun.runtime.opening import OpenModels
@@ -233,8 +234,8 @@ class Choices:
             kind = f"{model.architecture} models keep a recurrent state"
             raise UnsupportedModelError(f"{kind}: they answer one conversation at a time (slots=1)")
         # Prompts are read one at a time: rows of hidden states for these are needed once.
-        n_sequences, n_outputs = own.n_sequences * slots, (sizes.max_nodes + 1) * slots
-        n_sequences += slots > 1  # the sequence of parked cells (`SharedEvaluation`)
+        n_sequences = n_slot_sequences(own.n_sequences, slots)
+        n_outputs = (sizes.max_nodes + 1) * slots
         if n_sequences > MOST_SEQUENCES:
             has = f"{largest.name} drafts trees of up to {own.n_sequences} paths"
             most = (MOST_SEQUENCES - 1) // own.n_sequences

@@ -372,6 +372,14 @@ class SharedEvaluation:
         return [(plain / k + added * (n - 1)) / whole for n in counts]
 
 
+def n_slot_sequences(n_own: int, n_slots: int) -> int:
+    """Return how many sequences a context has whose slots have `n_own` each: one more is parking's.
+
+    A single slot needs none: no other text has cells behind those that it drops.
+    """
+    return n_own * n_slots + (n_slots > 1)
+
+
 def longest_piece(curve: CostCurve) -> int:
     """Return how many tokens of a prompt are read at once where others may wait.
 

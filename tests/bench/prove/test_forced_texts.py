@@ -19,7 +19,7 @@ from specrun.bench.prove.texts import most_partings
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
-from specrun.runtime.engine.slots import Asked, SlotTarget
+from specrun.runtime.engine.slots import SlotTarget
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
 from specrun.runtime.tree import DraftTree
@@ -61,16 +61,6 @@ def by_level(self: TargetModel, text: CachedText, tree: DraftTree) -> EvaluatedR
     return self._evaluate_at(text.n_cached, tokens, tree.parents)
 
 
-def asked_by_level(self: SlotTarget, text: CachedText, tree: DraftTree) -> EvaluatedRows | None:
-    """As `by_level`, in a slot."""
-    answered, self._answered = self._answered, None
-    if answered is None:
-        shape = self._layout(tree.parents).shape
-        self.asked = Asked([text.tokens[-1], *tree.tokens], text.n_cached, shape)
-    assert not isinstance(answered, Exception)
-    return answered
-
-
 def with_holes(self: TargetModel, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
     """Keep a path where it lies: what is dropped leaves holes, which the next cells fill."""
     self._keep_at(text.n_cached, tree.parents, path)
@@ -82,9 +72,8 @@ def test_cells_out_of_order_fail(
     setting: Setting, check: Callable[[Setting], Check], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TargetModel, "evaluate", by_level)
-    monkeypatch.setattr(SlotTarget, "evaluate", asked_by_level)
-    for kind in (TargetModel, SlotTarget):
-        monkeypatch.setattr(kind, "commit", with_holes)
+    monkeypatch.setattr(TargetModel, "commit", with_holes)
+    monkeypatch.setattr(SlotTarget, "_park", lambda *_: None)
     found = check(setting)
     assert found.status == "failed"
     assert "drift further than" in found.note
