@@ -60,7 +60,9 @@ def read_kept(
         problem = f"{error.filename or path} cannot be read ({error.strerror or error})"
     except DAMAGE:
         problem = f"{path} is damaged"
-    (warn or _log_once)(f"{what} was ignored: {problem}; {advice}")
+    sentence = f"{what} was ignored: {problem}; {advice}"
+    # Damaged content may hold half a character, which no terminal can show.
+    (warn or _log_once)(sentence.encode("utf-8", "backslashreplace").decode())
     return None
 
 

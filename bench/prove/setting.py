@@ -130,7 +130,7 @@ class Setting:
 
     def session(self, drafter: Drafter, context: ContextOptions | None = None) -> Session:
         """Open a session on the target, the caller's to close: with the rule if it is exact."""
-        shape: Shape = self.width or "free"
+        shape: Shape = self.width or self.runtime.options.shape
         rule = self.rule if self.rule.exact else ExactRule()
         return Session.open(self.model, drafter, context or self.context, rule, (), shape)
 
