@@ -32,12 +32,12 @@ Examples:
   specrun prove -m target.gguf --drafter prompt-lookup --shape fixed --json
 
 \b
-The acceptance rule is enumerated, in the compiled code that walks for it by the settings of sampling. Texts of plain decoding are forced through trees and chains, and through
-several conversations: total variation and flips of trees against chains, and of chains against plain
-decoding. Texts are compared with plain decoding's, the law of short texts with the target's (chi-square),
-answers after faults with a fresh session's. All use the flags and threads that are given. Each check has
-a control that it has to see. What is left out says why. Exit status 1 if a check fails, 130 if Ctrl-C
-came before the end.
+The acceptance rule is enumerated, in the compiled code that walks for it by the settings of sampling.
+Texts of plain decoding are forced through trees and chains, and through several conversations: total
+variation and flips of trees against chains, and of chains against plain decoding. Texts are compared
+with plain decoding's, the law of short texts with the target's (chi-square), answers after faults with a
+fresh session's. All use the flags and threads that are given. Each check has a control that it has to see.
+What is left out says why. Exit status 1 if a check fails, 130 if Ctrl-C came before the end.
 """  # noqa: E501 - as it is shown
 
 

@@ -21,5 +21,5 @@ def check(name: str, found: dict[str, Any]) -> None:
         return
     wanted = json.loads(path.read_text())
     assert sorted(found) == sorted(wanted)
-    differing = [key for key in wanted if json.loads(json.dumps(found[key])) != wanted[key]]
-    assert {key: found[key] for key in differing} == {key: wanted[key] for key in differing}
+    for key, value in wanted.items():
+        assert json.loads(json.dumps(found[key])) == value, f"{name}: {key}"

@@ -254,8 +254,8 @@ def test_rows_are_those_of_a_fresh_evaluation(tiny_model: Path, flash: str, with
     [
         ("none", {"shape": 10}, "multiple of 4 from 4 to 512"),
         ("none", {"shape": 0}, "multiple of 4"),
-        ("none", {"shape": True}, "free, fixed or a width"),
-        ("none", {"shape": "wide"}, "free, fixed or a width"),
+        ("none", {"shape": True}, "free, pairs, fixed or a width"),
+        ("none", {"shape": "wide"}, "free, pairs, fixed or a width"),
         ("none", {"shape": 64, "n_batch": 32}, "from 4 to 32"),
         ("jacobi(n=12)", {"shape": 8}, "from 16"),
         (TREES[0], {"shape": "fixed", "flash_attention": "off"}, "with flash attention only"),

@@ -72,7 +72,8 @@ class MembersDrafter(Drafter):
                 member.learn_prompt(start, rows, count)
 
     def rewind(self, length: int) -> None:
-        """Pass on."""
+        """Forget the round under way, whose tree was not verified as it is, and pass on."""
+        self._trees, self._places = [], []
         for member in self._members:
             member.rewind(length)
 

@@ -92,7 +92,7 @@ def run(
     return conversation.tokens
 
 
-class Periodic:
+class Periodic(LawTable):
     """A target whose next token hangs on the last two: its text soon repeats, so that n-grams are
     accepted."""
 
