@@ -32,7 +32,7 @@ check: dev
 	$(VENV)/bin/ruff format --check .
 	@rm -rf build $(VENV)/typed # mypy reads the package as a user gets it, not the checkout
 	$(PIP) install -q --no-deps --target $(VENV)/typed .
-	MYPYPATH=$(VENV)/typed $(VENV)/bin/mypy -p specrun
+	MYPYPATH=$(VENV)/typed:tools $(VENV)/bin/mypy -p specrun -p measure -p family
 	@rm -rf build
 	$(VENV)/bin/python -m pytest -q tests/test_layout.py
 

@@ -127,6 +127,10 @@ def test_only_the_command_line_imports_what_terminals_need():
     assert forbidden_imports(all_but("cli"), ("click", "rich", "prompt_toolkit")) == []
 
 
+def test_nothing_installed_imports_the_tools():
+    assert forbidden_imports(SOURCES, ("measure", "family")) == []
+
+
 def test_only_convert_writes_gguf_files():
     assert {source.parts[0] for source in SOURCES if "GGUFWriter" in source.text} == {"convert"}
 

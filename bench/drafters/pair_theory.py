@@ -13,8 +13,15 @@ from typing import Any
 
 from specrun.bench.drafters.answers import prompt_ids, short_label
 from specrun.bench.drafters.prompts import Prompt
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import CostCurve, measure_target_costs
+from specrun.runtime.costs import (
+    TYPICAL_CPU,
+    TYPICAL_GPU,
+    CostCurve,
+    known_curve,
+    measure_target_costs,
+)
 from specrun.runtime.costs.memory_traffic import MemoryTraffic, memory_traffic
 from specrun.runtime.language import parse_expression
 from specrun.runtime.runtime import Runtime
@@ -23,6 +30,7 @@ from specrun.runtime.tuning.chain_table import ChainInputs
 from specrun.runtime.tuning.drawn_alpha import DrawnAlpha, drafting_shares, measure_alpha
 
 Progress = Callable[[str, float], None]
+_TYPICAL = {"cpu": TYPICAL_CPU, "gpu": TYPICAL_GPU}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +131,22 @@ def given_inputs(
         return ChainInputs(alpha, cost_ratio, operation_ratio, curve)
     draft = MemoryTraffic(operation_ratio * target.dense, 0.0)
     return ChainInputs(alpha, cost_ratio, operation_ratio, curve, (target, draft), float(cached))
+
+
+def curve_of(text: str, target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve:
+    """Return the curve "known" (measured here, or typical), "cpu" or "gpu", or that of points.
+
+    Points are "1:1,2:1.38,4:1.98": tokens of an evaluation, and its time in any unit.
+    """
+    if text == "known":
+        return known_curve(target, context, n_gpu_layers)
+    if text in _TYPICAL:
+        return _TYPICAL[text]
+    try:
+        points = [part.split(":") for part in text.split(",")]
+        sizes, times = zip(*((int(size), float(time)) for size, time in points), strict=True)
+    except ValueError:
+        raise OptionError(
+            f"{text!r} is no cost curve: use known, cpu, gpu, or points such as 1:1,2:1.38,4:1.98"
+        ) from None
+    return CostCurve(sizes, times, times)

@@ -124,8 +124,7 @@ def _start(workload: Workload, pair: _Pair) -> _Start:
 
 def _edits() -> list[_Start]:
     """Return questions whose answer is nearly one given before: equal names of other classes."""
-    from specrun.train.family.conversations import canonical_question
-    from specrun.train.family.corpus import Entry, build_corpus
+    from specrun.bench.drafters.corpus import Entry, build_corpus, canonical_question
 
     by_name: dict[str, list[Entry]] = {}
     for entry in build_corpus():

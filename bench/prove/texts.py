@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from specrun.bench.prove.faults import Fault, take_answer
 from specrun.bench.prove.setting import ALPHA, Check, ForkingDrafter, Setting, judged
-from specrun.bench.soak.faults import Fault, take_answer
 from specrun.runtime.acceptance import PairRule, SequentialCascade
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import NoDrafter

@@ -98,8 +98,7 @@ def _workload(
             raise OptionError(
                 f"a context of {source.context:,} tokens does not fit: the target was trained for "
                 f"{trained:,}, which leaves {most:,} beside the answer. For longer ones stretch "
-                "its positions (--rope-scaling yarn --rope-scale 2), take another target, or "
-                "measure the retrieval alone with specrun bench lookup"
+                "its positions (--rope-scaling yarn --rope-scale 2), or take another target"
             )
 
         def count_tokens(conversation: Conversation) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import click
@@ -39,37 +39,23 @@ class SectionedOption(click.Option):
     """An option that stands under a heading in the help, and may come from SPECRUN_<NAME> as well.
 
     The environment of one command (SPECRUN_CHAT_MODEL) goes before that of all (SPECRUN_MODEL).
-    `old_names` are earlier spellings: they still work, and neither the help nor a message shows
-    them.
     """
 
     def __init__(
         self,
         *args: Any,  # noqa: ANN401 - click's
         section: str,
-        old_names: Sequence[str] = (),
         **attributes: Any,  # noqa: ANN401 - click's
     ) -> None:
         super().__init__(*args, **attributes)
-        self.section, self.old_names = section, tuple(old_names)
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:  # noqa: ANN401 - private in click
-        """Let the parser know the old spellings, too."""
-        super().add_to_parser(parser, ctx)
-        for name in self.old_names:
-            parser.add_option(
-                obj=self, opts=[name], dest=self.name, action="store", nargs=self.nargs
-            )
+        self.section = section
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return the value of the first environment variable that is set."""
+        """Return the value of the command's own environment variable, or of the common one."""
         value = super().resolve_envvar_value(ctx)
         if value is not None or not self.name or not self.allow_from_autoenv:
             return value
-        known = [f"{ENVIRONMENT_PREFIX}_{self.name.upper()}"]
-        for name in (old.strip("-").replace("-", "_").upper() for old in self.old_names):
-            known += [f"{ctx.auto_envvar_prefix}_{name}", f"{ENVIRONMENT_PREFIX}_{name}"]
-        return next((os.environ[name] for name in known if os.environ.get(name)), None)
+        return os.environ.get(f"{ENVIRONMENT_PREFIX}_{self.name.upper()}") or None
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's
         """Convert the value; one that the config file gave is said to be from there."""

@@ -213,7 +213,6 @@ _from_option = _HEAD.option(
         "Of the cross-entropy with the target's law, beside the distance of states.",
         click.FloatRange(0),
         default=0.1,
-        old_names=("--word-weight",),
     ),
     _HEAD.option(
         "--noise X",
@@ -239,9 +238,8 @@ _from_option = _HEAD.option(
     ),
     _HEAD.option(
         "--inputs",
-        "What the head reads, as in the paper's ablation; both: states and the tokens after them; "
-        "unshifted: and the tokens at them, to be measured only.",
-        click.Choice(["both", "features", "tokens", "unshifted"]),
+        "What the head reads, as in the paper's ablation; both: states and the tokens after them.",
+        click.Choice(["both", "features", "tokens"]),
         default="both",
     ),
     _HEAD.option(
@@ -271,10 +269,6 @@ def eagle(
     """Train an EAGLE head for a target."""
     from specrun.train.heads.eagle import EagleRecipe
 
-    if inputs == "unshifted" and job.result.gguf is not None:
-        raise click.UsageError(
-            "--inputs unshifted makes a head that cannot draft: leave out --gguf, or use both"
-        )
     recipe = EagleRecipe(
         token_weight=token_weight,
         noise=noise,
@@ -316,7 +310,6 @@ data; other tokens are never drafted, which costs speed and never changes what t
         "The most tokens that can be drafted.",
         click.IntRange(1),
         default=32000,
-        old_names=("--draft-words",),
     ),
     _law_option,
     _HEAD.option(

@@ -175,7 +175,7 @@ def _given(numbers: TheoryNumbers, load: LoadSettings) -> _Chains:
 
 
 def _given_curve(numbers: TheoryNumbers, load: LoadSettings) -> CostCurve | None:
-    from specrun.bench.replay.replay_drafters import curve_of
+    from specrun.bench.drafters.pair_theory import curve_of
 
     if numbers.curve is None:
         return None

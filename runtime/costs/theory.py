@@ -10,7 +10,7 @@ is Leviathan et al., "Fast Inference from Transformers via Speculative Decoding"
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,6 @@ from specrun.runtime.law import FloatArray
 
 SecondsOf = Callable[[int], float]
 """A measured cost curve: the seconds of one evaluation of n tokens."""
-
-_ROUNDING = 1e-9
 
 
 # -- chains ----------------------------------------------------------------------------------------
@@ -37,16 +35,6 @@ def expected_tokens(acceptance: float, n_draft: int) -> float:
     _require_probability("acceptance", acceptance)
     _require_count("n_draft", n_draft)
     return math.fsum(acceptance**index for index in range(n_draft + 1))
-
-
-def chain_expected_tokens(acceptances: Sequence[float]) -> float:
-    """Return 1 + a_1 + a_1 a_2 + ...; a_i: acceptance of token i given all before it were accepted.
-
-    Leviathan's equation 1 without the assumption that acceptance is the same at every position.
-    """
-    for acceptance in acceptances:
-        _require_probability("acceptance", acceptance)
-    return 1.0 + math.fsum(float(product) for product in np.cumprod(acceptances))
 
 
 def wall_clock_improvement(acceptance: float, n_draft: int, cost_ratio: float) -> float:
@@ -121,11 +109,6 @@ def best_measured_draft_length(
 # -- what acceptance is made of --------------------------------------------------------------------
 
 
-def total_variation(target_probs: FloatArray, draft_probs: FloatArray) -> float:
-    """Return TV(P, Q) = sum |P - Q| / 2, Leviathan's D_LK (definition 3.3)."""
-    return 0.5 * float(np.abs(target_probs - draft_probs).sum())
-
-
 def acceptance_probability(target_probs: FloatArray, draft_probs: FloatArray) -> float:
     """Return the probability that a draw from Q is accepted: sum min(P, Q) = 1 - TV(P, Q).
 
@@ -133,91 +116,6 @@ def acceptance_probability(target_probs: FloatArray, draft_probs: FloatArray) ->
     draw more often.
     """
     return min(1.0, float(np.minimum(target_probs, draft_probs).sum()))  # rounding may exceed 1
-
-
-def point_mass_acceptance(target_probs: FloatArray, token: int) -> float:
-    """Return P(x), a chosen token's acceptance: `acceptance_probability` with Q sure of x.
-
-    With x the drafter's argmax this exceeds sum min(P, Q) where the target is surer of x than the
-    drafter is, and falls short of it where both are flat and agree: which of the two drafts better
-    is to be measured.
-    """
-    return float(target_probs[token])
-
-
-def acceptance_by_draw(target_probs: FloatArray, draft_laws: Sequence[FloatArray]) -> list[float]:
-    """Return the probability that the exact rule accepts draw 1, 2, ... of a node with these laws.
-
-    SpecInfer (Miao et al. 2023, algorithm 2): with R_1 = P, draw i is reached if all before it were
-    rejected and then accepted with a_i = sum min(R_i, Q_i); R_{i+1} = norm((R_i - Q_i)+). So it is
-    a_i (1 - a_1) ... (1 - a_{i-1}). The laws must not depend on the draws (with replacement,
-    several drafters, point masses as one-hot laws); without replacement they do, and this holds
-    given the draws' laws.
-    """
-    remaining, reached = target_probs, 1.0
-    accepted: list[float] = []
-    for draft_probs in draft_laws:
-        passed = acceptance_probability(remaining, draft_probs)
-        accepted.append(reached * passed)
-        reached *= 1.0 - passed
-        left = np.maximum(remaining - draft_probs, 0.0)
-        total = float(left.sum())
-        # Nothing is left only where R = Q: the draw was then accepted, and `reached` is 0.
-        remaining = left / total if total > 0.0 else remaining
-    return accepted
-
-
-def independent_draws_bound(acceptance: float, k: int) -> float:
-    """Return 1 - (1 - a)^k, at least what recursive rejection or k-SEQ accepts of k i.i.d. draws.
-
-    Both would reach it if every draw passed as the first one does alone. But a draw after a
-    rejection faces a residual that lies where Q is small: min(R_i, Q) sums to Q(P > Q) at most,
-    which is at most a. k-SEQ tests each draw with b(rho) <= b(1) = a (SpecTr, Sun et al. 2023).
-    """
-    _require_probability("acceptance", acceptance)
-    _require_count("k", k)
-    return 1.0 - (1.0 - acceptance) ** k
-
-
-def coverage_bound(target_probs: FloatArray, draft_probs: FloatArray, k: int) -> float:
-    """Return sum min(P, 1 - (1 - Q)^k), more than which no rule accepts of k i.i.d. draws.
-
-    A token can only be accepted if it was drawn at all (the relaxation of SpecTr's transport
-    problem, Sun et al. 2023, in which every token is bounded alone); k = 1 gives sum min(P, Q),
-    which is reached.
-    """
-    _require_count("k", k)
-    return float(np.minimum(target_probs, 1.0 - (1.0 - draft_probs) ** k).sum())
-
-
-# -- trees -----------------------------------------------------------------------------------------
-
-
-def tree_expected_tokens(parents: Sequence[int], acceptance_by_rank: Sequence[float]) -> float:
-    """Return a drafted tree's expected tokens: 1 + the sum over nodes of their path's acceptances.
-
-    Sequoia (Chen et al. 2024, section 3.1): under the positional acceptance assumption a node's
-    child of rank r, the r-th drafted there, is accepted with `acceptance_by_rank[r]` given that the
-    node was, whatever the node; so F(T) = sum_v prod_{u on the path to v} acceptance of u's rank,
-    where the root counts 1. `parents` are `DraftTree.parents`: -1 for the root's children, earlier
-    siblings first. A chain gives Leviathan's equation 1.
-    """
-    for share in acceptance_by_rank:
-        _require_probability("acceptance_by_rank", share)
-    if math.fsum(acceptance_by_rank) > 1.0 + _ROUNDING:
-        rule = "at most one child of a node is accepted"
-        raise OptionError(f"acceptance_by_rank sums to more than 1, but {rule}")
-    n_children: dict[int, int] = {}
-    reached: list[float] = []
-    for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
-            rule = "parents come before their children"
-            raise OptionError(f"node {node} has parent {parent}: {rule}")
-        rank = n_children.get(parent, 0)
-        n_children[parent] = rank + 1
-        accepted = acceptance_by_rank[rank] if rank < len(acceptance_by_rank) else 0.0
-        reached.append((reached[parent] if parent >= 0 else 1.0) * accepted)
-    return 1.0 + math.fsum(reached)
 
 
 # -- a tuned pair ----------------------------------------------------------------------------------

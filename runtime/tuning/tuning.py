@@ -59,7 +59,7 @@ from specrun.runtime.tuning.tree_plan import TreePlan, plan_dynamic_tree, plan_t
 _RANKS = 8
 _TOLERANCE = 0.01
 # Python's own time beside turning logits into laws, in seconds: of any round, of one that drafts,
-# of each evaluated draft node and of each drafted one (`specrun bench overhead`).
+# of each evaluated draft node and of each drafted one (`tools/measure overhead`).
 _PER_ROUND, _PER_TREE, _PER_LAW, _PER_NODE = 40e-6, 80e-6, 20e-6, 9e-6
 _TARGETS_SHARE = 0.75  # of the time for cost curves
 _DYNAMIC_TOPK = (2, 3, 4)

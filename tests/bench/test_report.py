@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from specrun.bench.drafters.comparison import DrafterResult, TargetFacts, TextComparison
-from specrun.bench.overhead.overhead import DeviceResult, OverheadResult
 from specrun.bench.plots import check_plot_file, plot_drafters
-from specrun.bench.report import CONSTANT_COLUMNS, drafters_table, overhead_table
+from specrun.bench.report import CONSTANT_COLUMNS, drafters_table
 from specrun.bench.table import Table, to_csv, to_json, to_markdown
 from specrun.bench.timing import Ratio, ratio_of, spread_of
 from specrun.bindings.errors import OptionError
@@ -50,30 +49,6 @@ DRAFTED = dataclasses.replace(
 )
 SLOW = dataclasses.replace(
     DRAFTED, drafter="a|b", speed_up=Ratio(0.8, 0.7, 0.9), text=TextComparison(2, 1, 5)
-)
-DEVICE = DeviceResult(
-    share=spread_of([0.1]),
-    exposed_us=spread_of([333.0]),
-    most=0.1,
-    target_bytes=128_000.0,
-    drafter_bytes=500.0,
-    graphs_reused=0.25,
-)
-OVERHEAD = OverheadResult(
-    setting="chain of 5, greedy",
-    vocab_size=32_000,
-    n_ctx=4096,
-    rounds=100,
-    overhead_us=spread_of([100.0, 200.0, 300.0]),
-    parts_us={
-        name: spread_of([30.0])
-        for name in ("draft", "batch", "law", "acceptance", "commit", "text")
-    },
-    target_native_us=spread_of([1234.0]),
-    drafter_native_us=spread_of([567.0]),
-    drafted_per_round=5.0,
-    accepted_per_round=2.0,
-    devices={"3 ms": DEVICE},
 )
 
 
@@ -171,21 +146,6 @@ def test_json_is_one_object() -> None:
     assert (content["bench"], content["machine"]) == ("drafters", {"cores": 2})
     assert content["results"][1]["speed_up"]["value"] == 2.0
     assert content["results"][0]["acceptance_rate"] is None
-
-
-def test_overhead_table_compares_shares_with_their_bounds() -> None:
-    over = dataclasses.replace(DEVICE, share=spread_of([0.101]))
-    free = dataclasses.replace(DEVICE, most=None)
-    rows = [dataclasses.replace(OVERHEAD, devices={"3 ms": each}) for each in (DEVICE, over, free)]
-    table = overhead_table(rows)
-    assert cells(table, 0)["overhead"] == "200 (150-250)"
-    shares = [cells(table, row)["ours at 3 ms"] for row in range(3)]
-    assert shares == ["10.0% within", "10.1% over", "10.0%"]
-    assert (cells(table, 0)["target"], cells(table, 0)["accepted"]) == ("1,234", "2.00/5.0")
-    assert (cells(table, 0)["copied"], cells(table, 0)["reused"]) == ("128.0 kB + 0.5 kB", "25%")
-    bare = overhead_table([dataclasses.replace(OVERHEAD, devices={})])
-    assert (cells(bare, 0)["copied"], cells(bare, 0)["reused"]) == ("-", "-")
-    assert overhead_table([]).rows == ()
 
 
 @pytest.mark.parametrize("name", ["p.png", "p.svg"])

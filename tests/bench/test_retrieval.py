@@ -1,4 +1,4 @@
-"""Inputs for measuring retrieval: workloads, documentation, lookups; the literature beside them."""
+"""Inputs for measuring retrieval: workloads, documentation; the literature beside them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import pytest
 from click.testing import Result
 from support.commands import results_of, run
 
+from specrun.bench.drafters.corpus import Entry
 from specrun.bench.drafters.documentation import documentation_store, store_description
 from specrun.bench.drafters.prompts import Conversation, demo_workload
-from specrun.bench.lookup import LookupOptions, measure_lookup
 from specrun.bench.report import literature_note
-from specrun.bindings.errors import MalformedFileError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.drafters.retrieval.datastore import open_store
-from specrun.train.family.corpus import Entry
 
 QUESTIONS = [json.loads(line) for line in demo_questions().read_text(encoding="utf-8").splitlines()]
 ANSWERS = {question["question"]: question["answer"] for question in QUESTIONS}
@@ -61,7 +59,7 @@ def test_edited_answers_differ_a_little_from_an_earlier_one(
         Entry("a.find", "method", None, "Search."),
         Entry("os.find", "method", None, "Walk the whole tree."),
     ]
-    monkeypatch.setattr("specrun.train.family.corpus.build_corpus", lambda: entries)
+    monkeypatch.setattr("specrun.bench.drafters.corpus.build_corpus", lambda: entries)
     chats = demo_workload("edited", 3, 0, count_words)
     assert len(chats) == 1
     for chat in chats:
@@ -81,34 +79,6 @@ def test_what_the_literature_says_stands_beside() -> None:
     assert "prompt lookup 1.73" in note
     assert "REST 1.63" in note
     assert literature_note(["none"]) is None
-
-
-@pytest.fixture
-def small_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specrun.bench.lookup._STORE_TOKENS", 20_000)
-
-
-@pytest.mark.usefixtures("small_store")
-def test_lookups_are_timed_without_a_model() -> None:
-    results = list(measure_lookup(LookupOptions(contexts=(50, 500), rounds=20)))
-    assert [(result.drafter, result.context) for result in results] == [
-        *(("prompt-lookup", 50), ("rest", 50), ("prompt-lookup", 500), ("rest", 500))
-    ]
-    assert all(result.round_us.n == 20 and result.round_us.median > 0 for result in results)
-    assert any(result.accepted_per_round > 0.1 for result in results)
-    assert all(result.accepted_per_round <= result.drafted_per_round for result in results)
-    with pytest.raises(OptionError, match="contexts and rounds are 1 or more"):
-        LookupOptions(contexts=(0,))
-    with pytest.raises(MalformedFileError):
-        list(measure_lookup(LookupOptions(store=demo_questions())))
-
-
-@pytest.mark.usefixtures("small_store")
-def test_lookup_on_the_command_line() -> None:
-    done = bench("lookup", "--context", "50", "--rounds", "5", "--json")
-    assert [result["drafter"] for result in results_of(done)] == ["prompt-lookup", "rest"]
-    markdown = bench("lookup", "--context", "50", "--rounds", "5", "-o", "md").stdout
-    assert markdown.startswith("| drafter ")
 
 
 @pytest.fixture

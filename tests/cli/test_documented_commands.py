@@ -1,4 +1,4 @@
-"""Commands and flags that README.md and docs/ show as code exist."""
+"""Commands and flags that README.md and docs/ show as code exist; those of `tools/measure`, too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from measure.command import measure
 from specrun.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,8 @@ def _walk(command: click.Command, path: Name = ()) -> Iterator[tuple[Name, set[s
 @functools.cache
 def commands() -> dict[Name, set[str]]:
     """Return the flags of every command by its name, such as ("train", "eagle")."""
-    found = {path: {*flags, "-h", "--help"} for path, flags in _walk(cli)}
+    known = (*_walk(cli), *_walk(measure, ("measure",)))
+    found = {path: {*flags, "-h", "--help"} for path, flags in known}
     found["demo",] |= found["chat",] | found["train", "eagle3"]  # it hands options on to these
     return found
 
@@ -63,6 +65,7 @@ def wrong_in_call(call: str) -> list[str]:
 
 def wrong_in_page(page: str) -> list[str]:
     """Return the commands and flags in the page's code that do not exist."""
+    page = page.replace("python tools/measure", "specrun measure")
     blocks = "\n".join([*_BLOCK.findall(page), *_INDENTED.findall(page)]).replace("\\\n", " ")
     shown = [line.partition(" #")[0] for line in blocks.splitlines()]
     spans = [" ".join(span.split()) for span in _SPAN.findall(_BLOCK.sub("", page))]
@@ -87,6 +90,7 @@ def test_commands_and_flags_exist(page: Path) -> None:
         ("```sh\nspecrun chat --demo \\\n  --tempo 0  # --temp\n```", "chat --tempo"),
         ("    specrun chat --tempo 0", "chat --tempo"),
         ("`specrun benhc drafters`", "benhc"),
+        ("`python tools/measure load --rounds 3`", "measure load --rounds"),
         ("`specrun train eagle|eagel`", "train eagel"),
         ("`--cover FILE`", "--cover"),
     ],

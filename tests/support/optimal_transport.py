@@ -7,10 +7,13 @@ maximised is the probability that the token is among the draws. No rule accepts 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
+
+from specrun.runtime.costs.theory import acceptance_probability
 
 Probs = npt.NDArray[np.float64]
 
@@ -40,3 +43,35 @@ def best_acceptance(target: Probs, draft: Probs, k: int) -> float:
     )
     assert found.success, found.message
     return -float(found.fun)
+
+
+def acceptance_by_draw(target_probs: Probs, draft_laws: Sequence[Probs]) -> list[float]:
+    """Return the probability that the exact rule accepts draw 1, 2, ... of a node with these laws.
+
+    SpecInfer (Miao et al. 2023, algorithm 2): with R_1 = P, draw i is reached if all before it were
+    rejected and then accepted with a_i = sum min(R_i, Q_i); R_{i+1} = norm((R_i - Q_i)+). So it is
+    a_i (1 - a_1) ... (1 - a_{i-1}). The laws must not depend on the draws (with replacement,
+    several drafters, point masses as one-hot laws); without replacement they do, and this holds
+    given the draws' laws.
+    """
+    remaining, reached = target_probs, 1.0
+    accepted: list[float] = []
+    for draft_probs in draft_laws:
+        passed = acceptance_probability(remaining, draft_probs)
+        accepted.append(reached * passed)
+        reached *= 1.0 - passed
+        left = np.maximum(remaining - draft_probs, 0.0)
+        total = float(left.sum())
+        # Nothing is left only where R = Q: the draw was then accepted, and `reached` is 0.
+        remaining = left / total if total > 0.0 else remaining
+    return accepted
+
+
+def coverage_bound(target_probs: Probs, draft_probs: Probs, k: int) -> float:
+    """Return sum min(P, 1 - (1 - Q)^k), more than which no rule accepts of k i.i.d. draws.
+
+    A token can only be accepted if it was drawn at all (the relaxation of SpecTr's transport
+    problem, Sun et al. 2023, in which every token is bounded alone); k = 1 gives sum min(P, Q),
+    which is reached.
+    """
+    return float(np.minimum(target_probs, 1.0 - (1.0 - draft_probs) ** k).sum())

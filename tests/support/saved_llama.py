@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from specrun.train.family.llama import Llama
+from family.llama import Llama
 from specrun.train.target.target_shape import target_shape
 
 __all__ = ["load_folder"]

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from family.conversations import encode, turn
+from family.llama import Llama, LlamaLearner
+from family.tokenizer import save_folder, train_tokenizer
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.family.conversations import encode, turn
-from specrun.train.family.llama import Llama, LlamaLearner
-from specrun.train.family.tokenizer import save_folder, train_tokenizer
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.settings import TrainerSettings
 from specrun.train.trainer.trainer import train_learner

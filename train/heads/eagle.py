@@ -15,9 +15,7 @@ embedding and output matrix are the target's: neither is part of the head.
 
 The paper's ablation of inputs (section 5.3.2): a head may also read features only or tokens only,
 in the place of features with the tokens shifted by one. The part of `fc` that would read the other
-is then 0 and stays so: the file is one of any EAGLE head. Or it reads features with the tokens that
-they stand at (unshifted), which say nothing new: such a head is trained and measured only, as what
-drafts pairs a state with the token after it.
+is then 0 and stays so: the file is one of any EAGLE head.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 
-EagleInputs = Literal["both", "features", "tokens", "unshifted"]
+EagleInputs = Literal["both", "features", "tokens"]
 EagleStart = Literal["fitted", "random"]
 _ROWS_A_NUMBER = 64  # of least squares: a bound on its work, for each number that is read
 _RIDGE = 1e-4  # of the mean square of what is read
@@ -135,12 +133,12 @@ class EagleHead(nn.Module):
 class EagleRecipe(ChainRecipe):
     """`token_weight` is w, `noise` the largest noise on a state; 1 of `steps` is EAGLE's own.
 
-    `inputs` says what the head reads: "both" are features and shifted tokens, EAGLE's own,
-    "unshifted" features and the tokens that they stand at. Laws are compared among `law_tokens`
-    tokens, 0 for all: three quarters of them those that are said most often, the others drawn anew
-    at each step. Laws of all tokens are most of a step's work where targets are narrow. The head
-    will draft the `draft_tokens` said most often alone, 0 for all: laws are then theirs. `start` is
-    how a head begins: "fitted" by least squares, or "random" as upstream's.
+    `inputs` says what the head reads: "both" are features and shifted tokens, EAGLE's own.
+    Laws are compared among `law_tokens` tokens, 0 for all: three quarters of them those that are
+    said most often, the others drawn anew at each step. Laws of all tokens are most of a step's
+    work if targets are narrow. The head will draft the `draft_tokens` said most often alone, 0 for
+    all: laws are then theirs. `start` is how a head begins: "fitted" by least squares, or "random"
+    as upstream's.
     """
 
     token_weight: float = 0.1
@@ -213,8 +211,6 @@ class EagleRecipe(ChainRecipe):
         config = shape.llama_config(
             num_hidden_layers=1, bias=True, architectures=["EagleLlamaForCausalLM"]
         )
-        if self.inputs == "unshifted":
-            config["eagle_inputs"] = self.inputs  # what drafts would pair it wrongly
         tensors = dict(learner.module.state_dict())
         assert isinstance(learner, EagleLearner)
         if learner.drafted is not None:
@@ -241,7 +237,6 @@ class EagleLearner(ChainLearner):
         often: Tensor | None = None,
     ) -> None:
         self.recipe, self.head = recipe, EagleHead(shape, recipe.inputs)
-        self.shift = 0 if recipe.inputs == "unshifted" else 1
         super().__init__(self.head, target, source, MEASURED_DEPTH)
         self.drafted: Tensor | None = None
         self._law_tokens = None
@@ -290,7 +285,7 @@ class EagleLearner(ChainLearner):
         """Return rows [P, 3 h + 1]: embedding, state, 1, and the state to be predicted."""
         states = self._source.features(batch).final.float()
         marks = draft_marks(batch.learnt, 0)
-        embeddings = rows_at(self._target.embedding[batch.ids].float(), marks, self.shift)
+        embeddings = rows_at(self._target.embedding[batch.ids].float(), marks, 1)
         ones = embeddings.new_ones(len(embeddings), 1)
         return torch.cat((embeddings, rows_at(states, marks), ones, rows_at(states, marks, 1)), 1)
 

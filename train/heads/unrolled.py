@@ -115,8 +115,6 @@ class ChainLearner(HeadLearner):
     label = "depth"
     head: ChainHead
     recipe: ChainRecipe
-    shift = 1
-    """How many places after a state its token stands."""
 
     @abstractmethod
     def go_on_from(self, head: EarlierHead) -> None:
@@ -137,7 +135,7 @@ class ChainLearner(HeadLearner):
         """Yield the best tokens of chains of MEASURED_DEPTH."""
         states = self.first_states(found)
         for predicted in chain_states(
-            self.head, self._target.embedding, batch.ids, states, self.depth, shift=self.shift
+            self.head, self._target.embedding, batch.ids, states, self.depth
         ):
             yield self.best(rows_at(predicted, start))
 
@@ -155,7 +153,6 @@ class ChainLearner(HeadLearner):
             *(self.head, *tokens, states, recipe.steps_at(update, self.n_updates)),
             learnt=batch.learnt,
             recompute=again,
-            shift=self.shift,
         )
         found = chain_loss(chains, batch.learnt, loss, recipe.step_decay, recompute=again)
         if found is not None:
@@ -171,23 +168,21 @@ def chain_states(
     *,
     learnt: Tensor | None = None,
     recompute: bool = True,
-    shift: int = 1,
 ) -> Iterator[Tensor]:
     """Yield the head's states [B, T-1, h] at depths 0 to depth-1 of the chains below each position.
 
     `ids` are [B, T], `embedding` [vocab, h], `states` [B, T-1, h] what the first step reads at
-    positions 0 to T-2; beside a state stands the token `shift` places on: the next one, or with 0
-    the state's own. The state that chain p yields at depth s stands for position p + s + 1, and
-    means nothing from p + s + 1 = T on. With `learnt` [B, T], states are whole only where
-    `draft_marks` counts them: half of a chat is questions.
+    positions 0 to T-2; beside a state stands the next token. The state that chain p yields at depth
+    s stands for position p + s + 1, and means nothing from p + s + 1 = T on. With `learnt` [B, T],
+    states are whole only where `draft_marks` counts them: half of a chat is questions.
 
     With `recompute`, while gradients are taken over several steps, each step is computed again for
     its own: what attention keeps of all steps together would be the largest part of the memory.
     """
     earlier: list[KeysValues] = []
     for step in range(min(depth, ids.shape[1] - 1)):
-        # Chain p reads the text's token p + step + shift; what is beyond the end means nothing.
-        tokens = F.pad(ids[:, shift + step :], (0, step + shift))[:, : ids.shape[1] - 1]
+        # Chain p reads the text's token p + step + 1; what is beyond the end means nothing.
+        tokens = F.pad(ids[:, step + 1 :], (0, step + 1))[:, : ids.shape[1] - 1]
         embeddings = embedding[tokens].to(states.dtype)
         wanted = None if learnt is None else F.pad(draft_marks(learnt, step), (0, step + 1))
         given = (embeddings, states, tuple(earlier), wanted)

@@ -5,7 +5,7 @@ predictive pipelined decoding (PPD, Yang et al. 2023) is on one device. PPD lets
 start on a second device while the deep layers of the first still run. On one device nothing runs
 meanwhile: when an evaluation ends, the exit's law of its last position is of a token that the
 target's own row has just decided. So the first layers go on by themselves, over tokens that they
-draft, and `pipelined.py` says when a second device would pay.
+draft.
 """
 
 from __future__ import annotations

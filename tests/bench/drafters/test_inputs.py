@@ -8,10 +8,12 @@ import pytest
 
 from specrun.bench.drafters.comparison import DrafterBench, with_files
 from specrun.bench.drafters.padding import padded_target, parse_parameters
+from specrun.bench.drafters.pair_theory import curve_of
 from specrun.bench.drafters.prompts import demo_prompts, read_prompts
-from specrun.bench.overhead.overhead import OverheadOptions
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.bindings.gguf import read_header
+from specrun.bindings.models.model import Model
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.language import parse_expression
 from specrun.runtime.sampling import SamplingParams
@@ -130,15 +132,18 @@ def test_nothing_to_measure_is_refused(wrong: dict[str, object], problem: str) -
         DrafterBench(Path("target.gguf"), **{**good, **wrong})
 
 
-@pytest.mark.parametrize(
-    ("wrong", "problem"),
-    [
-        ({"n_ctx": 100}, "a context of 100 is too short"),
-        ({"rounds": 0}, "rounds is 0"),
-        ({"vocab_sizes": ()}, "vocabularies of 128 tokens or more"),
-        ({"vocab_sizes": (3,)}, "vocabularies of 128 tokens or more"),
-    ],
-)
-def test_overhead_options_are_checked(wrong: dict[str, object], problem: str) -> None:
-    with pytest.raises(OptionError, match=problem):
-        OverheadOptions(**wrong)
+def test_curves_are_named_or_listed(tiny_model: Path) -> None:
+    with Model(tiny_model) as model:
+        assert curve_of("1:1,2:1.5", model.path, ContextOptions(), 0).seconds(2) == 1.5
+        gpu, cpu = (curve_of(name, model.path, ContextOptions(), 0) for name in ("gpu", "cpu"))
+        assert gpu.seconds(8) < cpu.seconds(8)
+        for wrong, problem in (
+            ("fast", "'fast' is no cost curve"),
+            ("1:1,1:2", "start at 1 and ascend"),
+            ("2:1", "start at 1 and ascend"),
+            ("1:-1", "are positive"),
+            ("1", "'1' is no cost curve"),
+            ("", "'' is no cost curve"),
+        ):
+            with pytest.raises(OptionError, match=problem):
+                curve_of(wrong, model.path, ContextOptions(), 0)

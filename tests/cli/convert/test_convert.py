@@ -14,7 +14,7 @@ import pytest
 from support.ctrl_c import hearing_ctrl_c
 from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes, tokenizer_files
 
-from specrun.bench.convert.made_model import write_checkpoint
+from measure.convert.made_model import write_checkpoint
 from specrun.bindings.gguf import read_header
 
 from ..conftest import Run

@@ -1,4 +1,4 @@
-"""The formulas of planning/theory.py against brute force, and against the rules, enumerated."""
+"""The formulas of costs/theory.py against brute force, and against the rules, enumerated."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.enumeration import FixedTable, accepted_lengths, branching_tree, chain, two_drafters
+from support.enumeration import FixedTable, accepted_lengths, chain
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance import ExactRule, KSeq
+from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.costs import theory
 from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.law import Law
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.tree import DraftTree
 
 TARGET, DRAFT = (0.6, 0.3, 0.1), (0.2, 0.3, 0.5)  # alpha = 0.2 + 0.3 + 0.1
 any_case = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -56,19 +55,6 @@ def test_expected_tokens_at_the_ends() -> None:
     assert theory.expected_tokens(1.0, 7) == 8.0
     assert theory.expected_tokens(0.0, 7) == 1.0
     assert theory.expected_tokens(1.0 - 1e-15, 7) == pytest.approx(8.0, abs=1e-12)
-
-
-def test_acceptance_may_differ_by_position() -> None:
-    assert theory.chain_expected_tokens([]) == 1.0
-    assert theory.chain_expected_tokens([0.5] * 4) == pytest.approx(theory.expected_tokens(0.5, 4))
-    rates = (0.9, 0.5, 0.2)
-    brute = 0.0
-    for outcome in itertools.product((True, False), repeat=3):
-        chance = np.prod(
-            [rate if kept else 1.0 - rate for kept, rate in zip(outcome, rates, strict=True)]
-        )
-        brute += chance * (1 + len(list(itertools.takewhile(bool, outcome))))
-    assert theory.chain_expected_tokens(rates) == pytest.approx(brute, abs=1e-12)
 
 
 @pytest.mark.parametrize("n_draft", [0, 1, 3])
@@ -180,7 +166,6 @@ def test_a_flat_curve_is_the_papers_case(acceptance: float, cost_ratio: float) -
 def test_acceptance_is_one_minus_the_total_variation(target: np.ndarray, draft: np.ndarray) -> None:
     events = itertools.product((False, True), repeat=4)
     widest = max(abs(target[list(event)].sum() - draft[list(event)].sum()) for event in events)
-    assert theory.total_variation(target, draft) == pytest.approx(widest, abs=1e-12)
     assert theory.acceptance_probability(target, draft) == pytest.approx(1.0 - widest, abs=1e-12)
 
 
@@ -189,80 +174,6 @@ def test_acceptance_is_the_loops() -> None:
     assert theory.acceptance_probability(np.array(TARGET), np.array(DRAFT)) == pytest.approx(
         by_draw, abs=1e-12
     )
-
-    def point(request: DraftRequest) -> DraftTree:
-        return DraftTree.chain([1] if request.max_depth else [])
-
-    by_point = accepted_lengths(ExactRule(), point, FixedTable(*TARGET), 2)[1]
-    assert theory.point_mass_acceptance(np.array(TARGET), 1) == pytest.approx(by_point, abs=1e-12)
-    assert theory.acceptance_probability(np.array(TARGET), np.eye(3)[1]) == pytest.approx(
-        by_point, abs=1e-12
-    )
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_acceptance_by_draw_adds_up_to_the_loops(k: int) -> None:
-    found = accepted_lengths(
-        ExactRule(), branching_tree(FixedTable(*DRAFT), (k,), True), FixedTable(*TARGET), 2
-    )[1]
-    assert sum(theory.acceptance_by_draw(np.array(TARGET), [np.array(DRAFT)] * k)) == pytest.approx(
-        found, abs=1e-12
-    )
-
-
-def test_acceptance_by_draw_of_several_drafters_and_a_point_mass() -> None:
-    target, first, second = (0.5, 0.2, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4), (0.25, 0.25, 0.4, 0.1)
-    propose = two_drafters(FixedTable(*first), FixedTable(*second))
-    found = accepted_lengths(ExactRule(), propose, FixedTable(*target), 2)[1]
-    draws = [np.array(law) for law in (first, first, second, second)] + [np.eye(4)[1]]
-    assert sum(theory.acceptance_by_draw(np.array(target), draws)) == pytest.approx(
-        found, abs=1e-12
-    )
-
-
-@any_case
-@given(laws, laws, st.integers(1, 5))
-def test_bounds_of_independent_draws_hold(target: np.ndarray, draft: np.ndarray, k: int) -> None:
-    alone = theory.acceptance_probability(target, draft)
-    independent, cover = (
-        theory.independent_draws_bound(alone, k),
-        theory.coverage_bound(target, draft, k),
-    )
-    by_rejection = sum(theory.acceptance_by_draw(target, [draft] * k))
-    by_kseq = KSeq(Law(target), Law(draft), k).acceptance
-    for accepted in (by_rejection, by_kseq):
-        assert alone - 1e-12 <= accepted <= min(independent, cover) + 1e-12
-    if k == 1:
-        assert [independent, cover, by_rejection, by_kseq] == pytest.approx([alone] * 4, abs=1e-12)
-
-
-# -- trees -----------------------------------------------------------------------------------------
-
-
-@any_case
-@given(st.lists(st.integers(-1, 6), max_size=7), laws)
-def test_a_trees_expected_tokens_are_the_loops(wanted: list[int], target: np.ndarray) -> None:
-    """Point masses in the order of the target's law: a node's r-th child is accepted with the r-th
-    probability."""
-    shape = [min(parent, node - 1) for node, parent in enumerate(wanted)]
-    ranks = [shape[:node].count(parent) for node, parent in enumerate(shape)]
-    tree = TreeBuilder()
-    if all(rank < 4 for rank in ranks):
-        for parent, rank in zip(shape, ranks, strict=True):
-            tree.add(parent, rank)
-    built = tree.build()
-    found = tokens_of_a_round(lambda request: built, built.max_depth, *target)
-    assert theory.tree_expected_tokens(built.parents, target.tolist()) == pytest.approx(
-        found, abs=1e-12
-    )
-
-
-def test_a_chain_is_a_tree_and_ranks_beyond_the_vector_gain_nothing() -> None:
-    assert theory.tree_expected_tokens([ROOT, 0, 1, 2], [0.7]) == pytest.approx(
-        theory.expected_tokens(0.7, 4)
-    )
-    assert theory.tree_expected_tokens([ROOT, ROOT, 1], [0.7]) == pytest.approx(1.7)
-    assert theory.tree_expected_tokens([], []) == 1.0
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -274,7 +185,6 @@ def test_a_chain_is_a_tree_and_ranks_beyond_the_vector_gain_nothing() -> None:
         (lambda: theory.expected_tokens(1.2, 3), "acceptance is 1.2: it must be between 0 and 1"),
         (lambda: theory.expected_tokens(float("nan"), 3), "acceptance is nan"),
         (lambda: theory.expected_tokens(0.5, -1), "n_draft is -1"),
-        (lambda: theory.chain_expected_tokens([0.5, -0.1]), "acceptance is -0.1"),
         (lambda: theory.wall_clock_improvement(0.5, 3, -0.1), "cost_ratio is -0.1"),
         (lambda: theory.operation_ratio(0.5, 3, float("inf")), "operation_cost_ratio is inf"),
         (lambda: theory.best_draft_length(0.5, 0.1, -1), "max_draft is -1"),
@@ -282,8 +192,6 @@ def test_a_chain_is_a_tree_and_ranks_beyond_the_vector_gain_nothing() -> None:
             lambda: theory.best_measured_draft_length(0.5, lambda n: 0.0, 0.1),
             "0.0 seconds for 1 tokens",
         ),
-        (lambda: theory.tree_expected_tokens([ROOT], [0.7, 0.7]), "sums to more than 1"),
-        (lambda: theory.tree_expected_tokens([1, ROOT], [0.7]), "node 0 has parent 1"),
     ],
 )
 def test_bad_input_is_named(call: Callable[[], float], message: str) -> None:

@@ -334,31 +334,6 @@ def test_eagle_reads_features_or_tokens_only_and_the_rest_of_fc_stays_0(
     torch.testing.assert_close(whole.head(*other)[0], learner.head(*read)[0])
 
 
-def test_unshifted_inputs_are_states_with_the_tokens_they_stand_at(
-    target: TargetMatrices,
-) -> None:
-    """At every depth: where EAGLE's own reads token p + s + 1 it reads p + s; nothing drafts so."""
-    states, batch = FixedStates(2, 7), batch_of(7)
-    recipe = EagleRecipe(inputs="unshifted", steps=2)
-    learner = EagleLearner(recipe, SHAPE, target, states)
-    read, ids = states.final[:, :-1], batch.ids
-    given = (learner.head, target.embedding, ids, read, 2)
-    first, second = chain_states(*given, shift=learner.shift)
-    found, keys = learner.head(target.embedding[ids[:, :-1]], read)
-    torch.testing.assert_close(first, found)
-    later, _ = learner.head(target.embedding[ids[:, 1:]], found, (keys,))
-    torch.testing.assert_close(second[:, :-1], later[:, :-1])
-    shifted = next(chain_states(*given))
-    assert not torch.allclose(shifted, first)
-    # A head that reads shifted tokens never depends on the first one; this one does.
-    other = ids.clone()
-    other[:, 0] = (other[:, 0] + 1) % len(target.embedding)
-    changed = next(chain_states(*given[:2], other, read, 1, shift=0))
-    assert not torch.allclose(changed[:, 0], first[:, 0])
-    assert recipe.files(learner, SHAPE).config["eagle_inputs"] == "unshifted"
-    assert "eagle_inputs" not in EagleRecipe().files(learner, SHAPE).config
-
-
 class LinearStates:
     """States that follow a linear law of the state before and the next token's embedding."""
 

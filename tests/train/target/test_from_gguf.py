@@ -9,6 +9,8 @@ import torch
 from support.saved_llama import load_folder
 from support.tiny_models import fresh_logits
 
+from family.llama import Llama
+from family.tokenizer import save_folder, train_tokenizer
 from specrun.bindings.errors import FileMissingError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
@@ -17,8 +19,6 @@ from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.demo import demo_drafters
 from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.family.llama import Llama
-from specrun.train.family.tokenizer import save_folder, train_tokenizer
 from specrun.train.target.from_gguf import folder_from_gguf
 from specrun.train.target.hf_model import load_hf_model
 from specrun.train.target.target_shape import ModelShape

@@ -1,1 +1,0 @@
-"""`specrun bench load`: throughput by the number of conversations, and waiting behind a prompt."""

@@ -1,1 +1,0 @@
-"""`specrun bench soak`: one process that answers for hours, with faults, and must not change."""

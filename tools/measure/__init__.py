@@ -1,0 +1,1 @@
+"""Measurements of specrun itself: evidence for its developers, run from a checkout."""

@@ -1,0 +1,1 @@
+"""The commands of the measurements: their options, and what they print."""

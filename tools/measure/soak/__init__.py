@@ -1,0 +1,1 @@
+"""`measure soak`: one process that answers for hours, with faults, and must not change."""
