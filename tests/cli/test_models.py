@@ -147,8 +147,6 @@ COMMANDS = (
     ("imatrix", "-f", __file__, "-o", "new.gguf"),
     ("bench", "drafters"),
     ("bench", "cascade"),
-    ("bench", "replay"),
-    ("bench", "load"),
     ("datastore", "build", __file__, "-o", "new.store"),
     ("train", "eagle", "-o", "new"),
     ("convert", "folder"),
