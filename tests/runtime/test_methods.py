@@ -42,7 +42,7 @@ from specrun.runtime.noise import SeededNoise
 from specrun.runtime.tuning import guess_kinds
 
 ROOT = Path(__file__).resolve().parents[2]
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "methods-in-code.md").read_text()
 README = (ROOT / "README.md").read_text()
 
 
@@ -199,7 +199,7 @@ def test_the_map_has_every_method() -> None:
         for method in METHODS.values()
     ]
     table = "\n".join(["| name | what it is | builder |", "|---|---|---|", *rows])
-    assert table in section(ARCHITECTURE, "The methods")
+    assert table in section(PAGE, "The methods")
 
 
 # -- the worked example ----------------------------------------------------------------------------
@@ -209,12 +209,12 @@ def test_the_map_has_every_method() -> None:
 def repeat(monkeypatch: pytest.MonkeyPatch) -> Method:
     """The page's method: its file as a module, its row in a copy of the table."""
     file, row = re.findall(
-        r"```python\n(.*?)```", section(ARCHITECTURE, "Adding a method"), re.DOTALL
+        r"```python\n(.*?)```", section(PAGE, "Adding a method"), re.DOTALL
     )
     method = eval(row, {"Method": Method})
     assert isinstance(method, Method)
     module = types.ModuleType(method.module)
-    exec(compile(file, f"{method.module} in docs/architecture.md", "exec"), vars(module))
+    exec(compile(file, f"{method.module} in docs/methods-in-code.md", "exec"), vars(module))
     monkeypatch.setitem(sys.modules, method.module, module)
     monkeypatch.setattr(methods, "METHODS", {**METHODS, method.name: method})
     return method
