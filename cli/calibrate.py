@@ -211,7 +211,7 @@ def calibrate(
 
 
 def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOptions:
-    from specrun.runtime.sampling import SamplingParams
+    from specrun.runtime.laws import SamplingParams
     from specrun.runtime.tuning import HeadCalibrationOptions
 
     target = named_target(load, ask="give -m FILE and -md FILE")
@@ -251,7 +251,7 @@ def _texts(
     """Return the text of the file in pieces that fit the context, or the prompts."""
     from specrun.bench.drafters.prompts import demo_prompts
     from specrun.cli.tune.options import TuneText, prompt_texts
-    from specrun.runtime.chat_template import prompt_tokens
+    from specrun.runtime.chat import prompt_tokens
     from specrun.runtime.tuning import CalibrationText
 
     if text is not None:
@@ -279,8 +279,8 @@ def _keep(
     terminal: Terminal,
 ) -> None:
     from specrun.convert.heads.head_accuracy import store_accuracy, write_accuracy_csv
-    from specrun.runtime.costs import save_curve
-    from specrun.runtime.tuning.head_calibration import calibrated_layers
+    from specrun.runtime.planning import save_curve
+    from specrun.runtime.tuning import calibrated_layers
 
     if options.seconds > 0.0:  # whatever the heads are worth
         layers = calibrated_layers(options)

@@ -28,7 +28,7 @@ from specrun.cli.terminal.terminal import Terminal, one_line
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-    from specrun.runtime.drafters.retrieval.datastore import BuildProgress
+    from specrun.runtime.drafters.retrieval import BuildProgress
 
 _COMMANDS = (
     LazyCommand("specrun.cli.datastore", "build", "Make a datastore of text files."),
@@ -72,7 +72,7 @@ def build(
 ) -> None:
     """Tokenize text files and order them for retrieval."""
     from specrun.bindings.models.model import Model
-    from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+    from specrun.runtime.drafters.retrieval import build_store
 
     check_target(output, force=force)
     with Model(model, vocab_only=True) as vocab_model, _progress(terminal) as progress:
@@ -128,11 +128,7 @@ def _described(what: str, done: int, total: int) -> str:
 @terminal_options
 def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> None:
     """Show what a datastore holds; reads all of it to check that it is undamaged."""
-    from specrun.runtime.drafters.retrieval.datastore import (
-        open_store,
-        read_store_header,
-        verify_store,
-    )
+    from specrun.runtime.drafters.retrieval import open_store, read_store_header, verify_store
 
     header = read_store_header(store)
     if not verify_store(store):

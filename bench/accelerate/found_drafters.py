@@ -14,10 +14,15 @@ from pathlib import Path
 from specrun.bench.accelerate.search import FoundDrafter
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.nextn import NEXTN_ARCHITECTURES, read_nextn
-from specrun.runtime.methods import method_of_head
-from specrun.runtime.models import ModelEntry, StoredModel, catalogue, stored_models
-from specrun.runtime.models.catalogue import could_draft
-from specrun.runtime.models.packaged import shipped_heads
+from specrun.runtime.language import method_of_head
+from specrun.runtime.models import (
+    ModelEntry,
+    StoredModel,
+    catalogue,
+    could_draft,
+    shipped_heads,
+    stored_models,
+)
 
 _BESIDE, _OURS = "beside it", "comes with specrun"
 _MOST_HEADS, _MOST_MODELS = 4, 3

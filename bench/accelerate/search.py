@@ -20,9 +20,9 @@ from specrun.bench.accelerate.choice import Measured, hopeful, measured
 from specrun.bench.accelerate.record import PLAIN, Contender, Record, Sweep
 from specrun.bench.diagnosis.work import Work
 from specrun.bindings.errors import MissingPackageError, OptionError, SpecrunError
-from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.language import parse_expression, short_label
+from specrun.runtime.planning import CostCurve
 
 WITHOUT_FILE = ("prompt-lookup", "lookahead", "auto")
 _NEEDS_NOTHING = "needs no file"

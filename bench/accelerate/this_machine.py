@@ -23,17 +23,10 @@ from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.placement import placing
 from specrun.bindings.models.model import Model
-from specrun.runtime.chat_template import prompt_tokens
-from specrun.runtime.costs import (
-    CostCurve,
-    TuneOptions,
-    load_curve,
-    measure_target_costs,
-    save_curve,
-    save_plans,
-)
-from specrun.runtime.drafter import Drafter, close_all
-from specrun.runtime.language import parse_expression, quoted
+from specrun.runtime.chat import prompt_tokens
+from specrun.runtime.engine import Runtime, RuntimeOptions
+from specrun.runtime.language import method_of_head, parse_expression, quoted
+from specrun.runtime.laws import SamplingParams
 from specrun.runtime.memory import (
     AskedCounts,
     PlanRequest,
@@ -43,11 +36,15 @@ from specrun.runtime.memory import (
     parts_of,
     size_text,
 )
-from specrun.runtime.methods import method_of_head
-from specrun.runtime.opening import RuntimeOptions
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.planning import (
+    CostCurve,
+    TuneOptions,
+    load_curve,
+    measure_target_costs,
+    save_curve,
+    save_plans,
+)
+from specrun.runtime.round import Drafter, GenerationResult, close_all
 from specrun.runtime.tuning import tune
 
 _CURVE_SECONDS, _PLAN_SECONDS, _CUT_SECONDS = 10.0, 4.0, 3.0
@@ -373,7 +370,7 @@ def method_of_file(head: Path) -> str:
 
 def cut_file(target: Path) -> Path:
     """Return where the cut of a search is kept."""
-    from specrun.runtime.tuning.profile import profile_file
+    from specrun.runtime.tuning import profile_file
 
     return cache_folder() / "cuts" / f"{profile_file(target).stem}.gguf"
 

@@ -30,10 +30,10 @@ from specrun.bench.drafters.answers import Arm
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import SequentialCascade, build_rule
+from specrun.runtime.engine import Runtime
 from specrun.runtime.language import parse_expression, quoted
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.round import GenerationResult
 
 PLAIN_TARGET, PLAIN_SMALL, ORACLE = "plain target", "plain small", "oracle-cascade"
 _ORACLE_LAW = "cascade-diff"

@@ -29,9 +29,7 @@ from specrun.runtime.acceptance import (
     largest,
     total_variation,
 )
-from specrun.runtime.law import Law
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import Logits, transformed_law
+from specrun.runtime.laws import Law, Logits, SamplingParams, transformed_law
 
 _SAME = 1e-9  # laws that are no further apart agree: whose token it is cannot be told
 

@@ -12,10 +12,9 @@ import dataclasses
 import math
 
 from specrun.bindings.contexts.context import Context
-from specrun.runtime.costs import MEASURED_SIZES, CostCurve, EvaluationTimes
-from specrun.runtime.costs.measure import sized_to_measure
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.runtime import Runtime
+from specrun.runtime.engine import Runtime
+from specrun.runtime.planning import MEASURED_SIZES, CostCurve, EvaluationTimes, sized_to_measure
+from specrun.runtime.round import GenerationResult
 
 _ALWAYS = tuple(size for size in MEASURED_SIZES if size <= 8)
 ENOUGH = 16

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specrun.bench.diagnosis.work import Work
-from specrun.runtime.costs import CostCurve, expected_tokens
 from specrun.runtime.language import parse_expression
+from specrun.runtime.planning import CostCurve, expected_tokens
 
 PAYS = 1.02
 """The speed-up from which drafting pays: less is within what the same drafter varies by."""

@@ -17,14 +17,18 @@ from specrun.bench.timing import interleaved, ratio_of
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.placement import placing
-from specrun.runtime.costs import CostCurve, load_curve, measure_target_costs, save_curve
-from specrun.runtime.costs.memory_traffic import mixture
+from specrun.runtime.engine import Runtime, RuntimeOptions, parse_options
 from specrun.runtime.language import parse_expression
+from specrun.runtime.laws import SamplingParams
 from specrun.runtime.memory import layers_here
-from specrun.runtime.opening import RuntimeOptions, parse_options
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.planning import (
+    CostCurve,
+    load_curve,
+    measure_target_costs,
+    mixture,
+    save_curve,
+)
+from specrun.runtime.round import GenerationResult
 
 PLAIN = "none"
 _WARM_UP_TOKENS = 8

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
 from specrun.bindings.errors import SpecrunError
-from specrun.runtime.results import GenerationResult
+from specrun.runtime.round import GenerationResult
 
 
 @dataclass(frozen=True, slots=True)

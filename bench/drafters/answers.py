@@ -10,12 +10,10 @@ from itertools import zip_longest
 
 from specrun.bench.drafters.prompts import Prompt, as_text
 from specrun.bindings.errors import SpecrunError
-from specrun.runtime.drafter import Drafter
-from specrun.runtime.engine import Engine
+from specrun.runtime.engine import Engine, Runtime
 from specrun.runtime.language import parse_expression, short_label
-from specrun.runtime.results import GenerationResult, SpecStats
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.round import Drafter, GenerationResult, SpecStats
 
 
 class Arm:

@@ -22,13 +22,12 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.machine.devices import devices
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import SequentialCascade, build_rule
-from specrun.runtime.costs import CostCurve, load_curve
-from specrun.runtime.costs.memory_traffic import mixture
+from specrun.runtime.engine import Runtime
 from specrun.runtime.language import Expression, parse_expression
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.text import common_prefix
-from specrun.runtime.tuning.drawn_alpha import measure_alpha, require_law
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.planning import CostCurve, load_curve, mixture
+from specrun.runtime.round import common_prefix
+from specrun.runtime.tuning import measure_alpha, require_law
 
 PLAIN, EXACT = "none", "exact"
 _WARM_UP_TOKENS = 16

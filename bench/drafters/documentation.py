@@ -20,7 +20,7 @@ from typing import Literal
 from specrun.bench.drafters.corpus import SKIPPED_PACKAGES, native_entries
 from specrun.bindings.models.model import Model
 from specrun.runtime.demo import demo_questions
-from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+from specrun.runtime.drafters.retrieval import build_store
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -1,6 +1,6 @@
 """Measures what the formulas need of drafters: alpha on the target's answers, c, and what is read.
 
-alpha and c are those of drafts as they are made (`runtime/tuning/drawn_alpha.py`), T(n) is measured
+alpha and c are those of drafts as they are made (`runtime/tuning/acceptance.py`), T(n) is measured
 once for the target, operations and bytes are counted from the files.
 """
 
@@ -11,23 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bench.drafters.answers import prompt_ids, short_label
+from specrun.bench.drafters.answers import prompt_ids
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import (
+from specrun.runtime.engine import Runtime
+from specrun.runtime.language import parse_expression, short_label
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.planning import (
     TYPICAL_CPU,
     TYPICAL_GPU,
+    ChainInputs,
     CostCurve,
+    MemoryTraffic,
     known_curve,
     measure_target_costs,
+    memory_traffic,
 )
-from specrun.runtime.costs.memory_traffic import MemoryTraffic, memory_traffic
-from specrun.runtime.language import parse_expression
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tuning.chain_table import ChainInputs
-from specrun.runtime.tuning.drawn_alpha import DrawnAlpha, drafting_shares, measure_alpha
+from specrun.runtime.tuning import DrawnAlpha, drafting_shares, measure_alpha
 
 Progress = Callable[[str, float], None]
 _TYPICAL = {"cpu": TYPICAL_CPU, "gpu": TYPICAL_GPU}

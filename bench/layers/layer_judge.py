@@ -22,20 +22,21 @@ from specrun.bindings.errors import ContextFullError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.cut import LayeredModel
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.costs import (
+from specrun.runtime.drafters.path_laws import RANKED_TOKENS, ranking_params
+from specrun.runtime.engine import Session
+from specrun.runtime.laws import Law
+from specrun.runtime.memory import resolve_gpu_layers
+from specrun.runtime.models import check_draftable
+from specrun.runtime.planning import (
     MEASURED_SIZES,
     CostCurve,
     expected_tokens,
     measure_cost_curve,
     predicted_tokens_per_second,
 )
-from specrun.runtime.drafter import NoDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.offload import resolve_gpu_layers
-from specrun.runtime.pairing import check_draftable
-from specrun.runtime.session import Session
-from specrun.runtime.trees import RANKED_TOKENS, TreeSampling, ranking_params
-from specrun.runtime.tuning import CalibrationText, LawPair, acceptance_by_rank, laws_along
+from specrun.runtime.round import NoDrafter
+from specrun.runtime.trees import TreeSampling
+from specrun.runtime.tuning import CalibrationText, RankedPair, acceptance_by_rank, laws_along
 
 if TYPE_CHECKING:
     from specrun.bench.layers.layer_search import LayerSearchOptions, Progress
@@ -116,14 +117,14 @@ class CutJudge:
         """
         params = self._options.params
         ranking = ranking_params(params, RANKED_TOKENS)
-        pairs: list[LawPair] = []
+        pairs: list[RankedPair] = []
         with (
             _open(path, self._options, drafts=True) as model,
             Context(model, _wide(self._options.context, model)) as context,
         ):
             for text, laws in self._texts:
                 drafted = laws_along(context, text, (params, ranking))
-                pairs += (LawPair(law, *both) for law, both in zip(laws, drafted, strict=True))
+                pairs += (RankedPair(law, *both) for law, both in zip(laws, drafted, strict=True))
             if self._measured is None:
                 seconds = (1 - _TARGETS_SHARE) * self._options.seconds
                 curve = measure_cost_curve(context, seconds=seconds, sizes=(1,))

@@ -24,8 +24,8 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import MissingPackageError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.cut import LayeredModel
-from specrun.runtime.offload import LayerCount
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.memory import LayerCount
 
 _PATIENCE = 20  # proposals for each evaluation: in small models most have been judged already
 

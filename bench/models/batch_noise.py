@@ -5,7 +5,7 @@ target says, and now and then the token that a greedy text goes on with. Here on
 several times: after the same first tokens, one token at a time as in plain decoding, then 2, 3, ...
 at a time. Each row has the same tokens before it; what differs is rounding alone, that of the
 cached keys and values with it, as in a text that was drafted. Last it is evaluated in a fixed shape
-(runtime/fixed_shape.py), where nothing may differ.
+(runtime/round/padding.py), where nothing may differ.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
-from specrun.runtime.fixed_shape import FixedShapeTarget, fixed_shape_options
-from specrun.runtime.offload import LayerCount, resolve_gpu_layers
-from specrun.runtime.target import CachedText
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.memory import LayerCount, resolve_gpu_layers
+from specrun.runtime.round import CachedText, FixedShapeTarget, fixed_shape_options
+from specrun.runtime.trees import DraftTree
 
 WIDTHS = (2, 3, 4, 5, 8, 16)
 """Tokens at a time that are compared with one at a time: roots with drafts of 1 to 15 tokens."""

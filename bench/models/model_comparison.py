@@ -27,8 +27,8 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.runtime.offload import LayerCount, resolve_gpu_layers
-from specrun.runtime.pairing import check_same_vocabulary
+from specrun.runtime.memory import LayerCount, resolve_gpu_layers
+from specrun.runtime.models import check_same_vocabulary
 
 ROWS_AT_ONCE = 64
 """The most rows of logits that are looked at together: 32 MB with a vocabulary of 128k tokens."""

@@ -32,7 +32,7 @@ from specrun.bench.prove.forced import (
     whole_drafts,
 )
 from specrun.bench.prove.setting import Check, ForkingDrafter, Setting
-from specrun.runtime.target import CachedText, TargetModel
+from specrun.runtime.round import CachedText, TargetModel
 
 _MOST = 60  # texts
 _LEAST = 3

@@ -31,9 +31,9 @@ from specrun.bench.prove.forced import (
 from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting
 from specrun.bindings.contexts.context import Context
 from specrun.runtime.acceptance import SequentialCascade
-from specrun.runtime.costs import known_curve
-from specrun.runtime.engine.slots import SharedEvaluation, SlotClock, n_slot_sequences
-from specrun.runtime.target import target_context_options
+from specrun.runtime.engine import SharedEvaluation, SlotClock, n_slot_sequences
+from specrun.runtime.planning import known_curve
+from specrun.runtime.round import target_context_options
 
 _CONVERSATIONS = 3
 _NODES = 7  # of a tree: evaluations are narrow enough for the kernels of few tokens

@@ -13,10 +13,8 @@ from typing import Literal
 import numpy as np
 
 from specrun.bindings.errors import SpecrunError
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
-from specrun.runtime.trees.growth import most_likely
+from specrun.runtime.laws import Law, NoiseSource
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, most_likely
 
 Shape = Literal["chain", "siblings", "without replacement", "point masses", "mixed"]
 SHAPES: tuple[Shape, ...] = (

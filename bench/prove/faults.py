@@ -16,8 +16,7 @@ from unittest import mock
 
 from specrun.bindings.errors import BusyError, ClosedError, DecodeError
 from specrun.bindings.library import llama
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.session import GenerationStream
+from specrun.runtime.engine import GenerationStream, Runtime
 
 Fault = Literal["none", "cancelled", "dropped", "interrupted", "decode failed", "asked", "closed"]
 """none; the stream is closed or dropped; Ctrl-C; llama.cpp reports a failure; a second answer is

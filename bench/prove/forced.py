@@ -32,9 +32,8 @@ from specrun.bench.prove.setting import (
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.runtime.acceptance import RawLaw, total_variation
 from specrun.runtime.demo import demo_questions
-from specrun.runtime.drafter import NoDrafter
-from specrun.runtime.target import CachedText, Target, TargetModel
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.round import CachedText, NoDrafter, Target, TargetModel
+from specrun.runtime.trees import ROOT, DraftTree
 
 LENGTH = 100  # tokens of a forced text
 _BLOCK = 256  # cells by which attention reads further

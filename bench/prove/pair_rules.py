@@ -34,14 +34,11 @@ from specrun.runtime.acceptance import (
     PairRule,
     RawLaw,
     build_rule,
+    settle_point_masses,
     total_variation,
 )
-from specrun.runtime.acceptance.rule import settle_point_masses
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import Logits, transformed_law
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws import Law, Logits, NoiseSource, SamplingParams, transformed_law
+from specrun.runtime.trees import ROOT, DraftTree
 
 TOLERANCE = 1e-12
 _TOKENS = 3  # of an emitted text: drafts of depth 2, and the token after them

@@ -19,8 +19,8 @@ from specrun.bench.prove.setting import Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
 from specrun.bench.table import Table
 from specrun.bindings.errors import UnsupportedModelError
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.engine import Runtime
+from specrun.runtime.laws import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

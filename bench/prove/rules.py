@@ -32,20 +32,15 @@ from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,
     ExactRule,
+    FollowedLaws,
+    LawAt,
     PairRule,
     SequentialCascade,
 )
-from specrun.runtime.acceptance.followed import FollowedLaws
-from specrun.runtime.acceptance.rule import LawAt
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.law import Law
-from specrun.runtime.loop import followed_laws
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import Logits, transformed_law
-from specrun.runtime.tree import ROOT, DraftTree
-from specrun.runtime.trees.topology import parse_topology
-from specrun.runtime.trees.tree_laws import PathLaws, grow_draft
+from specrun.runtime.drafters.path_laws import PathLaws, grow_draft
+from specrun.runtime.laws import Law, Logits, NoiseSource, SamplingParams, transformed_law
+from specrun.runtime.round import DraftRequest, followed_laws
+from specrun.runtime.trees import ROOT, DraftTree, parse_topology
 
 _TOLERANCE = 1e-12
 _TOKENS = 3  # of an emitted text: drafts of depth 2, and the target's own

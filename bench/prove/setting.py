@@ -15,12 +15,10 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime.acceptance import ExactRule, Rule, SequentialCascade
-from specrun.runtime.drafter import Drafter, DraftRequest
-from specrun.runtime.fixed_shape import Shape
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.session import Session
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.engine import Runtime, Session
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.round import Drafter, DraftRequest, Shape
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 if TYPE_CHECKING:
     from specrun.bench.prove.forced import ForcedText

@@ -21,17 +21,12 @@ import numpy.typing as npt
 from specrun.bench.prove.faults import Fault, take_answer
 from specrun.bench.prove.setting import ALPHA, Check, ForkingDrafter, Setting, judged
 from specrun.runtime.acceptance import PairRule, SequentialCascade
-from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.session import Session
-from specrun.runtime.text import common_prefix
-from specrun.runtime.transform import transformed_law
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.engine import Session
+from specrun.runtime.laws import Law, SamplingParams, SeededNoise, transformed_law
+from specrun.runtime.round import Conversation, NoDrafter, common_prefix
+from specrun.runtime.trees import DraftTree
 
 _TEMPERATURES = (0.0, 0.7, 1.3)
 _LENGTH = 32  # tokens of a text that is compared

@@ -105,7 +105,7 @@ def require_tried_head(
     if not key or _is_known(key, _AS_HEAD):
         return
     n_bytes = _size([path, *split_paths(target, target_header)])
-    if _tried("specrun.runtime.trial", [os.fspath(target), os.fspath(path)], path, n_bytes):
+    if _tried("specrun.runtime.engine.trial", [os.fspath(target), os.fspath(path)], path, n_bytes):
         _remember(key + _AS_HEAD)
 
 

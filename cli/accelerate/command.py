@@ -147,7 +147,7 @@ def _options(
 ) -> AccelerateOptions:
     from specrun.bench.accelerate import AccelerateOptions
     from specrun.runtime.demo import demo_questions
-    from specrun.runtime.opening import RuntimeOptions
+    from specrun.runtime.engine import RuntimeOptions
 
     target = named_target(load, ask="give the model to accelerate: specrun accelerate MODEL.gguf")
     return AccelerateOptions(

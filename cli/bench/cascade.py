@@ -31,7 +31,7 @@ from specrun.cli.options.types import (
 )
 from specrun.cli.terminal.errors import INTERRUPTED
 from specrun.cli.terminal.terminal import Terminal
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 if TYPE_CHECKING:
     from specrun.bench.cascade.comparison import CascadeBench, CascadePoint, Metric

@@ -176,8 +176,8 @@ def _planned(
     """Return what was planned for each temperature and draft model."""
     if not chosen.planned:
         return []
-    from specrun.runtime.costs import describe_settings, load_plans
     from specrun.runtime.demo import demo_drafters
+    from specrun.runtime.planning import describe_settings, load_plans
 
     drafts = chosen.model_draft or (demo_drafters()["draft"],) if load.demo else chosen.model_draft
     if not drafts:

@@ -20,7 +20,7 @@ from specrun.cli.options.prompt import no_template_option, prompts_option
 from specrun.cli.options.samplers import SAMPLER_OPTIONS
 from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
 from specrun.cli.options.types import FILE, NEW_FILE, PATH, CountListType
-from specrun.runtime.fixed_shape import Shape
+from specrun.runtime.round import Shape
 
 _DRAFTERS, _PROMPTS, _MEASURING = map(Section, ("Drafters", "Prompts", "Measurement"))
 

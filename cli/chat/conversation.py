@@ -17,8 +17,8 @@ from specrun.bindings.errors import ModelError, OptionError
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
 from specrun.cli.terminal.paths import read_text
 from specrun.runtime.grammar import Grammar
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.round import GenerationResult
 
 ASSISTANT, USER, SYSTEM = "assistant", "user", "system"
 

@@ -14,8 +14,7 @@ from specrun.cli.options.model_files import located
 from specrun.cli.options.opening import check_sampling, open_runtime
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.language import parse_expression
-from specrun.runtime.methods import METHODS
+from specrun.runtime.language import METHODS, parse_expression
 
 
 class ChatModels:
@@ -123,7 +122,6 @@ def _is_model(name: str) -> bool:
     """Whether a name without arguments is a model's rather than a misspelt drafter."""
     if name.startswith("hf:") or "/" in name or name.endswith(".gguf") or Path(name).exists():
         return True
-    from specrun.runtime.models import stored_models
-    from specrun.runtime.models.names import matching
+    from specrun.runtime.models import matching, stored_models
 
     return bool(matching(name, stored_models().models))

@@ -10,12 +10,13 @@ from specrun.cli.chat.conversation import Conversation
 from specrun.cli.options.grammar import read_grammar
 from specrun.cli.options.samplers import read_breakers
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
-from specrun.runtime.samplers.order import (
+from specrun.runtime.laws import (
     DEFAULT_ORDER,
+    SamplingParams,
     read_sampler_letters,
     read_samplers,
+    unknown_name,
 )
-from specrun.runtime.sampling import SamplingParams, unknown_name
 
 MAX_TOKENS = "max_tokens"
 _ALIASES = {

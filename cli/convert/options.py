@@ -10,7 +10,7 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import Section, option_group
 from specrun.cli.options.types import PATH
-from specrun.runtime.methods import head_kinds
+from specrun.runtime.language import head_kinds
 
 _SOURCE, _HEAD, _RESULT = map(Section, ("Checkpoint", "Heads", "Result"))
 

@@ -18,7 +18,7 @@ from specrun.cli.options.model import attention_options
 from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.table import print_table
 from specrun.cli.terminal.terminal import Terminal
-from specrun.runtime.offload import LayerCount
+from specrun.runtime.memory import LayerCount
 
 _NOISE = Section("Batch noise of one model")
 

@@ -38,7 +38,7 @@ from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.progress import byte_progress
 from specrun.cli.terminal.table import bytes_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal
-from specrun.runtime.offload import LayerCount
+from specrun.runtime.memory import LayerCount
 
 _COMPARISON = Section("Comparison of two models")
 
@@ -374,7 +374,7 @@ def _pair_remark(target: Path, draft: Path) -> str:
     from specrun.runtime.drafters.draft_model import DraftPair
     from specrun.runtime.drafters.eagle import check_head, is_head
     from specrun.runtime.language import Expression
-    from specrun.runtime.pairing import check_blocks, check_rollback
+    from specrun.runtime.models import check_blocks, check_rollback
 
     with Model(target) as first:
         check_rollback(first)

@@ -19,8 +19,7 @@ from specrun.cli.options.types import LayerCountType, MemorySizesType
 from specrun.cli.terminal.table import print_table
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import quoted
-from specrun.runtime.memory import Counts, MemoryPlan, PlanRequest, WayOut, Wish
-from specrun.runtime.offload import LayerCount
+from specrun.runtime.memory import Counts, LayerCount, MemoryPlan, PlanRequest, WayOut, Wish
 
 _SECTION = Section("Memory")
 

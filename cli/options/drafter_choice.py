@@ -16,8 +16,7 @@ from specrun.cli.options.model import DraftSettings
 from specrun.cli.options.model_files import located
 from specrun.cli.terminal.paths import require_file
 from specrun.runtime.drafters.combinators import auto_expression
-from specrun.runtime.language import Expression, parse_expression, quoted
-from specrun.runtime.methods import METHODS, method_of_head
+from specrun.runtime.language import METHODS, Expression, method_of_head, parse_expression, quoted
 
 # llama.cpp's --spec-type names that mean the same here, and our own.
 _SPEC_TYPES = {name: method.name for method in METHODS.values() for name in method.spec_types}

@@ -25,11 +25,10 @@ from specrun.cli.options.group import (
 from specrun.cli.options.rope import ROPE_OPTIONS, rope_scaling
 from specrun.cli.options.types import FILE, MAX_COUNT, SHARE, LayerCountType, ShapeType
 from specrun.runtime.acceptance import build_rule, rule_names
-from specrun.runtime.backend_laws import BackendSampling
-from specrun.runtime.fixed_shape import Shape
-from specrun.runtime.methods import METHODS
-from specrun.runtime.offload import LayerCount
-from specrun.runtime.opening import RuntimeOptions
+from specrun.runtime.engine import RuntimeOptions
+from specrun.runtime.language import METHODS
+from specrun.runtime.memory import LayerCount
+from specrun.runtime.round import BackendSampling, Shape
 
 MODEL_DRAFT = "-md, --model-draft, --draft-model"
 _MAX_THREADS = 1024

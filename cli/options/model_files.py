@@ -38,7 +38,7 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
         ctx: click.Context | None,
     ) -> Path | ModelName:
         """Return an existing file, or the name of what `located` finds later."""
-        from specrun.runtime.models.names import is_hub_name, looks_like_path
+        from specrun.runtime.models import is_hub_name, looks_like_path
 
         if isinstance(value, Path | ModelName):
             return value

@@ -18,11 +18,10 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
-from specrun.runtime.fixed_shape import Shape
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online import LearnFrom
-from specrun.runtime.tuning.default_drafter import drafter_for
-from specrun.runtime.tuning.profile import ANY
+from specrun.runtime.round import Shape
+from specrun.runtime.tuning import ANY, drafter_for
 
 if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
@@ -163,7 +162,7 @@ def _tuned(
         return None, shape
     if draft.drafter is not None and not choosing:
         return None, shape
-    from specrun.runtime.costs import tuned_plan
+    from specrun.runtime.planning import tuned_plan
 
     plan = tuned_plan(
         load.model,

@@ -14,8 +14,7 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import SAMPLING, Decorator
 from specrun.cli.options.types import MAX_COUNT, SHARE
-from specrun.runtime.samplers.order import DEFAULT_ORDER, read_sampler_letters, read_samplers
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import DEFAULT_ORDER, SamplingParams, read_sampler_letters, read_samplers
 
 _DEFAULTS = SamplingParams()
 _Order: TypeAlias = tuple[str, ...]

@@ -16,7 +16,7 @@ from specrun.cli.options.grammar import GRAMMAR_OPTIONS, chosen_grammar
 from specrun.cli.options.group import SAMPLING, Decorator, option_group
 from specrun.cli.options.samplers import SAMPLER_OPTIONS, sampler_settings
 from specrun.cli.options.types import MAX_COUNT, SHARE, LogitBiasType, NumberListType
-from specrun.runtime.sampling import RANDOM_SEED, SamplingParams
+from specrun.runtime.laws import RANDOM_SEED, SamplingParams
 
 _DEFAULTS = SamplingParams()
 

@@ -13,8 +13,8 @@ from specrun.bindings.errors import OptionError
 from specrun.cli.terminal.paths import require_file
 
 if TYPE_CHECKING:
-    from specrun.runtime.fixed_shape import Shape
-    from specrun.runtime.offload import LayerCount
+    from specrun.runtime.memory import LayerCount
+    from specrun.runtime.round import Shape
 
 _LOGIT_BIAS = re.compile(r"(\d+)([+-])(inf|\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -54,7 +54,7 @@ class LayerCountType(click.ParamType["LayerCount"]):
 
     def convert(self, value: Any, param: _Parameter, ctx: _Context) -> LayerCount:  # noqa: ANN401
         """Return the count, or the name."""
-        from specrun.runtime.offload import parse_layer_count
+        from specrun.runtime.memory import parse_layer_count
 
         try:
             count = parse_layer_count(str(value))

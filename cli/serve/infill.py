@@ -19,7 +19,7 @@ from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.sampling import read_length, read_sampling, read_speculative
 from specrun.cli.serve.service import Answer, AnswerService, Delta, Finish
 from specrun.runtime.engine import Engine
-from specrun.runtime.results import GenerationResult
+from specrun.runtime.round import GenerationResult
 
 _LEAST_ROOM = 16  # tokens to be said where no length was asked for
 _BEHIND_SHARE = 4  # one part in so many of a full context is for what stands behind the gap

@@ -17,7 +17,7 @@ from specrun.cli.chat.learning import ChatLearning
 from specrun.cli.options.learning import LearnSettings
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.engine import Engine
-from specrun.runtime.results import GenerationResult
+from specrun.runtime.round import GenerationResult
 
 if TYPE_CHECKING:
     from specrun.train.trainer.listener import TrainingStatus

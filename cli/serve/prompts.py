@@ -13,7 +13,7 @@ from specrun.bindings.errors import OptionError
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.http.server import beside_the_loop
 from specrun.cli.serve.request import AnswerRequest, Prompt
-from specrun.runtime.chat_template import ChatText, chat_text, require_room, too_long
+from specrun.runtime.chat import ChatText, chat_text, require_room, too_long
 from specrun.runtime.engine import Engine
 
 _SHORT = 2_000  # characters that are tokenized faster than a thread is woken

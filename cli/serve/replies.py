@@ -24,8 +24,8 @@ from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.service import Answer, AnswerService, Delta, Finish
-from specrun.runtime.replies import Reply
-from specrun.runtime.results import GenerationResult, TokenEvent
+from specrun.runtime.chat import Reply
+from specrun.runtime.round import GenerationResult, TokenEvent
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()

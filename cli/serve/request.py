@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.cli.serve.tools.plan import ReplyPlan
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 Prompt = str | tuple[int, ...]
 """A text, or its tokens."""

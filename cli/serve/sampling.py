@@ -13,7 +13,7 @@ from specrun.cli.serve.errors import RequestError, field_named_in
 from specrun.cli.serve.grammars import asks_for_text, read_grammar
 from specrun.cli.serve.request import SpeculativeChoice
 from specrun.cli.serve.settings import Bounds, ServeSettings
-from specrun.runtime.sampling import RANDOM_SEED, SamplingParams, unknown_name
+from specrun.runtime.laws import RANDOM_SEED, SamplingParams, unknown_name
 
 _NUMBERS = {
     "temperature": "temperature",

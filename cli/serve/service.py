@@ -22,12 +22,10 @@ from specrun.cli.serve.prompts import PromptReader, Prompts
 from specrun.cli.serve.request import AnswerRequest
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools.plan import PartReader
-from specrun.runtime.chat_template import too_long
-from specrun.runtime.engine import Engine, EngineStream
-from specrun.runtime.engine.trace import RoundTrace
-from specrun.runtime.replies import CallBegun, Part
-from specrun.runtime.results import FinishReason, GenerationResult, TokenEvent
-from specrun.runtime.sampling import random_if_unset
+from specrun.runtime.chat import CallBegun, Part, too_long
+from specrun.runtime.engine import Engine, EngineStream, RoundTrace
+from specrun.runtime.laws import random_if_unset
+from specrun.runtime.round import FinishReason, GenerationResult, TokenEvent
 
 Finish = Literal["stop", "length", "tool_calls", "abort"]
 """Why a choice ended; "abort", as vLLM calls it, where the server cut it short."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.bindings.errors import MissingPackageError
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 _PACKAGES = {
     "starlette": "starlette",

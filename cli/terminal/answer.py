@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime
-from specrun.runtime.results import GenerationResult, SpecStats, TokenEvent
-from specrun.runtime.session import GenerationStream
+from specrun.runtime.engine import GenerationStream
+from specrun.runtime.round import GenerationResult, SpecStats, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)

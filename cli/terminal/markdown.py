@@ -20,7 +20,7 @@ from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
 from rich.syntax import Syntax
 
 from specrun.cli.terminal.terminal import Terminal, printable
-from specrun.runtime.results import TokenEvent
+from specrun.runtime.round import TokenEvent
 
 _LEAST_PAUSE_S = 0.05
 _PAUSES_PER_DRAWING = 10  # at most a tenth of the time goes into drawing

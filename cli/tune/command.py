@@ -33,7 +33,7 @@ from specrun.cli.tune.options import (
 )
 
 if TYPE_CHECKING:
-    from specrun.runtime.costs import (
+    from specrun.runtime.planning import (
         Candidate,
         ShapeTrial,
         TunedSetting,
@@ -248,8 +248,8 @@ def tune(
 
         run_target_costs(load, load.model, text, output, terminal)
         return
-    from specrun.runtime.chat_template import prompt_tokens
-    from specrun.runtime.costs import save_curve, save_plans
+    from specrun.runtime.chat import prompt_tokens
+    from specrun.runtime.planning import save_curve, save_plans
     from specrun.runtime.tuning import tuning
 
     options = _options(load, text, sampling)
@@ -273,7 +273,7 @@ def tune(
 
 
 def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> TuneOptions:
-    from specrun.runtime.costs import TuneOptions
+    from specrun.runtime.planning import TuneOptions
 
     target, draft = _files(load, text)
     return TuneOptions(
@@ -318,7 +318,7 @@ def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
 
 def _refuse_heads(draft: Path) -> None:
     from specrun.bindings.gguf import read_header
-    from specrun.runtime.methods import method_of_head
+    from specrun.runtime.language import method_of_head
 
     kind = read_header(draft).architecture
     if method_of_head(kind) is not None:

@@ -35,7 +35,7 @@ def run_layer_skip(
     """Search, print the best sets of layers, draw the search and write the best cut, as asked."""
     from specrun.bench.layers.layer_search import search_layers
     from specrun.bindings.atomic import check_target
-    from specrun.runtime.chat_template import prompt_tokens
+    from specrun.runtime.chat import prompt_tokens
 
     options = _options(load, text, skip, sampling)
     check_plot(output.plot)

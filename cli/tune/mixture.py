@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
-    from specrun.runtime.costs import CostCurve
+    from specrun.runtime.planning import CostCurve
 
 SIZES = (2, 4, 8)
 """Tokens of evaluations that verify 1, 3 and 7 drafts."""
@@ -16,7 +16,7 @@ SIZES = (2, 4, 8)
 
 def experts_text(n_experts: int, n_used: int) -> str:
     """Say how many experts evaluations of several tokens read."""
-    from specrun.runtime.costs.memory_traffic import expected_experts
+    from specrun.runtime.planning import expected_experts
 
     read = ", ".join(f"{expected_experts(n_experts, n_used, n):.1f}" for n in SIZES)
     sizes = ", ".join(map(str, SIZES[:-1])) + f" and {SIZES[-1]}"
@@ -29,7 +29,7 @@ def experts_text(n_experts: int, n_used: int) -> str:
 def warn_of_experts(target: Path, curve: CostCurve, terminal: Terminal) -> None:
     """Warn, where the target is a mixture of experts, of what its evaluations read and take."""
     from specrun.bindings.gguf import read_header
-    from specrun.runtime.costs.memory_traffic import mixture
+    from specrun.runtime.planning import mixture
 
     n_experts, n_used = mixture(read_header(target))
     if not n_experts:

@@ -20,15 +20,15 @@ from specrun.cli.tune.options import TuneOutput, TuneText
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specrun.runtime.costs import CostCurve, WeightType
+    from specrun.runtime.planning import CostCurve, WeightType
 
 
 def run_target_costs(
     load: LoadSettings, target: Path, text: TuneText, output: TuneOutput, terminal: Terminal
 ) -> None:
     """Measure the target's cost curve, print it and keep it."""
-    from specrun.runtime.costs import measure_target_costs, save_curve, weight_types
     from specrun.runtime.memory import layers_here
+    from specrun.runtime.planning import measure_target_costs, save_curve, weight_types
 
     if output.plot is not None:
         raise click.UsageError("--plot draws the plans for a draft model: give -md FILE too")
@@ -85,7 +85,7 @@ def _padded(curve: CostCurve, size: int) -> str:
 
 def _show_types(types: Sequence[WeightType], terminal: Terminal) -> None:
     """Print how files of other weight types compare, and what is to be said of them."""
-    from specrun.runtime.costs import ACCEPTED
+    from specrun.runtime.planning import ACCEPTED
 
     rows = []
     for known in types:

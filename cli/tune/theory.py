@@ -26,8 +26,7 @@ from specrun.cli.terminal.table import print_table
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
-    from specrun.runtime.costs import CostCurve
-    from specrun.runtime.tuning.chain_table import BestLengths, ChainInputs, ChainRow
+    from specrun.runtime.planning import BestLengths, ChainInputs, ChainRow, CostCurve
 
 _NUMBERS, _MEASURED = Section("Numbers"), Section("Measurement")
 _MORE, _LONGEST = 3, 16  # rows below the best chain, and of all
@@ -147,7 +146,7 @@ def _given(numbers: TheoryNumbers, load: LoadSettings) -> _Chains:
     """Return what was given as numbers, with what the target's file says, if there is one."""
     from specrun.bench.drafters.pair_theory import given_inputs
     from specrun.bindings.models.model import Model
-    from specrun.runtime.costs.memory_traffic import memory_traffic
+    from specrun.runtime.planning import memory_traffic
 
     wanted = (("--alpha", numbers.alpha), ("--cost-ratio", numbers.cost_ratio))
     missing = [name for name, value in wanted if value is None]
@@ -244,7 +243,7 @@ def _expressions(pair: TheoryPair, *, demo: bool) -> tuple[str, ...]:
 
 
 def _shown(chains: _Chains, numbers: TheoryNumbers) -> tuple[BestLengths, list[ChainRow]]:
-    from specrun.runtime.tuning.chain_table import best_lengths, chain_row
+    from specrun.runtime.planning import best_lengths, chain_row
 
     best = best_lengths(chains.inputs)
     longest = numbers.length or min(max(best.measured or best.flat, 1) + _MORE, _LONGEST)
@@ -279,7 +278,7 @@ def _or_dash(value: float | None) -> str:
 
 
 def _verdicts(inputs: ChainInputs, best: BestLengths, bandwidth: float | None) -> Iterator[str]:
-    from specrun.runtime.tuning.chain_table import tokens_per_second_by_bandwidth
+    from specrun.runtime.planning import tokens_per_second_by_bandwidth
 
     alpha, cost = inputs.acceptance, inputs.cost_ratio
     lengths = [f"{best.flat} where more tokens cost nothing (section 3.5)"]

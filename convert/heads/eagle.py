@@ -26,7 +26,7 @@ from specrun.convert.heads.head_kind import (
     stored_ids,
 )
 from specrun.convert.heads.target_facts import TargetFacts
-from specrun.runtime.drafters.eagle.draft_vocabulary import DRAFT_TOKENS
+from specrun.runtime.drafters.eagle import DRAFT_TOKENS
 
 _LAYER = "layers.0."
 _EMBEDDING = "embed_tokens.weight"

@@ -15,7 +15,7 @@ from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.gguf import Metadata
 from specrun.convert.heads.target_facts import TargetFacts
-from specrun.runtime.methods import head_kinds
+from specrun.runtime.language import head_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class HeadPlan:
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """A kind of head: `name`, one of `methods.head_kinds`, is `--kind` and the file's architecture.
+    """A kind of head: `name`, one of `head_kinds`, is `--kind` and the file's architecture.
 
     `weights` are the names of weight files, without ending, that only this kind has; `in_config`
     and `in_tensors` say whether a config, or the names of a checkpoint's tensors, are this kind's
@@ -57,7 +57,7 @@ class HeadKind:
 
     def __post_init__(self) -> None:
         if self.name not in head_kinds():
-            raise ValueError(f"no method of runtime/methods.py drafts with {self.name!r} heads")
+            raise ValueError(f"no method of runtime/language.py drafts with {self.name!r} heads")
 
 
 def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:

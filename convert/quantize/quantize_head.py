@@ -29,7 +29,7 @@ from specrun.convert.quantize.quantize import (
     known_tensor_type,
     quantization_report,
 )
-from specrun.runtime.methods import METHODS
+from specrun.runtime.language import METHODS
 
 _HEADS = [method for method in METHODS.values() if method.head and not method.llama_cpp_head]
 HEAD_ARCHITECTURES = tuple(method.head for method in _HEADS if method.head)

@@ -13,18 +13,22 @@ greedy trees, n-grams and Medusa or EAGLE-2 drafts. Greedy decoding is P a point
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance.followed import FollowedLaws
 from specrun.runtime.acceptance.rule import (
     Acceptance,
+    FollowedLaws,
     LawAt,
     count_to_test,
     settle_point_masses,
     walk,
 )
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import DraftTree, Draw
+from specrun.runtime.laws.law import FloatArray, Law
+from specrun.runtime.laws.noise import NoiseSource
+from specrun.runtime.trees.tree import ROOT, DraftTree, Draw
 
 
 class ExactRule:
@@ -73,3 +77,163 @@ def decide(
         # Rejected: the next draw is tested against what the target's law has left.
         remaining = remaining.without(token) if draw.law is None else remaining.residual(draw.law)
     return settle_point_masses(tree, draws[n_tested:], remaining, noise)
+
+
+# == Block verification: accepts or rejects a chain as a whole, and keeps more =====================
+#
+# Sun et al., "Block Verification Accelerates Speculative Decoding" (2024), algorithm 2. With p_0 =
+# 1, draft laws Q_i and target laws P_i (P_{i+1} is the law after x_i):
+#
+#     p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))    the target's mass that x_1..x_i may claim
+#     S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+   what x_{i+1} cannot claim of it
+#     h_i = S_i / (S_i + 1 - p_i) for i < L, h_L = p_L
+#
+# keep the last i with u_i <= h_i (none: i = 0); the next token is drawn from norm((p_i P_{i+1} -
+# Q_{i+1})+), after full acceptance from P_{L+1}. Token-wise acceptance keeps i tokens with
+# probability prod min(1, P_j/Q_j) <= p_i.
+#
+# Why it is exact: whatever is drafted below it, x_1..x_i is kept with probability p_i given its
+# value. By induction from the end: E[p_{i+1}] = sum min(Q_{i+1}, p_i P_{i+1}) = p_i - S_i, and (p_i
+# - S_i) + (1 - p_i + S_i) h_i = p_i. So the token after it is x with probability min(Q, p_i P)(x) +
+# S_i norm((p_i P - Q)+)(x) = p_i P(x). The argument needs no fixed length: where the chain ends may
+# depend on the tokens above and on the law of the next one, as with `planning.draft_size`, though
+# not on the value of a draw that is then left out; and at its end any exact rule may go on.
+#
+# Degenerate cases. If p_i = 1 and S_i = 0, then P_{i+1} = Q_{i+1} and h_i is 0/0: the next token is
+# never refused, so only rounding asks; h_i = 1 and the residual is P_{i+1}. Once p_i = 0 nothing
+# deeper can be kept, and no further law is computed.
+
+
+class BlockRule:
+    """Block verification of the tree's leading chain, the token-wise rule for what branches below.
+
+    A tree that branches at its root is therefore left to the token-wise rule. So is one whose
+    leading chain holds only point masses: there both rules have one law, and the token-wise one
+    repeats plain decoding's own text.
+    """
+
+    name = "exact"
+    exact = True
+
+    def __init__(self) -> None:
+        self._token_wise = ExactRule()
+
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
+        """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
+        if isinstance(law_at, FollowedLaws):
+            followed = law_at.followed(tree, noise, position, as_block=True)
+            if isinstance(followed, Acceptance):
+                return followed
+            noise = followed
+        chain = _leading_chain(tree)
+        if all(map(_is_point, chain)):
+            return self._token_wise.accept(tree, law_at, noise, position)
+        levels, share = _levels(tree, chain, law_at)
+        # All tests are keyed with the round's first position, which no later round visits. With
+        # their own, the numbers that refused the tail would return next round, no longer uniform.
+        noise.seek(position)
+        # h_L = p_L: the whole chain is kept with the mass that it may still claim.
+        if share > 0.0 and noise.accept(share):
+            return self._below(tree, chain, law_at, noise, position)
+        kept = len(levels) - 1
+        # From the deepest up: h_i is the probability of i given that no more are kept. What passes
+        # no test keeps nothing.
+        while kept > 0 and not noise.accept(levels[kept].keep_probability):
+            kept -= 1
+        # The recovered token is drawn with the numbers of its own position.
+        noise.seek(position + kept)
+        path = tuple(draw.node for draw in chain[:kept])
+        return Acceptance(path, noise.choose(levels[kept].residual()), rejected=True)
+
+    def _below(
+        self, tree: DraftTree, chain: list[Draw], law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
+        """Return the fully accepted chain and what is kept of the tree below it, token by token."""
+        last = chain[-1].node
+        # The chain's end takes the root's place, so that the other rule sees an ordinary tree.
+        below = replace(tree, draws={**tree.draws, ROOT: tree.draws.get(last, ())})
+
+        def law_below(node: int) -> Law:
+            return law_at(last if node == ROOT else node)
+
+        rest = self._token_wise.accept(below, law_below, noise, position + len(chain))
+        path = (*(draw.node for draw in chain), *rest.path)
+        return Acceptance(path, rest.next_token, rest.rejected)
+
+
+class _Level:
+    """After i tokens of the chain: p_i, P_{i+1} and Q_{i+1}.
+
+    Passes over the vocabulary wait until they are asked for: a draft kept whole needs none.
+    """
+
+    __slots__ = ("_left", "draft", "law", "share")
+
+    def __init__(self, share: float, law: Law, draft: Law) -> None:
+        self.share, self.law, self.draft = share, law, draft
+        self._left: tuple[FloatArray, float] | None = None
+
+    @property
+    def left(self) -> tuple[FloatArray, float]:
+        """The weights (p_i P_{i+1} - Q_{i+1})+ of the recovered token, and their sum S_i.
+
+        They are on the support of `law`.
+        """
+        left = self._left
+        if left is None:
+            weights = self.law.left_over(self.draft, self.share)
+            left = self._left = weights, float(np.add.reduce(weights))
+        return left
+
+    @property
+    def keep_probability(self) -> float:
+        """The paper's h_i: the probability of keeping exactly i tokens, given no more are kept."""
+        total = self.left[1]
+        rest = total + (1.0 - self.share)
+        # 0/0 only where p_i = 1 and S_i = 0 (the module's degenerate cases).
+        return total / rest if rest > 0.0 else 1.0
+
+    def residual(self) -> Law:
+        """Return the law of the recovered token."""
+        weights, total = self.left
+        return Law(weights / total, self.law.ids) if total > 0.0 else self.law
+
+
+def _leading_chain(tree: DraftTree) -> list[Draw]:
+    """Return the draws from the root down to the first node that has none or several."""
+    chain: list[Draw] = []
+    below = tree.draws.get
+    draws = below(ROOT)
+    # Draws are counted, not nodes: equal draws share a node, but each has to be tested.
+    while draws is not None and len(draws) == 1:
+        draw = draws[0]
+        chain.append(draw)
+        draws = below(draw[0])
+    return chain
+
+
+def _is_point(draw: Draw) -> bool:
+    return draw.law is None
+
+
+def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Level], float]:
+    """Return the levels above the chain's draws and p_L; once the share is 0, fewer and 0.0."""
+    levels: list[_Level] = []
+    share, node, tokens = 1.0, ROOT, tree.tokens
+    for drawn, drawn_law in chain:
+        token = tokens[drawn]
+        # A point mass is the law that is sure of its token: Q_i(x_i) = 1.
+        draft = Law.point(token) if drawn_law is None else drawn_law
+        draft_prob = draft.probability(token)
+        if draft_prob <= 0.0:
+            raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
+        law = law_at(node)
+        # Before the share moves on: a level pairs p_i with the laws of token i + 1.
+        levels.append(_Level(share, law, draft))
+        share = min(1.0, share * law.probability(token) / draft_prob)
+        if share <= 0.0:
+            break
+        node = drawn
+    return levels, share

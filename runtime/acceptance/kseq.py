@@ -36,9 +36,9 @@ from specrun.runtime.acceptance.rule import (
     settle_point_masses,
     walk,
 )
-from specrun.runtime.law import FloatArray, Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import DraftTree, Draw
+from specrun.runtime.laws.law import FloatArray, Law
+from specrun.runtime.laws.noise import NoiseSource
+from specrun.runtime.trees.tree import DraftTree, Draw
 
 # Relative, and not far above float64's rounding (2e-16): a narrower interval says no more.
 _PRECISION = 1e-14

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from specrun.runtime.acceptance.exact import decide
 from specrun.runtime.acceptance.rule import Acceptance, walk
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.law import FloatArray, IdArray, Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.transform import Logits
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws.law import FloatArray, IdArray, Law
+from specrun.runtime.laws.noise import NoiseSource
+from specrun.runtime.laws.transform import Logits
+from specrun.runtime.trees.tree import DraftTree
 
 Mask = npt.NDArray[np.bool_]
 

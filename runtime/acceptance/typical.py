@@ -27,9 +27,9 @@ import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.rule import Acceptance, LawAt
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws.law import Law
+from specrun.runtime.laws.noise import NoiseSource
+from specrun.runtime.trees.tree import ROOT, DraftTree
 
 
 class TypicalRule:

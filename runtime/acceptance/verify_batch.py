@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource, SeededNoise
+from specrun.runtime.laws.law import Law
+from specrun.runtime.laws.noise import NoiseSource, SeededNoise
 
 PADDING = -1
 """What fills a row of the output after its last token."""

@@ -1,4 +1,4 @@
-/* What decides: the numbers of an answer's key, or any other source's methods. See runtime/noise.py. */
+/* What decides: the numbers of an answer's key, or any other source's methods. See runtime/laws/noise.py. */
 
 #ifndef NOISE_H
 #define NOISE_H

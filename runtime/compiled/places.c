@@ -1,6 +1,6 @@
 /* The inputs of a head's graph: rows that form a chain or a tree, their positions, cells and mask.
 
-   As `fill_chain` and `fill_places` of runtime/heads/attention.py write them, in one call in place of
+   As `fill_chain` and `fill_places` of runtime/heads/graphs.py write them, in one call in place of
    one for every array: after an evaluation numpy's code is not in the processor's caches. */
 
 #include "places.h"

@@ -1,6 +1,6 @@
 /* Trees drawn without replacement (Sequoia, Chen et al. 2024, algorithm 2).
 
-   As runtime/trees/growth.py and runtime/drafters/draft_model/tree_state.py do it: evaluate a depth,
+   As runtime/trees/growth.py and runtime/drafters/draft_model/state.py do it: evaluate a depth,
    make the law of each row, draw the children of its node, and so on. Every evaluation drives the
    interpreter's data out of the processor's caches, and Python's steps after it cost several times
    what they cost elsewhere. */

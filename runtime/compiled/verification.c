@@ -1,6 +1,6 @@
 /* Block verification of a leading chain of draws, and the token-wise rule for what lies below.
 
-   As runtime/acceptance/block.py and exact.py do it, in one call that also makes the target's laws of
+   As runtime/acceptance/exact.py and exact.py do it, in one call that also makes the target's laws of
    its rows: after an evaluation the interpreter's data is not in the processor's caches, and a dozen
    of Python's steps cost more than all that is counted here. Whatever is not short and plain (dense
    laws, broken rows, draws of no mass) is left to Python: nothing has changed by then. */
@@ -16,7 +16,7 @@
 #include "short_laws.h"
 #include "sums.h"
 
-#define SHORT 128     /* tokens of a law, as in runtime/law.py */
+#define SHORT 128     /* tokens of a law, as in runtime/laws/law.py */
 #define DEEPEST 64    /* nodes of a path */
 #define ROOT (-1)
 

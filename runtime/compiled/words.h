@@ -1,4 +1,4 @@
-/* The numbers that decide the token at a position: see runtime/noise.py. */
+/* The numbers that decide the token at a position: see runtime/laws/noise.py. */
 
 #ifndef WORDS_H
 #define WORDS_H

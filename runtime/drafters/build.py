@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import cast
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import LiveCurve
-from specrun.runtime.drafter import Drafter, DrafterWeights, NoDrafter, Pace
+from specrun.runtime.drafters.break_even import ComparedDrafter, PayingDrafter, TimedDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.paying import ComparedDrafter, PayingDrafter, TimedDrafter
-from specrun.runtime.language import Expression, parse_expression
-from specrun.runtime.methods import Method, find_method
-from specrun.runtime.pairing import check_rollback, check_verifiable
+from specrun.runtime.language import Expression, Method, find_method, parse_expression
+from specrun.runtime.models.pairing import check_rollback, check_verifiable
+from specrun.runtime.planning import LiveCurve
+from specrun.runtime.round.drafter import Drafter, DrafterWeights, NoDrafter, Pace
 
 Builder = Callable[[Expression, DraftEnvironment, BuildPart], DrafterWeights]
 """Builds an expression of one method; combinators build their members with the third argument."""

@@ -11,17 +11,15 @@ from pathlib import Path
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.runtime.costs import CostCurve, LiveCurve, known_curve
-from specrun.runtime.costs.draft_length import MOST_DRAFTED, DraftLength
-from specrun.runtime.costs.live_curve import DraftCost
-from specrun.runtime.costs.tree_size import TreeSize
-from specrun.runtime.drafter import DrafterWeights, Pace, make_all
-from specrun.runtime.drafters.meeting import DraftMeeting
-from specrun.runtime.fixed_shape import Shape
-from specrun.runtime.language import Expression
-from specrun.runtime.methods import find_method
+from specrun.runtime.drafters.batching import DraftMeeting
+from specrun.runtime.language import Expression, find_method
+from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.models.names import locate_model
-from specrun.runtime.offload import LayerCount
+from specrun.runtime.planning import CostCurve, LiveCurve, known_curve
+from specrun.runtime.planning.curves import DraftCost
+from specrun.runtime.planning.draft_size import MOST_DRAFTED, DraftLength, TreeSize
+from specrun.runtime.round.drafter import DrafterWeights, Pace, make_all
+from specrun.runtime.round.padding import Shape
 
 _FIXED_WIDTH = 8  # CPUs pay twice as much for 16 tokens, for few more that are accepted
 _LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a drafter takes

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from specrun.bindings.errors import StaleViewError
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.transform import Logits
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws.transform import Logits
+from specrun.runtime.round.drafter import DraftRequest
+from specrun.runtime.trees.tree import ROOT, DraftTree
 
 
 class RowMemory:

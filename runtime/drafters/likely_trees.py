@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.tree import ROOT
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.trees.tree import ROOT
 
 State = TypeVar("State")
 

@@ -11,12 +11,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from specrun.runtime.costs.draft_length import DraftLength
-from specrun.runtime.costs.tree_size import TreeSize
-from specrun.runtime.drafter import Drafter, DraftRequest, Owned, RoundOutcome
 from specrun.runtime.heads import FloatRows, TextRows
-from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.planning.draft_size import DraftLength, TreeSize
+from specrun.runtime.round.drafter import Drafter, DraftRequest, Owned, RoundOutcome
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees.tree import DraftTree
 
 _ROOT_ROWS = (0,)  # those of most rounds
 

@@ -5,12 +5,12 @@ Draft models and EAGLE's heads (`TreeOptions`), which draft a chain without any 
     tree=4x2x2                        branching factors by depth
     tree="0 1 00 01 000"              nodes, each the path of child ranks that leads to it
     tree=mc_sim_7b_63                 as the method's authors published it
-    tree=sequoia, nodes=24, depth=6   the best tree of so many nodes (`costs.sequoia`)
+    tree=sequoia, nodes=24, depth=6   the best tree of so many nodes (`planning.optimal_trees`)
     depth=5, topk=4, nodes=16         grown where the drafter is sure (EAGLE-2)
 
 Medusa's and Hydra's heads (`head_tree`) take the first three, or plan a tree for their accuracies:
 
-    nodes=24                          the best tree of so many nodes (`costs.medusa_tree`)
+    nodes=24                          the best tree of so many nodes (`planning.optimal_trees`)
     (nothing)                         of the size with the most expected tokens a second
     accuracy=FILE.csv                 accuracies of a file, in place of those in the head's own
 """
@@ -23,17 +23,16 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import TYPICAL_ACCURACY, plan_medusa_tree
-from specrun.runtime.costs.medusa_tree import medusa_tree
-from specrun.runtime.costs.tree_size import TreeSize
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.heads import Accuracy, read_accuracy_csv
-from specrun.runtime.language import Expression, ExpressionOptions
-from specrun.runtime.methods import find_method, options_of
-from specrun.runtime.tree import ROOT
-from specrun.runtime.trees.eagle2_tree import DynamicShape
+from specrun.runtime.language import Expression, ExpressionOptions, find_method, options_of
+from specrun.runtime.planning import TYPICAL_ACCURACY, plan_medusa_tree
+from specrun.runtime.planning.draft_size import TreeSize
+from specrun.runtime.planning.optimal_trees import medusa_tree
+from specrun.runtime.trees.eagle2 import DynamicShape
 from specrun.runtime.trees.growth import TreeSampling
 from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
+from specrun.runtime.trees.tree import ROOT
 
 _DEPTH, _TOPK, _NODES = 5, 4, 16
 _PLANNED_NODES = 24

@@ -1,6 +1,9 @@
-"""The engine: several conversations whose draft trees are verified in one evaluation."""
+"""Sessions, `Runtime`, and `Engine`: several conversations, verified in one evaluation."""
 
 from specrun.runtime.engine.engine import Engine
+from specrun.runtime.engine.opening import RuntimeOptions, parse_options
+from specrun.runtime.engine.runtime import Runtime
+from specrun.runtime.engine.session import GenerationStream, Session
+from specrun.runtime.engine.slots import SharedEvaluation, SlotClock, n_slot_sequences
 from specrun.runtime.engine.streams import EngineStream
-
-__all__ = ["Engine", "EngineStream"]
+from specrun.runtime.engine.trace import RoundTrace

@@ -1,8 +1,4 @@
-"""The engine: a target and drafters that answer several conversations at once, in a thread.
-
-Each slot is a session with a conversation of its own; their draft trees are verified in one
-evaluation. The loop, the rules and the noise are those of `Runtime`, which is one such session.
-"""
+"""The engine: a target and drafters that answer several conversations at once, in a thread."""
 
 from __future__ import annotations
 
@@ -10,38 +6,139 @@ import dataclasses
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
+from specrun.bindings.machine.placement import placing
+from specrun.bindings.models.trial import trusting_files
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.demo import demo_drafters, demo_target
-from specrun.runtime.drafter import Owned, close_all
-from specrun.runtime.drafters.meeting import DraftMeeting
-from specrun.runtime.engine.choices import Choices
-from specrun.runtime.engine.schedule import Request, Schedule, Seat
-from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
-from specrun.runtime.engine.state import EngineStatistics, SlotState
-from specrun.runtime.engine.streams import EngineStream
-from specrun.runtime.engine.swaps import DrafterSwaps
-from specrun.runtime.grammar.compiled import compiled
-from specrun.runtime.online.store import open_rejections
-from specrun.runtime.opening import (
+from specrun.runtime.drafters.batching import DraftMeeting
+from specrun.runtime.engine.opening import (
     RuntimeOptions,
     draft_file_of,
     opening,
     parse_options,
     prompt_tokens,
 )
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.sampling import SamplingParams, random_if_unset
-from specrun.runtime.session import Session, require_count, require_length
+from specrun.runtime.engine.request_options import Choices
+from specrun.runtime.engine.schedule import Load, Request, Schedule, Seat
+from specrun.runtime.engine.session import Session, require_count, require_length
+from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
+from specrun.runtime.engine.streams import EngineStream
+from specrun.runtime.grammar.compiled import compiled
+from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
+from specrun.runtime.online import open_rejections
+from specrun.runtime.round.drafter import Owned, close_all
+from specrun.runtime.round.results import GenerationResult
 
 if TYPE_CHECKING:
-    from specrun.runtime.chat_template import ChatTemplate, Message
+    from specrun.runtime.chat.template import ChatTemplate, Message
+
+
+# == Statistics of an engine and its slots =========================================================
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """What an engine does now, and has done (`load`); `cells` of `n_ctx` are used."""
+
+    slots: int
+    busy: int
+    queued: int
+    n_ctx: int
+    cells: int
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What a slot does: its drafter, and of how many tokens of its text keys are cached."""
+
+    busy: bool
+    drafter: str
+    n_tokens: int
+    n_cached: int
+
+
+# == Online speculative decoding: the drafter is replaced between answers ==========================
+#
+# Liu et al. 2023: what drafts changes between answers. Each draw is tested with the law that it was
+# drawn from, so a swap waits until no conversation is in the middle of an answer; requests that
+# come meanwhile wait, too. Whoever swaps waits for both.
+
+
+class DrafterSwap:
+    """One swap that is asked for: the new expression, and how it ended."""
+
+    def __init__(self, drafter: str, files: Mapping[str, Path] | None) -> None:
+        self._drafter, self._files = drafter, files
+        self._ended, self._problem = threading.Event(), list[BaseException]()
+
+    def make(self, choices: Choices, schedule: Schedule) -> None:
+        """Swap now, in the engine's thread, where no answer is being made."""
+        try:
+            replaced = choices.swap(self._drafter, self._files)
+            try:
+                for seat in schedule.seats:
+                    if seat.session.drafter in replaced:
+                        seat.session.draft_with(seat.drafters.get(choices.own))
+            finally:
+                close_all(replaced)
+        except BaseException as problem:  # whoever waits is told
+            self.end(problem)
+            return
+        self._ended.set()
+
+    def end(self, problem: BaseException) -> None:
+        """Tell whoever waits why there was no swap."""
+        self._problem.append(problem)
+        self._ended.set()
+
+    def wait(self) -> None:
+        """Wait for it; raises why it could not be."""
+        self._ended.wait()
+        if self._problem:
+            raise self._problem[0]
+
+
+class DrafterSwaps:
+    """The swaps that are asked for; whoever asks and whoever makes them are different threads."""
+
+    def __init__(self) -> None:
+        self.asked: list[DrafterSwap] = []
+
+    def ask(self, drafter: str, files: Mapping[str, Path] | None) -> DrafterSwap:
+        """Note a swap, for whoever waits for it."""
+        swap = DrafterSwap(drafter, files)
+        self.asked.append(swap)
+        return swap
+
+    def make_if_idle(self, choices: Choices, schedule: Schedule, options: RuntimeOptions) -> None:
+        """Admit no more answers while a swap is asked for; make it once none is under way."""
+        schedule.admits = not self.asked
+        if schedule.admits or any(not seat.is_idle for seat in schedule.seats):
+            return
+        trust = trusting_files() if options.trust else nullcontext()
+        with trust, placing(options.placement):
+            while self.asked:
+                self.asked.pop(0).make(choices, schedule)
+        schedule.admits = True
+
+    def end(self, problem: BaseException) -> None:
+        """Tell all that wait why there is no swap."""
+        while self.asked:
+            self.asked.pop(0).end(problem)
+
+
+# == The engine ====================================================================================
+#
+# Each slot is a session with a conversation of its own; their draft trees are verified in one
+# evaluation. The loop, the rules and the noise are those of `Runtime`, which is one such session.
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +332,7 @@ class Engine:
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation, rendered by the model's chat template."""
-        from specrun.runtime.chat_template import chat_tokens
+        from specrun.runtime.chat.template import chat_tokens
 
         return chat_tokens(self.chat_template, self.vocabulary, messages)
 
@@ -359,7 +456,7 @@ class Engine:
     def chat_template(self) -> ChatTemplate:
         """The chat template; raises `TemplateError` if the model has none and none was given."""
         if self._template is None:
-            from specrun.runtime.chat_template import template_of
+            from specrun.runtime.chat.template import template_of
 
             source = self.options.chat_template or self.model.chat_template
             if source is None:
@@ -371,7 +468,7 @@ class Engine:
     def tool_template(self) -> ChatTemplate:
         """The template of conversations with tools: some models have another one for them."""
         if self._tool_template is None:
-            from specrun.runtime.chat_template import template_of
+            from specrun.runtime.chat.template import template_of
 
             source = None if self.options.chat_template else self.model.tool_template
             other = source and template_of(source, self.vocabulary)

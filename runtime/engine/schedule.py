@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specrun.bindings.errors import SpecrunError
-from specrun.runtime.drafters.meeting import DraftMeeting
-from specrun.runtime.engine.choices import Choice, DrafterKey, SlotDrafters
+from specrun.runtime.drafters.batching import DraftMeeting
+from specrun.runtime.engine.request_options import Choice, DrafterKey, SlotDrafters
+from specrun.runtime.engine.session import GenerationStream, Session
 from specrun.runtime.engine.slots import SharedEvaluation, SlotTarget, longest_prefix
 from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
-from specrun.runtime.results import GenerationResult, TokenEvent
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.session import GenerationStream, Session
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.round.results import GenerationResult, TokenEvent
 
 
 class Listener(Protocol):

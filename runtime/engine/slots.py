@@ -1,27 +1,13 @@
-"""Slots: places for conversations in one context of the target, and their common evaluation.
-
-A slot has sequence ids of its own, so the trees of all slots lie side by side in one batch and none
-sees another's tokens. What a slot evaluates waits until `SharedEvaluation.evaluate` is called, then
-each takes its own rows.
-
-The cells of every text lie in the order of its positions, as plain decoding leaves them (`target`).
-llama.cpp puts new tokens into the first free cells, so a cell that one text drops must not become
-free while another text has cells behind it. Dropped cells are parked: they stay in use, for a
-sequence that no token has and none sees, and new tokens always go behind all others. When cells run
-short, `SharedEvaluation.make_room` copies the texts together and frees the parked cells.
-
-Drafters that stop where drafting does not pay measure their rounds by `SlotClock`: an evaluation of
-k texts and N tokens counts for a slot as an equal part of what it takes without drafts, T(k), and
-its own drafts' part of what all of them add, T(N) - T(k). So the same drafts come to cost more
-where many conversations draft, and are stopped there.
-"""
+"""Slots: conversations in one context of the target, their cells, and their common evaluation."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,19 +16,98 @@ from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.saved_sequence import copy_sequence, place_sequence
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.engine.cells import Run, SlotCells, count_cells
 from specrun.runtime.engine.trace import EvaluationCost
-from specrun.runtime.target import (
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round.target import (
     CachedText,
     EvaluatedRows,
     PlacedRows,
     PromptLearner,
     TargetModel,
 )
-from specrun.runtime.text import common_prefix
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.tree_layout import Arrangement
+from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees.layout import Arrangement
+from specrun.runtime.trees.tree import DraftTree
+
+# == Cells of a shared KV cache: which positions of which slots lie in the same cells ==============
+#
+# A prompt's prefix that another slot has cached is shared, not evaluated again: its cells then
+# belong to both. How many cells are in use is counted here, because llama.cpp does not tell, and
+# refuses an evaluation that finds too few.
+
+
+class Run(NamedTuple):
+    """Positions start <= p < end of a slot, which lie in cells of one block.
+
+    A block's cells were filled one after the other by one text: slots that share a part of a block
+    share it from its start.
+    """
+
+    block: int
+    start: int
+    end: int
+
+
+class SlotCells:
+    """The cells of one slot, as runs that cover its cached positions in order."""
+
+    _blocks = itertools.count()
+
+    def __init__(self) -> None:
+        self._shared: list[Run] = []
+        self._own = next(self._blocks)  # the block of whatever lies behind them
+
+    def runs(self, n_cached: int) -> list[Run]:
+        """Return the runs of a slot that has cached so many positions."""
+        runs = [run for run in _cut(self._shared, n_cached) if run.start < run.end]
+        start = self._shared[-1].end if self._shared else 0
+        if n_cached > start:
+            runs.append(Run(self._own, start, n_cached))
+        return runs
+
+    def cut(self, n_cached: int, length: int) -> None:
+        """Note that of `n_cached` positions those from `length` on were dropped."""
+        if length < n_cached:
+            self._shared = [run for run in _cut(self.runs(n_cached), length) if run.start < run.end]
+            # What comes next lies in other cells than what other slots may still share.
+            self._own = next(self._blocks)
+
+    def share(self, other: SlotCells, n_cached: int, length: int) -> None:
+        """Note that the first `length` of another slot's `n_cached` positions are shared."""
+        self._shared = [run for run in _cut(other.runs(n_cached), length) if run.start < run.end]
+        self._own = next(self._blocks)
+
+
+def count_cells(runs: Iterable[Run]) -> int:
+    """Return how many cells the runs of all slots lie in."""
+    sizes: dict[int, int] = {}
+    for block, start, end in runs:
+        sizes[block] = max(sizes.get(block, 0), end - start)
+    return sum(sizes.values())
+
+
+def _cut(runs: Iterable[Run], length: int) -> list[Run]:
+    return [Run(block, start, min(end, length)) for block, start, end in runs]
+
+
+# == Slots =========================================================================================
+#
+# A slot has sequence ids of its own, so the trees of all slots lie side by side in one batch and
+# none sees another's tokens. What a slot evaluates waits until `SharedEvaluation.evaluate` is
+# called, then each takes its own rows.
+#
+# The cells of every text lie in the order of its positions, as plain decoding leaves them
+# (`target`). llama.cpp puts new tokens into the first free cells, so a cell that one text drops
+# must not become free while another text has cells behind it. Dropped cells are parked: they stay
+# in use, for a sequence that no token has and none sees, and new tokens always go behind all
+# others. When cells run short, `SharedEvaluation.make_room` copies the texts together and frees the
+# parked cells.
+#
+# Drafters that stop where drafting does not pay measure their rounds by `SlotClock`: an evaluation
+# of k texts and N tokens counts for a slot as an equal part of what it takes without drafts, T(k),
+# and its own drafts' part of what all of them add, T(N) - T(k). So the same drafts come to cost
+# more where many conversations draft, and are stopped there.
+
 
 _SHORT_PROMPT = 32
 _MOST_COPIED = 7 / 8  # of the context: how much of it texts may fill that are copied together

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from specrun.runtime.engine.trace import RoundTrace
-from specrun.runtime.results import GenerationResult, TokenEvent
+from specrun.runtime.round.results import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:  # whoever awaits has imported it
     import asyncio

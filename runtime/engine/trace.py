@@ -18,11 +18,11 @@ import numpy as np
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import Acceptance, LawAt
-from specrun.runtime.law import Law
-from specrun.runtime.results import SpecStats
-from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.transform import Logits
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws.law import Law
+from specrun.runtime.laws.transform import Logits
+from specrun.runtime.round.results import SpecStats
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees.tree import ROOT, DraftTree
 
 BEST = 6
 """How many tokens of a law a trace names: what a person reads at a glance."""

@@ -1,6 +1,4 @@
-"""Grammar-constrained decoding: what a user asks for, and the places of a text that follow it."""
+"""Grammar-constrained decoding: grammars that answers follow, and the tokens that may come next."""
 
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.state import GrammarState
-
-__all__ = ["Grammar", "GrammarError", "GrammarState"]

@@ -1,30 +1,39 @@
-"""Graphs of heads on ggml: best tokens by rank, greedy chains in one graph, and their reuse.
-
-Reading a whole row of logits back from the device costs more than a small head computes. So top-k
-and log-sum-exp are part of a head's graph, and only `ranks` numbers of each row leave the device.
-
-A greedy chain goes further: the best token of each depth is found and fed to the next depth inside
-the graph. Tokens are left in a table that outlives the graph, so that a whole chain comes back in
-one read. Whether ggml's backends can do this is asked when a graph is built, and
-`UnsupportedModelError` says that one cannot: the chain is then drafted depth by depth.
-
-A graph has a fixed number of rows. A few sizes serve all batches: rows are filled up to the next
-one.
-"""
+"""Graphs of heads on ggml: a decoder layer, best tokens by rank, and chains in one graph."""
 
 from __future__ import annotations
 
+import functools
+import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
-from specrun.runtime.drafter import Owned
+from specrun.bindings.ggml.functions import F32, I32, I64
+from specrun.bindings.ggml.graph import Rope
+from specrun.runtime.compiled import LOOPS
+from specrun.runtime.heads.file import HeadFile
+from specrun.runtime.heads.states import FloatRows
+from specrun.runtime.round.drafter import Owned
+
+# == Chains in one graph, and the reuse of graphs ==================================================
+#
+# Reading a whole row of logits back from the device costs more than a small head computes. So top-k
+# and log-sum-exp are part of a head's graph, and only `ranks` numbers of each row leave the device.
+#
+# A greedy chain goes further: the best token of each depth is found and fed to the next depth
+# inside the graph. Tokens are left in a table that outlives the graph, so that a whole chain comes
+# back in one read. Whether ggml's backends can do this is asked when a graph is built, and
+# `UnsupportedModelError` says that one cannot: the chain is then drafted depth by depth.
+#
+# A graph has a fixed number of rows. A few sizes serve all batches: rows are filled up to the next
+# one.
+
 
 MOST_CHAIN_TOKENS = 64
 """The longest chain of one graph."""
@@ -260,3 +269,356 @@ class PossibleGraphs(Generic[Graphs]):
         if self.graphs is not None:
             self.graphs.close()
             self.graphs = None
+
+
+# == A Llama decoder layer of a head: attention over a key-value cache in a ggml graph =============
+#
+# The cache is a table of cells. A graph writes the keys and values of its rows into the cells it is
+# told, then each row attends to the cells its mask shows: that serves a prompt, a chain and a tree
+# alike, wherever the rows lie.
+#
+# Tensors of a layer, after a prefix of the head's: `attn_{q,k,v,output}.weight`,
+# `attn_{q,k,v}.bias` (optional), `ffn_norm.weight`, `ffn_{gate,up,down}.weight`,
+# `rope_freqs.weight` (head size / 2, optional), which divides the rotary frequencies as in Llama
+# 3.1. Shapes are in ggml's order, the fastest dimension first.
+
+
+Array = npt.NDArray[Any]
+
+_STEP = 256  # attention reads the cache in steps of this size, so that few graphs serve all lengths
+_MASKED = float("-inf")
+_MOST_NEW = 16  # cells of text that a mask gets from one made before
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """Heads of an attention layer: `n_heads` of queries share `n_kv_heads` of keys and values."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_size: int
+    rope: Rope
+
+    @property
+    def size(self) -> int:
+        """Numbers of all heads of one row."""
+        return self.n_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers of one row's keys."""
+        return self.n_kv_heads * self.head_size
+
+
+class KeyValueCache:
+    """One conversation's keys and values of up to `n_cells` rows, rounded up, in F32.
+
+    One more cell, `spare`, is where rows write that only fill up a graph. Close it before the
+    device.
+    """
+
+    def __init__(self, device: ComputeDevice, sizes: AttentionSizes, n_cells: int) -> None:
+        self.sizes = sizes
+        self.n_cells = -(-n_cells // _STEP) * _STEP
+        self.spare = self.n_cells
+        shape = ("F32", (sizes.kv_size, self.n_cells + 1))
+        self._tensors = TensorStore(device, {"keys": shape, "values": shape})
+        # What `length` returned last, and the most cells that would have been too few for it.
+        self._length = 0, -1
+
+    def length(self, used: int) -> int:
+        """Return how many cells a graph reads so that it sees the first `used` of them."""
+        length, fewer = self._length
+        if fewer < used <= length:
+            return length
+        # At most a quarter too many, or a step: a long text is not to need new graphs every few
+        # rounds.
+        step = max(_STEP, 1 << max(0, used.bit_length() - 3))
+        length = -(-used // step) * step
+        self._length = min(length, self.n_cells), length - step
+        return self._length[0]
+
+    def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
+        """Return inputs for where n rows stand and what they see; `fill_places` fills them."""
+        return Places(
+            self,
+            builder.input("positions", I32, n),
+            builder.input("cells", I64, n),
+            builder.input("mask", F32, length, n, kept=True),
+        )
+
+    def attend(
+        self,
+        builder: GraphBuilder,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        places: Places,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        """Return softmax(q k^T / sqrt(d) + mask) v of all heads, (size, n), for n rows at `places`.
+
+        `query` is (size, n), `key` and `value` (kv_size, n), not rotated yet; `factors` divide the
+        rope frequencies.
+        """
+        sizes, d, n, length = self.sizes, self.sizes.head_size, query.shape[1], places.length
+
+        def rotated(rows: Tensor, heads: int) -> Tensor:
+            by_head = builder.reshape(rows, d, heads, n)
+            return builder.rope(by_head, places.positions, sizes.rope, factors)
+
+        def cached(name: str, rows: Tensor) -> Tensor:
+            # Read from the write's own result: only that makes ggml write before it reads.
+            written = builder.set_rows(Tensor(self._tensors[name]), rows, places.cells)
+            builder.keep(written)
+            return builder.reshape(builder.rows(written, 0, length), d, sizes.n_kv_heads, length)
+
+        keys = cached("keys", builder.reshape(rotated(key, sizes.n_kv_heads), sizes.kv_size, n))
+        values = cached("values", value)
+        query = builder.permute(rotated(query, sizes.n_heads), 0, 2, 1, 3)
+        # permute only changes strides: heads become the third axis, and ggml repeats the key-value
+        # heads over the query heads (grouped-query attention).
+        scores = builder.mul_mat(builder.permute(keys, 0, 2, 1, 3), query)
+        weights = builder.soft_max(scores, places.mask, 1.0 / math.sqrt(d))
+        # mul_mat contracts the fastest axis of both, so cells must be
+        # that axis of the values, and stored as such.
+        by_cell = builder.contiguous(builder.permute(values, 1, 2, 0, 3))
+        mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
+        return builder.reshape(builder.contiguous(mixed), sizes.size, n)
+
+    def close(self) -> None:
+        """Free the cells."""
+        self._tensors.close()
+
+
+RowPlaces = tuple[Sequence[int], Sequence[int], int, npt.NDArray[np.bool_]]
+"""Where n rows stand: positions, cells, how many of the first cells all of them see, and which of
+the cells from there on each sees, its own among them, [n, m], contiguous."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where n rows of a graph stand: in which cache, at which positions (n), in which cells (n).
+
+    `mask`, (length, n), says which cells they see.
+    """
+
+    cache: KeyValueCache
+    positions: Tensor
+    cells: Tensor
+    mask: Tensor
+
+    @property
+    def length(self) -> int:
+        """How many cells are read."""
+        return self.mask.shape[0]
+
+    def part(self, builder: GraphBuilder, first: int, count: int) -> Places:
+        """Return the places of `count` rows from `first` on."""
+        return Places(
+            self.cache,
+            builder.columns(self.positions, first, count),
+            builder.columns(self.cells, first, count),
+            builder.rows(self.mask, first, count),
+        )
+
+
+def mask_below(
+    builder: GraphBuilder, above: Tensor, parents: Tensor, own: Tensor, zeros: Tensor
+) -> Tensor:
+    """Return the mask (length, n) of rows that see what a row above does, and one cell more.
+
+    `above` is the mask of the rows above, of which `parents`, I32 (n), names each row's. `own`, I64
+    (n), are the places of the cells in the new mask, seen as one row; `zeros` is F32 (1, n).
+    """
+    length, n = above.shape[0], parents.shape[0]
+    copied = builder.reshape(builder.get_rows(above, parents), 1, length * n)
+    return builder.reshape(builder.set_rows(copied, zeros, own), length, n)
+
+
+def fill_places(
+    graph: Graph, tokens: Sequence[int], given: FloatRows | None, places: RowPlaces, spare: int
+) -> None:
+    """Fill a graph's inputs with n tokens and their rows, if any, then with what only fills it up.
+
+    Rows that only fill up are zeros in the spare cell, and see the first one.
+    """
+    at, own, seen, sees = places
+    graph.filled = None  # the next chain's mask is not this one's and a few columns
+    if LOOPS is not None:
+        cells = graph.cells
+        into = None if given is None else cells["rows"]
+        four = cells["positions"], cells["cells"], cells["mask"], cells["tokens"]
+        LOOPS.places(*four, into, given, at, own, tokens, seen, sees, spare)
+        return
+    inputs, (n, more) = graph.inputs, sees.shape
+    numbers = ("positions", at, 0), ("cells", own, spare), ("tokens", tokens, 0)
+    for name, values, filling in numbers:
+        inputs[name][0, :n], inputs[name][0, n:] = values, filling
+    if given is not None:
+        inputs["rows"][:n], inputs["rows"][n:] = given, 0.0
+    # Rows see nothing unless told: cells behind the text hold what other rounds wrote.
+    mask = inputs["mask"]
+    mask.fill(_MASKED)
+    mask[:n, :seen] = 0.0
+    np.copyto(mask[:n, seen : seen + more], 0.0, where=sees)
+    # A row that sees no cell would have a softmax over -inf alone, which is NaN.
+    mask[n:, 0] = 0.0
+
+
+def fill_chain(
+    graph: Graph, given: FloatRows, position: int, count: int, spare: int, below: int
+) -> None:
+    """Fill a graph's inputs with rows [n, width] in the cells after the first `count`.
+
+    They are contiguous, and a chain: each sees the positions up to its own, and the first stands
+    at `position`. Rows that only fill the graph up follow, then `below` more, not given, that go
+    on from the n-th.
+    """
+    # Every array is written by few operations, or all of them by one: after an evaluation none of
+    # this is in the processor's caches.
+    seen, graph.filled = graph.filled, None  # an interrupt leaves what is not known
+    if LOOPS is not None:
+        cells = graph.cells
+        seen = -1 if seen is None else seen
+        four = cells["positions"], cells["cells"], cells["mask"], cells["rows"]
+        LOOPS.chain_places(*four, given, position, count, below, seen, spare)
+        graph.filled = count
+        return
+    inputs, n = graph.inputs, len(given)
+    inputs["rows"][:n], inputs["rows"][n:] = given, 0.0  # an earlier round's may be anything
+    positions, places, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
+    rows, length = mask.shape
+    steps, wide_steps = _chain_steps(n, rows - below, below)
+    np.add(steps, position, out=positions)
+    np.add(wide_steps, count, out=places)
+    if n + below < rows:
+        filling = slice(n, rows - below)
+        positions[filling], places[filling] = 0, spare
+    if seen is None or seen > count:
+        mask.fill(_MASKED)
+        seen = 0
+    # All rows see the cells before `seen`, and no cell behind the rows that came after them.
+    if count > seen + _MOST_NEW:
+        mask[:, seen:count] = 0.0
+        seen = count
+    end = min(count + 2 * rows, length)
+    mask[:, seen:end] = _chain_mask(count - seen, n, rows - below, below)[:, : end - seen]
+    graph.filled = count
+
+
+@functools.lru_cache(maxsize=256)
+def _chain_steps(
+    n: int, width: int, below: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Return the number of each row among n + below, in the types of positions and of cells."""
+    steps = [*range(n), *(0,) * (width - n), *range(n, n + below)]
+    return np.array(steps, np.int32), np.array(steps, np.int64)
+
+
+@functools.lru_cache(maxsize=64)
+def _chain_mask(seen: int, n: int, width: int, below: int) -> npt.NDArray[np.float32]:
+    """Return the mask of rows over `seen` cells of the text, their own and as many behind.
+
+    Rows that only fill up see the text, too: of no cell a softmax is NaN. Nothing reads them.
+    """
+    steps, _ = _chain_steps(n, width, below)
+    own = np.full((len(steps), 2 * len(steps)), _MASKED, np.float32)
+    own[:, : n + below][np.arange(n + below) <= steps[:, None]] = 0.0
+    own[n:width] = _MASKED
+    return np.concatenate([np.zeros((len(steps), seen), np.float32), own], axis=1)
+
+
+class LayerTensors(Protocol):
+    """A layer's tensors by the names above."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor that is there."""
+
+    def get(self, name: str) -> Tensor | None:
+        """Return an optional tensor, None where there is none."""
+
+
+class LayerWeights:
+    """A layer's tensors by the names above, among those of a whole head."""
+
+    def __init__(self, store: TensorStore, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return Tensor(self._store[self._prefix + name])
+
+    def get(self, name: str) -> Tensor | None:
+        """Return an optional tensor, None where the head has none."""
+        return self[name] if self._prefix + name in self._store else None
+
+
+def layer_attention(file: HeadFile) -> AttentionSizes:
+    """Return the attention that a file's metadata describe under llama.cpp's names.
+
+    Rotary pairs are the halves of a head, as in Hugging Face's checkpoints. Raises
+    MalformedFileError for sizes that contradict each other.
+    """
+    hidden = file.size("embedding_length")
+    heads, kv = file.size("attention.head_count"), file.size("attention.head_count_kv")
+    # The rotation takes pairs of a head, so heads of odd size have none.
+    if hidden % heads or heads % kv or (hidden // heads) % 2:
+        raise MalformedFileError(
+            f"{file.path} has {heads} heads and {kv} key-value heads for hidden states of "
+            f"{hidden}: convert it again"
+        )
+    base, factor = file.number("rope.freq_base", 10000.0), file.number("rope.scaling.factor", 1.0)
+    # freq_scale multiplies positions; linear scaling divides them by the factor.
+    rope = Rope(hidden // heads, freq_base=base, freq_scale=1.0 / factor, neox=True)
+    return AttentionSizes(heads, kv, hidden // heads, rope)
+
+
+def layer_tensor_names(file: HeadFile, prefix: str, attention: AttentionSizes) -> list[str]:
+    """Return the layer's tensors in the file, checked."""
+    h, kv, wide = attention.size, attention.kv_size, file.size("feed_forward_length")
+    needed: dict[str, tuple[int, ...]] = {
+        "attn_q.weight": (h, h),
+        "attn_k.weight": (h, kv),
+        "attn_v.weight": (h, kv),
+        "attn_output.weight": (h, h),
+        "ffn_norm.weight": (h,),
+        "ffn_gate.weight": (h, wide),
+        "ffn_up.weight": (h, wide),
+        "ffn_down.weight": (wide, h),
+    }
+    optional = {
+        "attn_q.bias": (h,),
+        "attn_k.bias": (kv,),
+        "attn_v.bias": (kv,),
+        "rope_freqs.weight": (attention.head_size // 2,),
+    }
+    needed |= {name: shape for name, shape in optional.items() if prefix + name in file}
+    return [file.require(prefix + name, shape) for name, shape in needed.items()]
+
+
+def decoder_layer(
+    builder: GraphBuilder,
+    weights: LayerTensors,
+    x: Tensor,
+    residual: Tensor,
+    places: Places,
+    norm_eps: float,
+    factors: Tensor | None = None,
+) -> Tensor:
+    """Return y + mlp(norm(y)) with y = residual + attention(x), for rows (hidden, n).
+
+    mlp(x) = down(silu(gate x) * up x). The rows' keys and values go to their places in a cache;
+    `factors` divide the rotary frequencies.
+    """
+
+    def projected(name: str) -> Tensor:
+        linear = builder.mul_mat(weights[f"attn_{name}.weight"], x)
+        bias = weights.get(f"attn_{name}.bias")
+        return linear if bias is None else builder.add(linear, bias)
+
+    q, k, v = map(projected, "qkv")
+    mixed = places.cache.attend(builder, q, k, v, places, factors)
+    y = builder.add(residual, builder.mul_mat(weights["attn_output.weight"], mixed))
+    normed = builder.rms_norm(y, weights["ffn_norm.weight"], norm_eps)
+    gate, up = (builder.mul_mat(weights[f"ffn_{name}.weight"], normed) for name in ("gate", "up"))
+    return builder.add(y, builder.mul_mat(weights["ffn_down.weight"], builder.swiglu(gate, up)))

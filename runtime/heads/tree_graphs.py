@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
-from specrun.runtime.drafter import Owned, close_all
 from specrun.runtime.heads.graphs import LengthGraphs, NativeShare, PossibleGraphs
+from specrun.runtime.round.drafter import Owned, close_all
 
 IntArray = npt.NDArray[np.int32]
 

@@ -1,7 +1,34 @@
-"""Models that people already have, and those of the hub: found, named, described and fetched."""
+"""Models on this disk and on the hub: their names, stores, downloads, and which fit each other."""
 
-from specrun.runtime.models.catalogue import ModelEntry, catalogue
-from specrun.runtime.models.hub import Progress, fetch_model, is_offline, without_hub
-from specrun.runtime.models.hub_files import HUB_PREFIX, HubName
-from specrun.runtime.models.names import locate_model
+from specrun.runtime.models.hub import (
+    HUB_PREFIX,
+    HubName,
+    Progress,
+    fetch_model,
+    is_offline,
+    without_hub,
+)
+from specrun.runtime.models.names import (
+    ModelEntry,
+    catalogue,
+    could_draft,
+    is_hub_name,
+    locate_model,
+    looks_like_path,
+    matching,
+)
+from specrun.runtime.models.packaged import (
+    PackagedModel,
+    fetch_packaged,
+    find_packaged,
+    is_there,
+    shipped_heads,
+)
+from specrun.runtime.models.pairing import (
+    check_blocks,
+    check_draftable,
+    check_pair,
+    check_rollback,
+    check_same_vocabulary,
+)
 from specrun.runtime.models.stores import StoredModel, StoredModels, stored_models

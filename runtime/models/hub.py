@@ -1,9 +1,4 @@
-"""Models of the Hugging Face hub: fetched into llama.cpp's cache, resumed, and checked by SHA-256.
-
-A file gets its name in the cache only when it is whole and its hash is the hub's. What an
-interrupted download left lies in `blobs/ETAG.incomplete`; the next one goes on behind it.
-huggingface_hub (listing, access, transfer) is imported when something is fetched, never before.
-"""
+"""The Hugging Face hub: names of its files, downloads checked by SHA-256, and the cache."""
 
 from __future__ import annotations
 
@@ -12,24 +7,269 @@ import errno
 import hashlib
 import logging
 import os
+import re
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from specrun.bindings.atomic import require_free_space
+from specrun.bindings.atomic import atomic_path, require_free_space
 from specrun.bindings.errors import (
     FileMissingError,
     HubError,
     MalformedFileError,
     MissingPackageError,
+    OptionError,
     SpecrunError,
 )
-from specrun.runtime.models.hub_cache import CachedRepo, find_cached
-from specrun.runtime.models.hub_files import HubName, choose_files, is_weights_file, n_parts, tag_of
+
+# == Hub repositories: names, `OWNER/REPO[:QUANT]`, and llama.cpp's choice of files ================
+#
+# `-hf` means the same file here as in llama.cpp: that of the quantization named, otherwise Q4_K_M,
+# Q8_0 or the first model of the repository; a model in parts is all of its parts. Projectors of
+# pictures (`mmproj`), importance matrices and heads that draft are no models.
+
+
+HUB_PREFIX = "hf:"
+"""What begins the name of a model that may be fetched from the hub, as in hf:OWNER/REPO:Q8_0."""
+
+_NAME = re.compile(r"([\w.-]+)/([\w.-]+)(?::([\w.-]+))?", re.ASCII)
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_QUANTIZATION = re.compile(
+    r"[-._]((?:UD-)?(?:I?Q\d[A-Z0-9_]*|B?F16|F32|TQ\d_\d|MXFP4[A-Z0-9_]*|NVFP4))$", re.IGNORECASE
+)
+_DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
+_HEADS = ("mtp-", "eagle3-", "dflash-", "dspark-")
+_NEVER_MODELS = ("mmproj", "imatrix")
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository of the hub, and the quantization that is asked for; "": the usual one."""
+
+    owner: str
+    repo: str
+    tag: str = ""
+
+    @property
+    def repo_id(self) -> str:
+        """OWNER/REPO, as the hub has it."""
+        return f"{self.owner}/{self.repo}"
+
+    def __str__(self) -> str:
+        return f"{self.repo_id}:{self.tag}" if self.tag else self.repo_id
+
+    @classmethod
+    def parse(cls, text: str) -> HubName:
+        """Return the name that `text` is, with or without `hf:`; raises OptionError for others."""
+        match = _NAME.fullmatch(text.removeprefix(HUB_PREFIX).strip())
+        if match is None or {match[1], match[2]} & {".", ".."} or ".." in text or "--" in text:
+            raise OptionError(
+                f"{text!r} names no repository of the hub: give OWNER/REPO, or OWNER/REPO:QUANT"
+            )
+        tag = match[3] or ""
+        return cls(match[1], match[2], "" if tag == "latest" else tag)
+
+
+def choose_files(names: Sequence[str], tag: str) -> tuple[str, ...]:
+    """Return the files of a listing that are its model with this tag, "": its usual one.
+
+    The first file is the one to open; there are others where the model is split. A tag may also be
+    the whole name of a file. Heads are chosen where a repository has nothing else. Without such a
+    file the answer is empty.
+    """
+    models = [name for name in names if is_model_file(name)]
+    models = models or [name for name in names if is_weights_file(name)]
+    firsts = [name for name in models if _place(name)[1] == 1]
+    for wanted in (tag,) if tag else _DEFAULT_TAGS:
+        pattern = re.compile(rf"{re.escape(wanted)}([.-]|$)", re.IGNORECASE)
+        for name in firsts:
+            if pattern.search(name):
+                return parts_of(name, names)
+    return () if tag or not firsts else parts_of(firsts[0], names)
+
+
+def parts_of(first: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return all parts of a split model in order, of those that are there; else `first` alone."""
+    stem, _, count = _place(first)
+    if count == 1:
+        return (first,)
+    parts = (name for name in names if name.endswith(".gguf"))
+    places = {name: _place(name) for name in parts}
+    same = [name for name, place in places.items() if (place[0], place[2]) == (stem, count)]
+    return tuple(sorted(same, key=lambda name: places[name][1]))
+
+
+def n_parts(name: str) -> int:
+    """Return of how many parts the model is to which a file belongs."""
+    return _place(name)[2]
+
+
+def is_first_part(name: str) -> bool:
+    """Whether a model is opened by this file."""
+    return _place(name)[1] == 1
+
+
+def is_model_file(name: str) -> bool:
+    """Whether llama.cpp takes a file for a model, by its name."""
+    base = name.rpartition("/")[2]
+    return is_weights_file(name) and not any(part in base for part in _HEADS)
+
+
+def is_weights_file(name: str) -> bool:
+    """Whether a file holds a model, or heads that draft for one, by its name."""
+    base = name.rpartition("/")[2]
+    return base.endswith(".gguf") and not any(part in base for part in _NEVER_MODELS)
+
+
+def stem_of(name: str) -> str:
+    """Return the name of a file without folders, .gguf and the number of its part."""
+    return _place(name.rpartition("/")[2])[0]
+
+
+def tag_of(name: str) -> str:
+    """Return the quantization in a file's name, in capitals; "": it has none."""
+    match = _QUANTIZATION.search(stem_of(name))
+    return "" if match is None else match[1].upper()
+
+
+def _place(name: str) -> tuple[str, int, int]:
+    """Return the name without .gguf and part, the number of the part, and how many there are."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return name.removesuffix(".gguf"), 1, 1
+    return match[1], int(match[2]), int(match[3])
+
+
+# == The hub's cache on this disk: llama.cpp's and huggingface_hub's, in the same layout ===========
+#
+#     models--OWNER--REPO/refs/main               the commit that was fetched last
+#     models--OWNER--REPO/snapshots/COMMIT/FILE   a link to
+#     models--OWNER--REPO/blobs/ETAG              the file; ETAG is its SHA-256
+#
+# Blobs may be links themselves, into a store that several caches share.
+
+
+MAIN = "main"
+
+
+def hub_folder() -> Path:
+    """Return the folder that repositories are fetched into, in llama.cpp's order."""
+    return hub_folders()[0]
+
+
+def hub_folders() -> list[Path]:
+    """Return the folders that may hold repositories: llama.cpp's own, where one is set, and the
+    hub's."""
+    environment = os.environ
+    hub = [environment.get("HF_HUB_CACHE", ""), environment.get("HUGGINGFACE_HUB_CACHE", "")]
+    hub += [
+        str(Path(environment[name]) / below) if environment.get(name) else ""
+        for name, below in (("HF_HOME", "hub"), ("XDG_CACHE_HOME", "huggingface/hub"))
+    ]
+    hub.append(str(Path.home() / ".cache" / "huggingface" / "hub"))
+    said = [environment.get("LLAMA_CACHE", ""), next(filter(None, hub))]
+    found = (Path(os.path.expandvars(text)).expanduser() for text in said if text)
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRepo:
+    """The folder of one repository in a cache; nothing of it need be there."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, name: HubName, cache: Path | None = None) -> CachedRepo:
+        """Return the folder of a repository, in the cache that is fetched into or another."""
+        return cls((cache or hub_folder()) / f"models--{name.owner}--{name.repo}")
+
+    @property
+    def repo_id(self) -> str:
+        """OWNER/REPO; "" where the folder is called otherwise."""
+        kind, _, rest = self.folder.name.partition("--")
+        owner, dashes, repo = rest.partition("--")
+        return f"{owner}/{repo}" if kind == "models" and dashes and owner and repo else ""
+
+    def blob(self, etag: str) -> Path:
+        """Return where the file with this hash lies."""
+        return self.folder / "blobs" / etag
+
+    def lock(self, etag: str) -> Path:
+        """Return the lock that huggingface_hub takes while it fetches the file."""
+        return self.folder.parent / ".locks" / self.folder.name / f"{etag}.lock"
+
+    def snapshot(self, commit: str) -> Path:
+        """Return the folder with the files of a commit under their names."""
+        return self.folder / "snapshots" / commit
+
+    def main(self) -> str | None:
+        """Return the commit that was fetched last, None where there is none."""
+        try:
+            commit = (self.folder / "refs" / MAIN).read_text("ascii").strip()
+        except (OSError, ValueError):
+            return None
+        return commit if commit.isalnum() else None
+
+    def set_main(self, commit: str) -> None:
+        """Remember the commit that was fetched last."""
+        if self.main() != commit:
+            path = self.folder / "refs" / MAIN
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(path, force=True) as aside:
+                aside.write_text(commit, "ascii")
+
+    def link(self, commit: str, name: str, etag: str) -> Path:
+        """Give a blob its name in the snapshot of a commit, and return that."""
+        blob, path = self.blob(etag), self.snapshot(commit).joinpath(*name.split("/"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and path.samefile(blob):
+            return path
+        path.unlink(missing_ok=True)  # a link that leads nowhere, or to what was damaged
+        try:
+            path.symlink_to(os.path.relpath(blob, path.parent))
+        except OSError:
+            if sys.platform != "win32":
+                raise
+            blob.replace(path)  # where links are forbidden, huggingface_hub moves it, too
+        return path
+
+    def files(self, commit: str) -> list[str]:
+        """Return the names in a snapshot, those that can be opened, in order."""
+        folder = self.snapshot(commit)
+        return sorted(path.relative_to(folder).as_posix() for path in _files_below(folder))
+
+    def find(self, tag: str) -> Path | None:
+        """Return the first file of the model with a tag that was fetched, None without it."""
+        commit = self.main()
+        if commit is None:
+            return None
+        chosen = choose_files(self.files(commit), tag)
+        if not chosen or len(chosen) != n_parts(chosen[0]):
+            return None
+        return self.snapshot(commit) / chosen[0]
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def find_cached(name: HubName) -> Path | None:
+    """Return the first file of a model that some cache of the hub has, None without one."""
+    found = (CachedRepo.of(name, cache).find(name.tag) for cache in hub_folders())
+    return next((path for path in found if path is not None), None)
+
+
+# == Downloads =====================================================================================
+#
+# A file gets its name in the cache only when it is whole and its hash is the hub's. What an
+# interrupted download left lies in `blobs/ETAG.incomplete`; the next one goes on behind it.
+# huggingface_hub (listing, access, transfer) is imported when something is fetched, never before.
+
 
 Progress = Callable[[str, int, int], None]
 """Told what is under way, the bytes that are done and the bytes in all."""

@@ -1,19 +1,27 @@
-"""A model's name: a path, `hf:OWNER/REPO[:QUANT]` of the hub, or an unambiguous name of a store.
-
-A path that is there is that file, whatever else is called so. Only `hf:` may ask the network.
-"""
+"""Names of models, and the catalogue of the models on this disk."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from specrun.bindings.errors import FileMissingError, OptionError
-from specrun.runtime.models.hub import Progress, fetch_model
-from specrun.runtime.models.hub_files import HUB_PREFIX, HubName
+from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
+from specrun.bindings.gguf import GGUFHeader, read_any_header, read_header
+from specrun.bindings.models.nextn import read_nextn
+from specrun.bindings.models.vocabulary import stored_fingerprint
+from specrun.runtime.heads.file import TARGET_VOCABULARY
+from specrun.runtime.language import method_of_head
+from specrun.runtime.models.hub import HUB_PREFIX, HubName, Progress, fetch_model
 from specrun.runtime.models.stores import StoredModel, stored_models
+
+# == Names =========================================================================================
+#
+# A path that is there is that file, whatever else is called so. Only `hf:` may ask the network.
+
 
 _SHOWN = 8
 
@@ -96,3 +104,118 @@ def _unknown(text: str, models: Sequence[StoredModel]) -> str:
     else:
         hint = f"to fetch one from the hub: -hf {text}" if text.count("/") == 1 else "give a path"
     return f"there is no file {text}, and no model of that name in the caches; {hint}"
+
+
+# == The catalogue of stored models: their headers, and which could draft for which ================
+#
+# A model can draft for another of the same vocabulary that is at least twice as large; heads draft
+# for models of the vocabulary and hidden size that they were made for. Whether drafting pays is
+# another question: `specrun tune`.
+
+
+LEAST_RATIO = 2.0
+"""How many times as many parameters a target has as a model that is said to draft for it."""
+
+_STATE_KEYS = (".ssm.", ".wkv.")  # of recurrent and hybrid models: they cannot take back drafts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A stored model, and what its headers say; None where they do not, `problem` if unreadable.
+
+    `n_bytes` and `n_parameters` are those of all its files. `method` is the drafting method of what
+    is no model but drafts for one: heads, or NextN blocks alone. `vocabulary` is the SHA-256 of the
+    tokens, for heads of their target's. `drafters` are the entries that could draft for it.
+    """
+
+    model: StoredModel
+    n_bytes: int
+    architecture: str | None = None
+    n_parameters: int | None = None
+    quantization: str | None = None
+    chat_template: bool = False
+    n_ctx_train: int | None = None
+    vocabulary: str | None = None
+    width: int | None = None
+    method: str | None = None
+    recurrent: bool = False
+    problem: str | None = None
+    drafters: list[str] = field(default_factory=list)
+
+
+def catalogue(models: Sequence[StoredModel]) -> list[ModelEntry]:
+    """Return an entry for each model, with the names of those that could draft for it."""
+    entries = [_described(model) for model in models]
+    for target in entries:
+        target.drafters.extend(entry.model.name for entry in entries if could_draft(entry, target))
+    return entries
+
+
+def could_draft(drafter: ModelEntry, target: ModelEntry) -> bool:
+    """Whether one could draft for the other, by vocabulary, kind and size."""
+    if target.method is not None or target.vocabulary is None:
+        return False
+    if drafter.vocabulary != target.vocabulary or drafter is target or target.recurrent:
+        return False
+    if drafter.method is not None:
+        return drafter.width in (None, target.width)
+    sizes = drafter.n_parameters or 0, target.n_parameters or 0
+    return not drafter.recurrent and 0 < sizes[0] * LEAST_RATIO <= sizes[1]
+
+
+def _described(model: StoredModel) -> ModelEntry:
+    n_bytes = sum(_sizes(model))
+    try:
+        headers = [read_header(model.path)]
+        headers += [read_any_header(path) for path in model.files[1:]]
+        first = headers[0]
+        method = method_of_head(first.architecture)
+        alone = method is None and read_nextn(model.path, first).alone
+        drafts_by = "mtp" if alone else method.name if method else None
+    except SpecrunError as error:
+        return ModelEntry(model, n_bytes, problem=str(error))
+    template = first.metadata.get("tokenizer.chat_template")
+    return ModelEntry(
+        model,
+        n_bytes,
+        architecture=first.architecture,
+        n_parameters=sum(header.n_parameters for header in headers),
+        quantization=first.file_type_name,
+        chat_template=isinstance(template, str),
+        n_ctx_train=_number(first, "context_length"),
+        vocabulary=_vocabulary(first),
+        width=_width(first),
+        method=drafts_by,
+        recurrent=is_recurrent(first),
+    )
+
+
+def is_recurrent(header: GGUFHeader) -> bool:
+    """Whether a header says that a model keeps a state, from which drafts cannot be taken back."""
+    keys = tuple(f"{header.architecture}{key}" for key in _STATE_KEYS)
+    return any(name.startswith(keys) for name in header.metadata)
+
+
+def _sizes(model: StoredModel) -> Iterator[int]:
+    for path in model.files:
+        with contextlib.suppress(OSError):
+            yield path.stat().st_size
+
+
+def _vocabulary(header: GGUFHeader) -> str | None:
+    made_for = header.metadata.get(TARGET_VOCABULARY)
+    if isinstance(made_for, str):
+        return made_for
+    fingerprint = stored_fingerprint(header)
+    return None if fingerprint is None else fingerprint.hex()
+
+
+def _width(header: GGUFHeader) -> int | None:
+    """Return the size of the hidden states, for a head of those of its target that it reads."""
+    read = _number(header, "target_hidden_size")
+    return _number(header, "embedding_length") if read is None else read
+
+
+def _number(header: GGUFHeader, name: str) -> int | None:
+    value = header.metadata.get(f"{header.architecture}.{name}")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

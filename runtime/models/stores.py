@@ -1,6 +1,6 @@
 """Model stores: the GGUF files that the hub, llama.cpp, ollama and LM Studio keep on this disk.
 
-Everything is read only, from names and links alone; `catalogue` reads the headers. What is broken
+Everything is read only, from names and links alone; `names` reads the headers. What is broken
 (links that lead nowhere, manifests that are no JSON) is reported as a problem and left where it is.
 """
 
@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.runtime.models.hub_cache import CachedRepo, hub_folders
-from specrun.runtime.models.hub_files import (
+from specrun.runtime.models.hub import (
+    CachedRepo,
     choose_files,
+    hub_folders,
     is_first_part,
     is_weights_file,
     n_parts,

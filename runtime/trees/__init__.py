@@ -1,6 +1,6 @@
-"""Draft trees: topologies, proposal schemes, EAGLE-2's dynamic trees, and how they grow."""
+"""Draft trees: nodes and draws, shapes, growth, EAGLE-2's dynamic trees, and their layout."""
 
-from specrun.runtime.trees.eagle2_tree import (
+from specrun.runtime.trees.eagle2 import (
     DynamicShape,
     GrownTree,
     check_sampling,
@@ -22,12 +22,4 @@ from specrun.runtime.trees.growth import (
     propose_without_replacement,
 )
 from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
-from specrun.runtime.trees.tree_laws import (
-    RANKED_TOKENS,
-    EvaluatedDepth,
-    PathLaws,
-    Paths,
-    check_p_min,
-    grow_draft,
-    ranking_params,
-)
+from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder

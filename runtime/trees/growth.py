@@ -25,10 +25,10 @@ from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
-from specrun.runtime.law import Law, RankedLaw
-from specrun.runtime.noise import DraftNoise, NoiseSource, choose_in_turn
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws.law import Law, RankedLaw
+from specrun.runtime.laws.noise import DraftNoise, NoiseSource, choose_in_turn
 from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
 
 TreeSampling = Literal["with", "without", "argmax"]
 Child = tuple[int, int]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from specrun.bindings.contexts.context_options import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
-from specrun.runtime.tree import ROOT
-from specrun.runtime.tree_layout import count_leaves
+from specrun.runtime.trees.layout import count_leaves
+from specrun.runtime.trees.tree import ROOT
 
 MAX_NODES = 1024
 """More nodes than this are a mistake: no machine verifies them in the time of a few tokens."""

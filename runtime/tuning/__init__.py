@@ -1,23 +1,39 @@
 """Tuning: acceptance measured on texts, and the trees that are fastest on this machine."""
 
-from specrun.runtime.tuning.dynamic_acceptance import (
+from specrun.runtime.tuning.acceptance import (
+    CalibrationText,
+    DrawnAlpha,
     DynamicAcceptance,
+    RankedPair,
+    acceptance_by_rank,
+    drafting_shares,
     kept_nodes,
+    law_pairs,
+    laws_along,
+    measure_alpha,
     measure_dynamic_acceptance,
+    require_law,
 )
-from specrun.runtime.tuning.head_calibration import (
+from specrun.runtime.tuning.heads import (
     HeadCalibration,
     HeadCalibrationOptions,
     calibrate_heads,
+    calibrated_layers,
     features_along,
+    guess_kinds,
 )
-from specrun.runtime.tuning.head_guesses import guess_kinds
-from specrun.runtime.tuning.rank_acceptance import (
-    CalibrationText,
-    LawPair,
-    acceptance_by_rank,
-    law_pairs,
-    laws_along,
+from specrun.runtime.tuning.profile import (
+    ANY,
+    EDITED,
+    QUESTIONS,
+    Choice,
+    Profile,
+    drafter_for,
+    known_profile_file,
+    load_profile,
+    profile_file,
+    save_profile,
+    workload_of,
 )
 from specrun.runtime.tuning.tree_plan import (
     dynamic_round_seconds,

@@ -1,9 +1,4 @@
-"""Profiles: what `specrun accelerate` found to be fastest for one GGUF file on this machine.
-
-A profile belongs to a machine, a model file (by size and content, wherever it lies and whatever it
-is called), the settings that change what evaluations cost, and the files of the drafters that it
-names. Where one of them differs it is ignored, with one sentence that says which.
-"""
+"""Profiles written by `specrun accelerate`, and the default drafter that they choose."""
 
 from __future__ import annotations
 
@@ -13,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.atomic import cache_folder
-from specrun.bindings.errors import FileMissingError
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.errors import FileMissingError, SpecrunError
+from specrun.bindings.gguf import read_header
 from specrun.bindings.kept_file import (
     NotForThisError,
     json_object,
@@ -23,9 +20,18 @@ from specrun.bindings.kept_file import (
     text_in,
 )
 from specrun.bindings.machine.devices import describe_machine
-from specrun.runtime.costs.tuned import describe_file, write_json
-from specrun.runtime.language import parse_expression
-from specrun.runtime.methods import options_of
+from specrun.runtime.acceptance import build_rule
+from specrun.runtime.language import options_of, parse_expression, short_label
+from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.models.names import is_recurrent
+from specrun.runtime.planning.plans import describe_file, describe_settings, write_json
+
+# == Profiles ======================================================================================
+#
+# A profile belongs to a machine, a model file (by size and content, wherever it lies and whatever
+# it is called), the settings that change what evaluations cost, and the files of the drafters that
+# it names. Where one of them differs it is ignored, with one sentence that says which.
+
 
 FORMAT = 1
 ANY = "any"
@@ -181,3 +187,76 @@ def _choice(value: Mapping[str, Any]) -> Choice:
         number_in(value["speed_up"]),
         text_in(value["reason"]),
     )
+
+
+# == The default drafter: the profile's, else `auto`, which limits its losses ======================
+#
+# `drafter_for` is asked by whatever opens a model for a user (chat, generate, a server). Under a
+# rule that is not exact nothing is chosen here: what a user did not ask for must not change a
+# text's law.
+
+
+PLAIN, AUTO = "none", "auto"
+QUESTIONS, EDITED = "questions", "edited"
+"""Workloads of profiles: answers to short prompts, and such that repeat or edit a long one."""
+
+_LONG_PROMPT = 400  # characters from which a prompt holds a text that the answer is about
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenDrafter:
+    """A drafter expression, and the line that says where it comes from ("": nothing to say)."""
+
+    expression: str
+    note: str = ""
+
+
+def drafter_for(
+    target: Path,
+    temperature: float,
+    workload: str = ANY,
+    *,
+    context: ContextOptions,
+    n_gpu_layers: LayerCount = "auto",
+    n_gpu_layers_draft: LayerCount = "auto",
+    accept: str = "exact",
+    use_profile: bool = True,
+    warn: Callable[[str], None] = lambda _: None,
+) -> ChosenDrafter:
+    """Return how to draft for a model file where nobody says how.
+
+    `workload` is one of a profile (`workload_of`), "any" where it is not known. `use_profile` False
+    leaves the profile out. `warn` is told in a sentence why a profile does not apply; files that
+    cannot be read are left to whoever opens them.
+    """
+    if not build_rule(accept).exact:
+        return ChosenDrafter(PLAIN)
+    if use_profile:
+        settings = describe_settings(context, n_gpu_layers, n_gpu_layers_draft)
+        profile = load_profile(target, settings, warn=warn)
+        choice = None if profile is None else profile.choice(temperature, workload)
+        if choice is not None:
+            return ChosenDrafter(choice.drafter, _note(choice))
+    return ChosenDrafter(AUTO if _takes_back(target) else PLAIN)
+
+
+def workload_of(prompt: str) -> str:
+    """Return the workload of one prompt: a long one holds a text to summarise or edit."""
+    return EDITED if len(prompt) >= _LONG_PROMPT else QUESTIONS
+
+
+def _takes_back(target: Path) -> bool:
+    """Whether drafts can be taken back at all, by what the header says."""
+    try:
+        return not is_recurrent(read_header(target))
+    except SpecrunError:
+        return False
+
+
+def _note(choice: Choice) -> str:
+    off = "(--no-profile: without it)"
+    if choice.drafter == PLAIN:
+        why = f", {choice.reason}" if choice.reason else ""
+        return f"profile: decoding plainly, as specrun accelerate found nothing faster{why} {off}"
+    drafter = short_label(parse_expression(choice.drafter))
+    return f"profile: {drafter}, {choice.speed_up:.2f} times plain decoding when measured {off}"

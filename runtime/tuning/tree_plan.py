@@ -8,7 +8,7 @@ For given widths the best tree is known: acceptance falls with rank, so at each 
 evaluate are those of highest value, each has a first child, and the rest are the most valuable of
 all their children. What is left to search are the widths, depth by depth: all of them for small
 trees, a beam of the most promising for large ones. A beginning is given up where even the dynamic
-programme's tree (`sequoia`), which ignores widths, could not make up for the time already spent.
+programme's tree, which ignores widths, could not make up for the time already spent.
 
 For EAGLE-2's dynamic trees (Li et al. 2024) the objective is the same: over depth d, `topk` k and n
 kept nodes, maximise (1 + accepted(d, k, n)) / (T(n + 1) + t(1) + (d - 1) t(k)). The draft model
@@ -24,12 +24,12 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from specrun.runtime.costs import RoundCosts, SequoiaProgramme
-from specrun.runtime.costs.sequoia import expected_tokens
-from specrun.runtime.law import FloatArray
-from specrun.runtime.tree import ROOT
+from specrun.runtime.laws.law import FloatArray
+from specrun.runtime.planning import RoundCosts, SequoiaProgramme
+from specrun.runtime.planning.optimal_trees import expected_tokens
 from specrun.runtime.trees import DynamicShape, Topology
-from specrun.runtime.tuning.dynamic_acceptance import DynamicAcceptance
+from specrun.runtime.trees.tree import ROOT
+from specrun.runtime.tuning.acceptance import DynamicAcceptance
 
 _BEAM = 100  # more than there are beginnings of trees of 8 nodes: those are searched exhaustively
 _WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)

@@ -18,7 +18,16 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import ContextFullError, OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.costs import (
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.draft_model import draft_context_options, draft_size
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.engine.session import Session
+from specrun.runtime.language import quoted
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.memory import layers_here
+from specrun.runtime.memory.fit import resolve_gpu_layers
+from specrun.runtime.models.pairing import check_draftable, check_pair
+from specrun.runtime.planning import (
     Candidate,
     CostCurve,
     DrafterAlpha,
@@ -31,28 +40,22 @@ from specrun.runtime.costs import (
     chain_theory,
     measure_cost_curve,
 )
-from specrun.runtime.costs.measure import MEASURED_SIZES, sized_to_measure
-from specrun.runtime.costs.memory_traffic import memory_traffic, multiplications
-from specrun.runtime.drafter import DrafterWeights, NoDrafter
-from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.draft_model import draft_context_options, draft_size
-from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.fixed_shape import Shape
-from specrun.runtime.language import quoted
-from specrun.runtime.memory import layers_here
-from specrun.runtime.offload import resolve_gpu_layers
-from specrun.runtime.pairing import check_draftable, check_pair
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.session import Session
+from specrun.runtime.planning.measure import MEASURED_SIZES, sized_to_measure
+from specrun.runtime.planning.theory import memory_traffic, multiplications
+from specrun.runtime.round.drafter import DrafterWeights, NoDrafter
+from specrun.runtime.round.padding import Shape
 from specrun.runtime.trees import DynamicShape, TreeSampling
-from specrun.runtime.tuning.drawn_alpha import drafting_shares, measure_alpha, require_law
-from specrun.runtime.tuning.dynamic_acceptance import measure_dynamic_acceptance
-from specrun.runtime.tuning.law_acceptance import PairCosts, alpha_rows
-from specrun.runtime.tuning.rank_acceptance import (
+from specrun.runtime.tuning.acceptance import (
     CalibrationText,
-    LawPair,
+    PairCosts,
+    RankedPair,
     acceptance_by_rank,
+    alpha_rows,
+    drafting_shares,
     law_pairs,
+    measure_alpha,
+    measure_dynamic_acceptance,
+    require_law,
 )
 from specrun.runtime.tuning.tree_plan import TreePlan, plan_dynamic_tree, plan_tree
 
@@ -176,7 +179,7 @@ class _Bench:
         with self._session(DrafterWeights(NoDrafter.name, NoDrafter)) as session:
             texts, speed, _ = self._answers(session, prompts, params)
         self._progress(f"planning for temperature {params.temperature:g}", 0.5)
-        pairs: list[LawPair] = []
+        pairs: list[RankedPair] = []
         per_law = 0.0
         with self._wide_context(self._target) as ours, self._wide_context(draft) as theirs:
             for text in texts:
@@ -234,7 +237,7 @@ class _Bench:
         return tuple(rows)
 
     def _candidates(
-        self, pairs: list[LawPair], costs: RoundCosts, params: SamplingParams
+        self, pairs: list[RankedPair], costs: RoundCosts, params: SamplingParams
     ) -> tuple[dict[str, tuple[float, ...]], list[Candidate]]:
         acceptance: dict[str, tuple[float, ...]] = {}
         candidates: list[Candidate] = []

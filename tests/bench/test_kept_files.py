@@ -26,11 +26,19 @@ from specrun.bindings import kept_file
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.machine.devices import describe_machine
 from specrun.bindings.models.model import Model
-from specrun.runtime.costs import CostCurve, load_plans, measured_acceptance, plan_file
-from specrun.runtime.costs.stored_curves import load_curve, save_curve
-from specrun.runtime.costs.tuned import describe_file, describe_settings, write_json
 from specrun.runtime.online import BufferKey, learn_folder, open_rejections
-from specrun.runtime.tuning.profile import ANY, Choice, Profile, load_profile, save_profile
+from specrun.runtime.planning import (
+    CostCurve,
+    describe_file,
+    describe_settings,
+    load_curve,
+    load_plans,
+    measured_acceptance,
+    plan_file,
+    save_curve,
+    write_json,
+)
+from specrun.runtime.tuning import ANY, Choice, Profile, load_profile, save_profile
 
 CONTEXT = ContextOptions(n_ctx=256, n_threads=1)
 SETTINGS = describe_settings(CONTEXT, 0, 0)

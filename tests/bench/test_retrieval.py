@@ -15,7 +15,7 @@ from specrun.bench.drafters.prompts import Conversation, demo_workload
 from specrun.bench.report import literature_note
 from specrun.bindings.models.model import Model
 from specrun.runtime.demo import demo_questions
-from specrun.runtime.drafters.retrieval.datastore import open_store
+from specrun.runtime.drafters.retrieval import open_store
 
 QUESTIONS = [json.loads(line) for line in demo_questions().read_text(encoding="utf-8").splitlines()]
 ANSWERS = {question["question"]: question["answer"] for question in QUESTIONS}

@@ -14,7 +14,7 @@ from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
 from specrun.bench.accelerate.accelerate import _Finder
 from specrun.bindings import atomic
-from specrun.runtime.costs import CostCurve
+from specrun.runtime.planning import CostCurve
 
 from .conftest import ENDLESS, Models, Run
 

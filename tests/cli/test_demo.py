@@ -16,8 +16,7 @@ from specrun.bindings.gguf import read_header
 from specrun.cli import demo as demo_command
 from specrun.cli.main import cli
 from specrun.convert.gguf import GGUFSource
-from specrun.runtime.models import packaged, without_hub
-from specrun.runtime.models.packaged import PackagedModel, fetch_packaged
+from specrun.runtime.models import PackagedModel, fetch_packaged, packaged, without_hub
 
 from .conftest import Models, Run
 

@@ -14,7 +14,7 @@ from support.workers import running_worker
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import decode_error
-from specrun.runtime.memory import MemoryDevice, fitted
+from specrun.runtime.memory import MemoryDevice, fit
 
 from .conftest import Models, Run
 
@@ -137,7 +137,7 @@ def test_a_context_that_was_chosen_is_told(
     for size in ("0", "4096"):  # all of the trained context fits; nothing is to be chosen
         done = run(*arguments, "-c", size)
         assert (done.exit_code, "memory:" in done.stderr) == (0, False)
-    monkeypatch.setattr(fitted, "this_machine", lambda: MemoryDevice("CPU", 8 << 20))
+    monkeypatch.setattr(fit, "this_machine", lambda: MemoryDevice("CPU", 8 << 20))
     done = run(*arguments, "-c", 0)
     assert done.exit_code == 0
     assert "tokens of context, what fits: " in done.stderr

@@ -8,8 +8,7 @@ import pytest
 
 from specrun.bindings import kept_file
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.costs.stored_curves import save_curve
+from specrun.runtime.planning import CostCurve, save_curve
 
 from .conftest import Models, Run
 

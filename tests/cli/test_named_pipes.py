@@ -16,10 +16,10 @@ from specrun.convert.checkpoint.json_file import read_small_file
 from specrun.convert.checkpoint.safetensors_file import read_safetensors
 from specrun.convert.quantize.imatrix_file import read_importance
 from specrun.runtime import Runtime
-from specrun.runtime.drafters.combinators.auto import read_choice_logs
-from specrun.runtime.drafters.retrieval.datastore.corpus_text import check_text_file
-from specrun.runtime.drafters.retrieval.datastore.store_file import read_store_header
-from specrun.runtime.session_file import file_digest
+from specrun.runtime.drafters.combinators import read_choice_logs
+from specrun.runtime.drafters.retrieval import read_store_header
+from specrun.runtime.drafters.retrieval.datastore import check_text_file
+from specrun.runtime.engine.session_file import file_digest
 
 from .conftest import Models, Run
 

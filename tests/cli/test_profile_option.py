@@ -9,8 +9,8 @@ import pytest
 from support.tiny_mamba import write_tiny_mamba
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.runtime.costs.tuned import describe_file, describe_settings
-from specrun.runtime.tuning.profile import ANY, Choice, Profile, save_profile
+from specrun.runtime.planning import describe_file, describe_settings
+from specrun.runtime.tuning import ANY, Choice, Profile, save_profile
 
 from .conftest import Models, Run
 

@@ -9,9 +9,9 @@ import numpy as np
 from support.simulated_machine import draft_cost
 
 from golden.record import check
-from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve
-from specrun.runtime.costs.draft_length import DraftLength
 from specrun.runtime.drafters.combinators import ArmChooser, ArmForecast
+from specrun.runtime.planning import TYPICAL_CPU, TYPICAL_GPU, CostCurve
+from specrun.runtime.planning.draft_size import DraftLength
 
 STEEP = CostCurve.flat([1.0, 1.45, 1.9, 2.3, 3.0])
 CURVES = {"CPU": TYPICAL_CPU, "GPU": TYPICAL_GPU, "steep": STEEP}

@@ -15,7 +15,7 @@ from measure.soak.soak import SoakOptions
 from specrun.runtime import SamplingParams
 from specrun.runtime.engine import Engine
 from specrun.runtime.engine.slots import SlotTarget
-from specrun.runtime.target import EvaluatedRows, PlacedRows
+from specrun.runtime.round.target import EvaluatedRows, PlacedRows
 
 GREEDY = SamplingParams(temperature=0.0)
 

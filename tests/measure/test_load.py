@@ -17,8 +17,8 @@ from measure.load.throughput import LoadBench, LoadResult, allowed, measure_load
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.runtime import SamplingParams
-from specrun.runtime.costs import CostCurve
 from specrun.runtime.language import quoted
+from specrun.runtime.planning import CostCurve
 
 GREEDY = SamplingParams(temperature=0.0)
 QUICK = ContextOptions(n_ctx=512, n_threads=1, n_threads_batch=1)

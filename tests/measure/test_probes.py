@@ -11,10 +11,9 @@ from measure.overhead import probes
 from measure.overhead.device import DeviceCounts
 from measure.overhead.probes import Stopwatch, TimedDrafter, TimedRule
 from specrun.runtime.acceptance import build_rule
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import DraftTree
 
 
 class Clock:

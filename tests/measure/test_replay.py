@@ -16,9 +16,6 @@ from measure.replay.recorded_texts import read_texts, write_texts
 from measure.replay.replay import ReplayClock, ReplayText, replay, replay_all
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.conversation import Conversation
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.combinators import AutoDrafter
 from specrun.runtime.drafters.lookahead import (
     JacobiDrafter,
@@ -27,13 +24,12 @@ from specrun.runtime.drafters.lookahead import (
     NgramStore,
     PlannedGuesses,
 )
-from specrun.runtime.drafters.retrieval import PromptLookupDrafter, RestDrafter
-from specrun.runtime.drafters.retrieval.datastore import ContextIndex
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import CachedText
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.drafters.retrieval import ContextIndex, PromptLookupDrafter, RestDrafter
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import CachedText, Conversation, Drafter, NoDrafter
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import DraftTree
 
 VOCAB = 60
 CPU = CostCurve((1, 2, 3, 4, 6, 8, 16, 32), *2 * ((1.0, 1.38, 1.63, 1.98, 2.2, 2.5, 4.0, 7.0),))

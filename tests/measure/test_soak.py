@@ -17,8 +17,8 @@ from measure.soak.setups import Setup, random_setup
 from measure.soak.soak import SoakOptions, SoakResult, difference, open_runtime, soak
 from specrun.bench.prove import faults
 from specrun.bench.prove.faults import InjectedInterrupt, take_answer
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.engine import Runtime
+from specrun.runtime.laws import SamplingParams
 
 MB = 1_000_000
 

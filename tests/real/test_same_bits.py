@@ -99,7 +99,12 @@ def opened(model: Path, drafter: str, setting: Setting, **options: Any) -> Runti
 
 def texts() -> list[str]:
     """Prose, tables and code of this repository."""
-    files = ["docs/exactness.md", "docs/train.md", "runtime/target.py", "docs/architecture.md"]
+    files = [
+        "docs/exactness.md",
+        "docs/train.md",
+        "runtime/round/target.py",
+        "docs/architecture.md",
+    ]
     return [(ROOT / name).read_text(encoding="utf-8") for name in files]
 
 

@@ -20,9 +20,12 @@ from specrun.bindings.contexts.rows import Candidates, Rows
 from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime import Runtime, SamplingParams, backend_laws
+from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
-from specrun.runtime.backend_laws import (
+from specrun.runtime.language import quoted
+from specrun.runtime.laws import Law, transformed_law
+from specrun.runtime.round import Target, TargetModel, backend_laws
+from specrun.runtime.round.backend_laws import (
     SPARE,
     BackendSamplingTarget,
     CutRows,
@@ -30,12 +33,7 @@ from specrun.runtime.backend_laws import (
     is_wanted,
     law_of_candidates,
 )
-from specrun.runtime.language import quoted
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.target import Target, TargetModel
-from specrun.runtime.transform import transformed_law
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 
 VOCABULARY = 400
 KINDS = ["plain", "ties", "coarse", "infinite", "few"]

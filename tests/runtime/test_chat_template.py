@@ -23,8 +23,9 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
 from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
-from specrun.runtime import chat_template, template_sandbox
-from specrun.runtime.chat_template import ChatTemplate, chat_text, chat_tokens
+from specrun.runtime.chat import ChatTemplate, chat_text, chat_tokens
+from specrun.runtime.chat import sandbox as sandbox_module
+from specrun.runtime.chat import template as template_module
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -337,7 +338,7 @@ try:
 except ImportError:
     pass
 from specrun.bindings.errors import TemplateError
-from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.chat.template import ChatTemplate
 for line in sys.stdin:
     name, source = json.loads(line)
     print(name, end="\t", flush=True)
@@ -402,7 +403,7 @@ def test_what_is_shared_within_reason_is_rendered():
     ids=["empty loops", "loops", "generators"],
 )
 def test_a_template_that_runs_forever_is_stopped(monkeypatch, source):
-    monkeypatch.setattr(chat_template, "_MAX_SECONDS", 0.2)
+    monkeypatch.setattr(template_module, "_MAX_SECONDS", 0.2)
     started = time.monotonic()
     with pytest.raises(TemplateError, match="seconds"):
         ChatTemplate(source).render(TALK)
@@ -432,7 +433,7 @@ def test_renderings_in_two_threads_have_budgets_of_their_own():
     assert sorted(said) == ["x3000000", "y3000000"]
     sandbox = template._environment
     sandbox.start({})
-    sandbox.spend(template_sandbox._BUDGET)
+    sandbox.spend(sandbox_module._BUDGET)
     other = threading.Thread(target=lambda: sandbox.start({}))
     other.start()
     other.join(20)
@@ -522,7 +523,7 @@ def test_texts_deep_in_a_message_are_taken_apart_too(vocabulary):
 @pytest.mark.parametrize("content", ["a b" * 10_000, "<|end|>" * 5_000])
 def test_a_conversation_far_too_long_is_refused_before_it_is_read(vocabulary, monkeypatch, content):
     monkeypatch.setattr(Vocabulary, "tokenize", None)
-    monkeypatch.setattr(chat_template, "_with_markers", None)
+    monkeypatch.setattr(template_module, "_with_markers", None)
     template = ChatTemplate(TEMPLATE)
     with pytest.raises(ContextFullError, match=r"at least \d+ tokens and the context 100"):
         chat_text(template, vocabulary, [{"role": "user", "content": content}], n_ctx=100)

@@ -10,32 +10,28 @@ import pytest
 from support.plain_laws import plain_law
 
 from specrun.bindings.errors import DecodeFailedError, OptionError
-from specrun.runtime import SamplingParams, compiled, law, noise, transform
+from specrun.runtime import SamplingParams, compiled
 from specrun.runtime.acceptance import (
     Acceptance,
     BlockRule,
     ExactRule,
+    LawPair,
+    RawLaw,
     build_rule,
+    cascades,
     decide,
-    followed,
-    spec_cascade,
+    entropy,
+    largest,
     total_variation,
     walk,
 )
-from specrun.runtime.acceptance.followed import CertainLaws
-from specrun.runtime.acceptance.law_pair import (
-    LawPair,
-    RawLaw,
-    entropy,
-    entropy_between,
-    largest,
-    largest_between,
-)
+from specrun.runtime.acceptance import rule as rule_module
+from specrun.runtime.acceptance.law_pair import entropy_between, largest_between
+from specrun.runtime.acceptance.rule import CertainLaws
 from specrun.runtime.compiled import LOOPS, MOST_RANKED
-from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.transform import greedy_token, transformed_law
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws import Law, SeededNoise, law, noise, transform, transformed_law
+from specrun.runtime.laws.transform import greedy_token
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 MODULES = (law, noise, transform)
 SIZES = [1, 2, 15, 16, 40, 41, 300, 511, 512, 513, 2047, 2048, 5000]
@@ -254,7 +250,7 @@ def test_laws_of_pairs_are_pythons_own(monkeypatch: pytest.MonkeyPatch):
 
     compiled = results()
     # Of rows they stay: sums of exponentials round otherwise than numpy's.
-    for module in (law, spec_cascade):
+    for module in (law, cascades):
         monkeypatch.setattr(module, "LOOPS", None)
     assert compiled == results()
 
@@ -351,7 +347,7 @@ def test_rules_follow_the_walk_and_do_without(rule, monkeypatch):
     tree, noise = DraftTree.chain([4, 7]), SeededNoise(0)
     laws = CertainLaws(rows.__getitem__, GREEDY)
     kept = rule.accept(tree, laws, noise, 3)
-    monkeypatch.setattr(followed, "LOOPS", None)
+    monkeypatch.setattr(rule_module, "LOOPS", None)
     assert follow(laws, tree) is None
     assert kept == rule.accept(tree, laws, noise, 3) == Acceptance((0, 1), 2, False)
 

@@ -34,21 +34,19 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime import noise as noise_module
-from specrun.runtime.acceptance import BlockRule, ExactRule, followed
-from specrun.runtime.acceptance.followed import ShortLaws
+from specrun.runtime.acceptance import BlockRule, ExactRule
+from specrun.runtime.acceptance import rule as rule_module
+from specrun.runtime.acceptance.rule import ShortLaws
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafter import Drafter, DraftRequest
-from specrun.runtime.drafters.draft_model import state, tree_state
-from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter
-from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NotedNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
-from specrun.runtime.trees import tree_laws
-from specrun.runtime.trees.topology import parse_topology
-from specrun.runtime.trees.tree_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
+from specrun.runtime.drafters import path_laws
+from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
+from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
+from specrun.runtime.drafters.path_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
+from specrun.runtime.laws import Law, SamplingParams
+from specrun.runtime.laws import noise as noise_module
+from specrun.runtime.laws.noise import NotedNoise
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, parse_topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 RULES = {"exact": BlockRule(), "token": ExactRule()}  # kseq has no compiled walk
@@ -166,7 +164,7 @@ def dense_below(drafts: LawTable) -> Propose:
 
 def test_a_walk_that_python_begins_again_is_decided_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(LOOPS)
-    monkeypatch.setattr(followed, "LOOPS", watched)
+    monkeypatch.setattr(rule_module, "LOOPS", watched)
 
     def biases() -> list[float]:
         return [
@@ -382,7 +380,7 @@ def below_rows(drafts: RowTable, shape: str, said: Said) -> Propose:
 def depths_bias(monkeypatch: pytest.MonkeyPatch, loops: object, said: Said = whole) -> float:
     """Return the largest error of texts whose drafts `drawn_depth` draws."""
     watched = Watched(loops)
-    monkeypatch.setattr(tree_laws, "LOOPS", watched)
+    monkeypatch.setattr(path_laws, "LOOPS", watched)
     biases = [
         row_bias(
             ExactRule(),
@@ -457,7 +455,7 @@ def model_drafter(context: Context, shape: str) -> Drafter:
     if shape == "chain":
         cache = state.DraftModelState(context, target_vocab_size=VOCAB)
         return DraftModelDrafter(cache, num_draft_tokens=3)
-    tree_cache = tree_state.DraftTreeState(context, target_vocab_size=VOCAB)
+    tree_cache = state.DraftTreeState(context, target_vocab_size=VOCAB)
     return DraftTreeDrafter(tree_cache, shape=parse_topology(shape))
 
 
@@ -466,7 +464,7 @@ def model_bias(
 ) -> float:
     """Return the largest error of texts that a model's chains or trees draft."""
     watched = Watched(loops)
-    for module in (state, tree_state):
+    for module in (state, state):
         monkeypatch.setattr(module, "LOOPS", watched)
     drafter, table = model_drafter(contexts[0], shape), ModelTable(contexts[1], 5)
     emitted = law_with_drafter(ExactRule(), lambda: drafter, table, 3, params=FEW)

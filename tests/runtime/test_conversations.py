@@ -21,20 +21,19 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.costs import TYPICAL_GPU
-from specrun.runtime.drafter import Drafter, DrafterWeights, NoDrafter, close_all, make_all
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.combinators import combined
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.lookahead import load_pool
-from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+from specrun.runtime.drafters.retrieval import build_store
+from specrun.runtime.engine import Session
 from specrun.runtime.language import quoted
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.session import Session
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import SamplingParams, SeededNoise
+from specrun.runtime.planning import TYPICAL_GPU
+from specrun.runtime.round import Drafter, NoDrafter, close_all
+from specrun.runtime.round.drafter import DrafterWeights, make_all
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import DraftTree
 
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 GREEDY = SamplingParams(temperature=0.0)

@@ -23,9 +23,9 @@ from support.row_tables import WatchedLoops
 
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime
-from specrun.runtime.acceptance import followed
+from specrun.runtime.acceptance import rule
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters.draft_model import state, tree_state
+from specrun.runtime.drafters.draft_model import state
 from specrun.runtime.language import quoted
 
 VOCABULARY = 12
@@ -71,7 +71,7 @@ def test_texts_of_compiled_walks_and_draws_follow_the_joint_law(
 ) -> None:
     """By settings that leave one token out: the walk and the drafts are compiled code's."""
     watched = WatchedLoops(LOOPS)
-    for module in (followed, state, tree_state):
+    for module in (rule, state, state):
         monkeypatch.setattr(module, "LOOPS", watched)
     law = model_joint_law(pair[0], PROMPT, LENGTH, params=CUT)
     drafter = f"draft({quoted(str(pair[1]))}, {options})"

@@ -35,9 +35,8 @@ from specrun.runtime.acceptance import (
     build_rule,
     rule_names,
 )
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws import Law, NoiseSource
+from specrun.runtime.trees import ROOT, DraftTree
 
 EXACT_RULES = [name for name in rule_names() if build_rule(name).exact]
 

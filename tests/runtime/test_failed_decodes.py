@@ -19,7 +19,7 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.memory import Memory
 from specrun.bindings.errors import DecodeError
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.target import CachedText, TargetModel
+from specrun.runtime.round import CachedText, TargetModel
 
 pytest.importorskip("torch")
 from support.every_drafter import named, write_all

@@ -22,13 +22,10 @@ from specrun.bindings.models.model import Model
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.fixed_shape import (
-    FixedShapeTarget,
-    fixed_shape_options,
-    require_equal_bits,
-)
-from specrun.runtime.target import CachedText, EvaluatedRows
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.round import CachedText, FixedShapeTarget, fixed_shape_options
+from specrun.runtime.round.padding import require_equal_bits
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees import ROOT, DraftTree
 
 # K-quants need rows of 256 numbers.
 WIDE: dict[str, Any] = {"vocab_size": 300, "width": 256, "ffn": 256, "layers": 2, "context": 1024}

@@ -13,7 +13,7 @@ from support.tiny_models import F32
 from specrun.bindings.errors import DecodeError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.language import quoted
-from specrun.runtime.results import TokenEvent
+from specrun.runtime.round import TokenEvent
 
 NO_END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
 GREEDY = SamplingParams(temperature=0.0, logit_bias=NO_END)

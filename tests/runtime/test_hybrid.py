@@ -16,9 +16,8 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.round import CachedText, GenerationResult, TargetModel
+from specrun.runtime.trees import DraftTree
 
 PROMPT = [5, 200, 7, 7, 31, 90, 2, 5, 200, 7]
 GREEDY = SamplingParams(temperature=0.0)

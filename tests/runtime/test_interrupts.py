@@ -11,9 +11,7 @@ from support.interrupts import FOLDERS, Interrupted, sampled_points
 from support.tiny_models import F32
 
 from specrun.runtime import Runtime, SamplingParams, SpecrunError
-from specrun.runtime.conversation import Conversation
-from specrun.runtime.target import TargetModel
-from specrun.runtime.text import common_prefix
+from specrun.runtime.round import Conversation, TargetModel, common_prefix
 
 pytest.importorskip("torch")
 from support.every_drafter import DRAFTERS, named, write_all

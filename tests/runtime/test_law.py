@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.law import Law, LawWithout
+from specrun.runtime.laws import Law
+from specrun.runtime.laws.law import LawWithout
 
 SIZE = 7
 

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from specrun.bindings.errors import DecodeFailedError
-from specrun.runtime import transform
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.law import Law
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import transformed_law, transformed_laws
-from specrun.runtime.trees.tree_laws import HighestLogits
+from specrun.runtime.drafters.path_laws import HighestLogits
+from specrun.runtime.laws import Law, SamplingParams, transform, transformed_law
+from specrun.runtime.laws.transform import transformed_laws
 
 needs_loops = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 

@@ -9,9 +9,9 @@ import pytest
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.devices import Device, offload_devices
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.offload import parse_layer_count, resolve_gpu_layers
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.memory import parse_layer_count, resolve_gpu_layers
+from specrun.runtime.round.loop import RoundLimits
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 
 def limits(n_ctx=100, max_nodes=16, max_tokens=None) -> RoundLimits:

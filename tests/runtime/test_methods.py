@@ -27,18 +27,25 @@ from specrun.cli.train.command import train
 from specrun.convert.heads.detect import HEAD_KINDS
 from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.quantize import HEAD_ARCHITECTURES
-from specrun.runtime import Runtime, SamplingParams, methods
+from specrun.runtime import Runtime, SamplingParams, language
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, NoDrafter
 from specrun.runtime.drafters.build import Builder, build_drafter, load_builder
 from specrun.runtime.drafters.draft_model import DraftPair
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.tree_options import TreeOptions
-from specrun.runtime.language import Expression, parse_expression
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.methods import METHODS, Method, find_method, head_kinds, method_of_head
-from specrun.runtime.noise import SeededNoise
+from specrun.runtime.language import (
+    METHODS,
+    Expression,
+    Method,
+    find_method,
+    head_kinds,
+    method_of_head,
+    parse_expression,
+)
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import DrafterWeights
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.tuning import guess_kinds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +115,7 @@ def readers(module: types.ModuleType) -> Iterator[types.ModuleType]:
     """A module, and those that its functions for reading options come from."""
     yield module
     for value in vars(module).values():
-        if value in (TreeOptions, DraftPair):
+        if value is TreeOptions or value is DraftPair:
             yield sys.modules[value.__module__]
         home = inspect.getmodule(value) if inspect.isfunction(value) else None
         if (
@@ -208,15 +215,13 @@ def test_the_map_has_every_method() -> None:
 @pytest.fixture
 def repeat(monkeypatch: pytest.MonkeyPatch) -> Method:
     """The page's method: its file as a module, its row in a copy of the table."""
-    file, row = re.findall(
-        r"```python\n(.*?)```", section(PAGE, "Adding a method"), re.DOTALL
-    )
+    file, row = re.findall(r"```python\n(.*?)```", section(PAGE, "Adding a method"), re.DOTALL)
     method = eval(row, {"Method": Method})
     assert isinstance(method, Method)
     module = types.ModuleType(method.module)
     exec(compile(file, f"{method.module} in docs/methods-in-code.md", "exec"), vars(module))
     monkeypatch.setitem(sys.modules, method.module, module)
-    monkeypatch.setattr(methods, "METHODS", {**METHODS, method.name: method})
+    monkeypatch.setattr(language, "METHODS", {**METHODS, method.name: method})
     return method
 
 

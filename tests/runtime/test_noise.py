@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise, choose_in_turn
+from specrun.runtime.laws import Law, SeededNoise
+from specrun.runtime.laws.noise import choose_in_turn
 
 ALPHA = 1e-4
 SAMPLES = 4000
@@ -322,8 +322,8 @@ def test_a_race_has_the_same_winner_compiled_over_lists_and_over_arrays(
         return [at(SeededNoise(5), position).choose(law) for position, law in enumerate(laws)]
 
     found = [winners()]
-    monkeypatch.setattr("specrun.runtime.noise.LOOPS", None)
+    monkeypatch.setattr("specrun.runtime.laws.noise.LOOPS", None)
     found.append(winners())
-    monkeypatch.setattr("specrun.runtime.noise.SHORT", 0)
+    monkeypatch.setattr("specrun.runtime.laws.noise.SHORT", 0)
     found.append(winners())
     assert found[0] == found[1] == found[2]

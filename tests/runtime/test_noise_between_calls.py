@@ -21,7 +21,7 @@ from scipy import stats
 from support.tiny_models import F32
 
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.noise import SeededNoise
+from specrun.runtime.laws import SeededNoise
 
 SEED = 5
 TOKENS = range(60, 110)

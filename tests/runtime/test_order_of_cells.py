@@ -15,8 +15,8 @@ import pytest
 
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_questions
-from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.round import CachedText, TargetModel
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}
 DEPTH = 3

@@ -15,18 +15,16 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.acceptance import BlockRule, ExactRule, followed
-from specrun.runtime.acceptance.followed import ShortLaws
+from specrun.runtime.acceptance import BlockRule, ExactRule
+from specrun.runtime.acceptance import rule as rule_module
+from specrun.runtime.acceptance.rule import ShortLaws
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.drafters.draft_model import state, tree_state
-from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter
-from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource, SeededNoise, choose_in_turn, methods_of
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees.topology import parse_topology
+from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
+from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
+from specrun.runtime.laws import Law, NoiseSource, SamplingParams, SeededNoise
+from specrun.runtime.laws.noise import choose_in_turn, methods_of
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree, parse_topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 RULES = {"exact": BlockRule(), "token": ExactRule()}
@@ -86,7 +84,7 @@ def test_noise_for_drafts_decides_a_walk_as_it_does_in_python(
     tree, rows, params = random_round(11)
     laws, noises = ShortLaws(rows.__getitem__, params), [SeededNoise(3).for_drafting(7)] * 2
     kept = ExactRule().accept(tree, laws, noises[0], 7)
-    monkeypatch.setattr(followed, "LOOPS", None)
+    monkeypatch.setattr(rule_module, "LOOPS", None)
     assert kept == ExactRule().accept(tree, laws, noises[1], 7)
 
 
@@ -195,7 +193,7 @@ def chain_of(context: Context) -> DraftModelDrafter:
 
 def tree_of(context: Context) -> DraftTreeDrafter:
     context.memory.clear()
-    cache = tree_state.DraftTreeState(context, target_vocab_size=VOCAB)
+    cache = state.DraftTreeState(context, target_vocab_size=VOCAB)
     return DraftTreeDrafter(cache, shape=parse_topology("2x2x1"))
 
 
@@ -213,7 +211,7 @@ def test_drafts_call_what_pythons_own_way_calls(
         source = SeededNoise(seed).for_drafting(5)
         compiled, python = Recorded(source), Recorded(source)
         with monkeypatch.context() as without:
-            for module in (state, tree_state):
+            for module in (state, state):
                 without.setattr(module, "LOOPS", None)
             expected = drafted(make(context), python)
         assert drafted(make(context), compiled) == expected

@@ -17,13 +17,11 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.costs import CostCurve, save_curve
-from specrun.runtime.drafter import NoDrafter
-from specrun.runtime.fixed_shape import open_target
-from specrun.runtime.padding import PaddedTarget, Parents, filled, paddings
-from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import ROOT, DraftTree
-from specrun.runtime.tree_layout import layout_tree, moves_onto
+from specrun.runtime.planning import CostCurve, save_curve
+from specrun.runtime.round import CachedText, NoDrafter, TargetModel
+from specrun.runtime.round.padding import PaddedTarget, Parents, filled, open_target, paddings
+from specrun.runtime.trees import ROOT, DraftTree
+from specrun.runtime.trees.layout import layout_tree, moves_onto
 
 WIDTH = 12
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]

@@ -14,7 +14,7 @@ from specrun.convert.tokenizer import NORMAL, BytePairVocabulary
 from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.language import quoted
-from specrun.runtime.pairing import check_draftable, check_pair
+from specrun.runtime.models import check_draftable, check_pair
 
 SIZE = 400
 END = SIZE - 1

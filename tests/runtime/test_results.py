@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from specrun.bindings.errors import StaleViewError
-from specrun.runtime.results import LogprobKeeper, TokenEvent
-from specrun.runtime.transform import log_probability
+from specrun.runtime.laws.transform import log_probability
+from specrun.runtime.round import TokenEvent
+from specrun.runtime.round.results import LogprobKeeper
 
 
 class Row:

@@ -20,12 +20,11 @@ from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import SequenceCascade, TokenCascade, build_rule
-from specrun.runtime.drafter import NoDrafter
+from specrun.runtime.engine.sequential import SequentialSettings, sequential_rounds
 from specrun.runtime.language import quoted
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sequential import SequentialSettings, sequential_rounds
-from specrun.runtime.transform import transformed_law
+from specrun.runtime.laws import SeededNoise, transformed_law
+from specrun.runtime.round import NoDrafter
+from specrun.runtime.round.loop import RoundLimits
 
 SIZE, LENGTH = 4, 3
 END = frozenset({2})

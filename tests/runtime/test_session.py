@@ -174,7 +174,7 @@ def test_a_drained_answer_is_the_streamed_one_and_makes_no_event(
     params = WARM.replace(logit_bias={**NO_END, **letters}, stop=stop)
     events = list(stream := open_runtime(drafter).stream(PROMPT, params, max_tokens=24))
     streamed = stream.result
-    monkeypatch.setattr("specrun.runtime.answer.TokenEvent", None)
+    monkeypatch.setattr("specrun.runtime.engine.answer.TokenEvent", None)
     drained = answer(open_runtime(drafter), params=params)
     assert drained.token_ids == streamed.token_ids == [event.token_id for event in events]
     assert drained.text == streamed.text == "".join(event.text for event in events)

@@ -19,7 +19,8 @@ from specrun.bindings.errors import (
     PairError,
     SpecrunError,
 )
-from specrun.runtime import RopeScaling, Runtime, SamplingParams, session_file
+from specrun.runtime import RopeScaling, Runtime, SamplingParams
+from specrun.runtime.engine import session_file
 
 PROMPT = list(range(97, 123)) * 6
 GREEDY = SamplingParams(temperature=0.0)

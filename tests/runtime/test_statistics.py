@@ -10,10 +10,9 @@ import pytest
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
-from specrun.runtime.engine import Engine
-from specrun.runtime.results import RoundCounter
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.engine import Engine, Runtime
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.round.results import RoundCounter
 
 
 def counted(*rounds: tuple[int, int, int]) -> RoundCounter:

@@ -20,11 +20,11 @@ from specrun.bindings.contexts.memory import Memory
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime import target as target_module
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
-from specrun.runtime.tree_layout import arrange_tree, count_leaves, layout_tree, moves_onto
+from specrun.runtime.round import CachedText, TargetModel
+from specrun.runtime.round import target as target_module
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.trees.layout import arrange_tree, count_leaves, layout_tree, moves_onto
 
 SEQUENCES = 8
 VOCABULARY = 64

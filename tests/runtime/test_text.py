@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrun.runtime.text import TextAssembler
+from specrun.runtime.round.text import TextAssembler
 
 SAMPLE = "aé中😀é👩‍👧\ufffd!"
 

@@ -13,9 +13,9 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.engine import Engine
-from specrun.runtime.loop import Round
-from specrun.runtime.results import TokenEvent
-from specrun.runtime.transform import highest_tokens
+from specrun.runtime.laws.transform import highest_tokens
+from specrun.runtime.round import TokenEvent
+from specrun.runtime.round.loop import Round
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.7, top_k=20, seed=4)

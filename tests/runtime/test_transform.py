@@ -13,8 +13,8 @@ from llama_cpp import llama_cpp
 
 from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.runtime import SamplingParams
-from specrun.runtime.law import Law
-from specrun.runtime.transform import log_probability, penalty_window, transformed_law
+from specrun.runtime.laws import Law, transformed_law
+from specrun.runtime.laws.transform import log_probability, penalty_window
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

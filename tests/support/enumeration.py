@@ -8,14 +8,11 @@ import numpy as np
 
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import AcceptanceRule
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.samplers.state import FRESH, SamplerState
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws import Law, SamplingParams, SeededNoise
+from specrun.runtime.laws.samplers import FRESH, SamplerState
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
 PROMPT = (0, 1)

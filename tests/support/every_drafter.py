@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+from specrun.runtime.drafters.retrieval import build_store
 from specrun.runtime.language import quoted
 from support.tiny_eagle import random_eagle
 from support.tiny_eagle3 import random_eagle3

@@ -22,9 +22,8 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import Law, NoiseSource
+from specrun.runtime.trees import DraftTree
 from support.plain_laws import plain_law
 
 ALPHA = 1e-4

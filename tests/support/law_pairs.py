@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specrun.runtime.acceptance import PairRule
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.law import Law
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import Law, SamplingParams
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree
 from support.enumeration import PROMPT, Propose, law_with_drafter
 from support.scripted import PLAIN, LawTable, ScriptedDrafter
 

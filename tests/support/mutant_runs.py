@@ -122,7 +122,7 @@ class _Opener:
 
     def _try(self, base: str) -> None:
         from specrun.bindings.trial_worker import try_model
-        from specrun.runtime.trial import try_head
+        from specrun.runtime.engine.trial import try_head
 
         if base in HEADS:
             try_head([str(self._target), str(self._path)])

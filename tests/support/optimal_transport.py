@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
-from specrun.runtime.costs.theory import acceptance_probability
+from specrun.runtime.planning import acceptance_probability
 
 Probs = npt.NDArray[np.float64]
 

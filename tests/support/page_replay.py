@@ -18,11 +18,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from specrun.cli.serve.page import page_routes
+from specrun.runtime.engine import RoundTrace
 from specrun.runtime.engine.trace import (
     EvaluationCost,
     NamedToken,
     RoundSeconds,
-    RoundTrace,
     TracedLaws,
     TracedNode,
 )

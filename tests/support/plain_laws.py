@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from specrun.runtime.law import Law
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import Law, SamplingParams
 
 
 def ranked(values: np.ndarray, *, higher_ids_first: bool = False) -> np.ndarray:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import transformed_law
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws import Law, SamplingParams, SeededNoise, transformed_law
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 
 def settings_of(generator: np.random.Generator) -> SamplingParams:

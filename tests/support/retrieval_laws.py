@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafter import Drafter
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
+from specrun.runtime.round import Drafter
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specrun.runtime.acceptance import block, exact, followed
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.law import Law
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tree import DraftTree, Draw
+from specrun.runtime.acceptance import exact
+from specrun.runtime.acceptance import rule as rule_module
+from specrun.runtime.laws import Law, SamplingParams
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree
+from specrun.runtime.trees.tree import Draw
 from support.enumeration import Propose, emitted_law, largest_error
 from support.plain_laws import plain_law
 from support.scripted import LawTable, TableRows
@@ -65,7 +66,7 @@ class _Rows(TableRows):
 
 
 def row_bias(
-    rule: exact.ExactRule | block.BlockRule, propose: Propose | None, table: RowTable, length: int
+    rule: exact.ExactRule | exact.BlockRule, propose: Propose | None, table: RowTable, length: int
 ) -> float:
     """Return the largest error of any text's probability, under the table's own settings."""
     emitted = emitted_law(rule, propose, table, length, frozenset(), table.params)
@@ -125,7 +126,7 @@ def watch_walks(monkeypatch: pytest.MonkeyPatch, loops: object) -> WatchedLoops:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("Python's walk ran in place of the compiled one")
 
-    monkeypatch.setattr(followed, "LOOPS", watched)
+    monkeypatch.setattr(rule_module, "LOOPS", watched)
     monkeypatch.setattr(exact, "walk", refuse)
-    monkeypatch.setattr(block, "_leading_chain", refuse)
+    monkeypatch.setattr(exact, "_leading_chain", refuse)
     return watched

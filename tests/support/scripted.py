@@ -8,15 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafter import Drafter, DraftRequest
 from specrun.runtime.language import quoted
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import CachedText
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import Law, NoiseSource, SamplingParams
+from specrun.runtime.round import CachedText, Conversation, Drafter, DraftRequest, GenerationResult
+from specrun.runtime.trees import DraftTree
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.chat import ChatTemplate
 from specrun.runtime.engine import EngineStream
+from specrun.runtime.engine.engine import EngineStatistics
 from specrun.runtime.engine.schedule import Load
-from specrun.runtime.engine.state import EngineStatistics
-from specrun.runtime.results import FinishReason, GenerationResult, SpecStats, TokenEvent, Usage
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.text import TextAssembler
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.round import FinishReason, GenerationResult, SpecStats, TokenEvent
+from specrun.runtime.round.results import Usage
+from specrun.runtime.round.text import TextAssembler
 
 STATS = SpecStats(
     drafter="none",

@@ -12,8 +12,8 @@ from specrun.bench.accelerate.record import PLAIN
 from specrun.bench.accelerate.search import CutFound, FoundDrafter
 from specrun.bench.diagnosis.work import Work
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.runtime.costs import CostCurve, expected_tokens
-from specrun.runtime.costs.live_curve import DraftCost
+from specrun.runtime.planning import CostCurve, expected_tokens
+from specrun.runtime.planning.curves import DraftCost
 
 FLAT = CostCurve.flat([0.010, 0.0104, 0.0106, 0.0108, 0.011, 0.0112, 0.0115, 0.012])
 STEEP = CostCurve.flat([0.010 * times for times in (1.0, 1.7, 1.8, 2.0, 2.2, 2.6, 3.0, 3.5, 4.0)])

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specrun.runtime.drafter import Drafter
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.grammar.compiled import GrammarCompiler
-from specrun.runtime.samplers.state import SamplerState
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.laws.samplers import SamplerState
+from specrun.runtime.round import Drafter
 from support.enumeration import PROMPT, Propose
 from support.scripted import PLAIN, LawTable, ScriptedDrafter
 

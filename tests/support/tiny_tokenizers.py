@@ -45,7 +45,7 @@ _WORLD = "Grüße Привет мир 東京 안녕하세요 naïve café 3.14 1
 def corpus() -> list[str]:
     """Lines to train on."""
     folder = Path(__file__).resolve().parents[2] / "runtime"
-    text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))
     return [*text.splitlines()[:2000], *_WORLD.splitlines()]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.law import Law
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws import Law
+from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import (
+    ROOT,
+    DraftTree,
     DynamicShape,
     Propose,
     Topology,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws import Law, NoiseSource
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 from support.enumeration import Propose
 from support.scripted import LawTable, law_of
 

@@ -17,12 +17,16 @@ from typing import cast
 from measure.replay.replay import written_path
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.retrieval import PromptLookupDrafter, RestDrafter
-from specrun.runtime.drafters.retrieval.datastore import ContextIndex, open_mapped
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.drafters.retrieval import (
+    ContextIndex,
+    PromptLookupDrafter,
+    RestDrafter,
+    open_mapped,
+)
+from specrun.runtime.laws import SamplingParams, SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.round.target import EvaluatedRows
 
 _VOCAB_SIZE = 32_000
 _PASSAGE = 200

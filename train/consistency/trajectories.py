@@ -24,11 +24,11 @@ from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.bindings.kept_file import DAMAGE
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import build_rule
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.lookahead import JacobiDrafter
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.session import Session
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.engine import Session
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree
 from specrun.train.data.data_file import Document
 from specrun.train.data.target_tokens import TargetTokenizer
 

@@ -17,8 +17,8 @@ from typing import Protocol
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.kept_file import DAMAGE
 from specrun.runtime import Engine, SamplingParams
-from specrun.runtime.engine.streams import EngineStream
-from specrun.runtime.results import GenerationResult
+from specrun.runtime.engine import EngineStream
+from specrun.runtime.round import GenerationResult
 
 Progress = Callable[[int, int], None]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.models.model import Model
-from specrun.runtime.chat_template import Message, chat_tokens, template_of
+from specrun.runtime.chat import Message, chat_tokens, template_of
 from specrun.train.data.target_tokens import TargetTokens
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import FileMissingError, MissingPackageError, ModelError, TemplateError
-from specrun.runtime.chat_template import ChatTemplate, Message
+from specrun.runtime.chat import ChatTemplate, Message
 from specrun.train.data.data_file import Answered, Chat, Document, PlainText
 
 _TEXT_PIECE = 1 << 18  # characters: tokenizers slow down on longer texts

@@ -1,7 +1,7 @@
 """The acceptance rate alpha of a pair of models on texts, measured: what distillation is to raise.
 
 Leviathan et al. 2023: a token drawn from Q is accepted with probability sum min(P, Q) = 1 - TV(P,
-Q) (theorem 3.5; for one pair of laws `specrun.runtime.costs.theory.acceptance_probability`), and
+Q) (theorem 3.5; for one pair of laws `specrun.runtime.planning.theory.acceptance_probability`), and
 alpha is its mean over the positions of the target's text (corollary 3.6). Tokens of one text are
 not independent, texts are: standard errors are those of a ratio over texts (number accepted over
 number of positions, linearised).

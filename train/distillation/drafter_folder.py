@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specrun.bindings.atomic import require_free_space, sync_folder
-from specrun.runtime.costs import expected_tokens
+from specrun.runtime.planning import expected_tokens
 from specrun.train.distillation.acceptance import MeasuredAcceptance
 from specrun.train.distillation.drafter_run import DrafterReport, DrafterRun
 from specrun.train.target.hf_model import HFModel, quiet_transformers

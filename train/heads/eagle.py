@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.eagle.draft_vocabulary import DRAFT_TOKENS, FEWEST
+from specrun.runtime.drafters.eagle import DRAFT_TOKENS, FEWEST
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.heads.earlier_head import EarlierHead

@@ -21,9 +21,8 @@ from specrun.bindings.errors import PairError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.heads.target_facts import TargetFacts
-from specrun.runtime.drafters.eagle.draft_vocabulary import DRAFT_TOKENS
-from specrun.runtime.drafters.eagle.eagle3_head import VOCABULARY_MAP
-from specrun.runtime.heads.head_file import TARGET_VOCABULARY
+from specrun.runtime.drafters.eagle import DRAFT_TOKENS, VOCABULARY_MAP
+from specrun.runtime.heads import TARGET_VOCABULARY
 from specrun.train.target.from_gguf import in_halves
 from specrun.train.target.target_shape import ModelShape
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.methods import method_of_head
+from specrun.runtime.language import method_of_head
 from specrun.train.data.data_file import Document, PlainText, read_documents
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
 from specrun.train.data.own_prompts import own_prompts

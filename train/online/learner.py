@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.online.rejections import RejectedAnswer
+from specrun.runtime.online import RejectedAnswer
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.distillation.acceptance import (

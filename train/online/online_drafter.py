@@ -24,10 +24,10 @@ import torch
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.runtime.costs.tuned import describe_file
 from specrun.runtime.language import Expression, parse_expression
+from specrun.runtime.models import check_pair
 from specrun.runtime.online import RejectionStore
-from specrun.runtime.pairing import check_pair
+from specrun.runtime.planning import describe_file
 from specrun.train.distillation.acceptance import MeasuredAcceptance, acceptance_gain
 from specrun.train.online.drafter_file import check_drafter, load_drafter, write_drafter
 from specrun.train.online.learner import OnlineLearner, online_corpus, online_memory, usual_rate

@@ -12,8 +12,8 @@ from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.models.model import Model
 from specrun.convert.gguf import GGUFSource, require_whole
-from specrun.runtime.methods import method_of_head
-from specrun.runtime.pairing import check_rollback
+from specrun.runtime.language import method_of_head
+from specrun.runtime.models import check_rollback
 from specrun.train.target.target_shape import ModelShape, dividing_heads
 from specrun.train.target.teacher import check_logits
 

@@ -18,7 +18,7 @@ import torch
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.convert.checkpoint import open_checkpoint
-from specrun.runtime.offload import resolve_gpu_layers
+from specrun.runtime.memory import resolve_gpu_layers
 from specrun.train.data.asking import Answerer, FileAnswerer
 from specrun.train.data.file_tokens import FileTokens
 from specrun.train.data.own_answers import converted_answerer

@@ -11,8 +11,8 @@ from specrun.cli.serve.errors import RequestError, anthropic_error
 from specrun.cli.serve.openai.figures import speculation_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes
 from specrun.cli.serve.service import Answer, Delta, Finish
-from specrun.runtime.replies import CallBegun, Content, MoreArguments, Part, Reasoning
-from specrun.runtime.results import GenerationResult
+from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning
+from specrun.runtime.round import GenerationResult
 
 Block = dict[str, Any]
 

@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specrun.runtime.results import GenerationResult
+from specrun.runtime.round import GenerationResult
 
 if TYPE_CHECKING:
     from specrun.cli.serve.service import AnswerService

@@ -10,7 +10,7 @@ from typing import Any
 
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.service import Answer
-from specrun.runtime.results import GenerationResult, TokenEvent
+from specrun.runtime.round import GenerationResult, TokenEvent
 
 
 def usage_of(answer: Answer) -> dict[str, Any]:

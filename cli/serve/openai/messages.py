@@ -9,7 +9,7 @@ from specrun.cli.serve.body import Fields, shown
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.settings import Bounds
 from specrun.cli.serve.tools.plan import ReplyPlan
-from specrun.runtime.replies import CallBegun, Content, Part, Reasoning, Reply
+from specrun.runtime.chat import CallBegun, Content, Part, Reasoning, Reply
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

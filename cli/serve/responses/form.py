@@ -10,7 +10,7 @@ from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.openai.figures import speculation_of, timings_of, usage_of
 from specrun.cli.serve.replies import Choice, event_bytes
 from specrun.cli.serve.service import Answer, Delta, Finish
-from specrun.runtime.replies import CallBegun, Content, MoreArguments, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning
 
 Item = dict[str, Any]
 _ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "user")

@@ -12,9 +12,8 @@ from specrun.cli.serve.body import Fields, shown
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.tools.history import Message, for_template
 from specrun.cli.serve.tools.plan import ReplyPlan
-from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.chat import ChatTemplate, syntax_of, think_tags_of
 from specrun.runtime.engine import Engine
-from specrun.runtime.replies import syntax_of, think_tags_of
 
 Tool = dict[str, Any]
 MOST_TOOLS = 512

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.runtime.chat import Content, ForcedCalls, Part, ReplyParser, ThinkTags, ToolSyntax
 from specrun.runtime.grammar import Grammar
-from specrun.runtime.replies import Content, ForcedCalls, Part, ReplyParser, ToolSyntax
-from specrun.runtime.replies.syntaxes import ThinkTags
-from specrun.runtime.results import TokenEvent
+from specrun.runtime.round import TokenEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,12 @@
 """Drafters made of drafters: cascade, relay, ensemble, Ouroboros, auto."""
 
-from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
-from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
-from specrun.runtime.drafters.combinators.auto import AutoDrafter, ChoiceLog, read_choice_logs
+from specrun.runtime.drafters.combinators.auto import (
+    ArmChooser,
+    AutoDrafter,
+    ChoiceLog,
+    read_choice_logs,
+)
+from specrun.runtime.drafters.combinators.bandit import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.build import auto_expression
 from specrun.runtime.drafters.combinators.cascade import CascadeDrafter, DraftModelTarget
 from specrun.runtime.drafters.combinators.ensemble import EnsembleDrafter, merge_trees

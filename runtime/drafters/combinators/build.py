@@ -13,13 +13,11 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.mtp_context import can_draft_nextn
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.runtime.costs.memory_traffic import multiplications
-from specrun.runtime.drafter import Drafter, DrafterWeights
-from specrun.runtime.drafters.combinators.arms import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.auto import AutoDrafter, read_choice_logs
-from specrun.runtime.drafters.combinators.bounded_target import BoundedTarget
+from specrun.runtime.drafters.combinators.bandit import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.cascade import (
     JOINED_TOKENS,
+    BoundedTarget,
     CascadeDrafter,
     DraftModelTarget,
 )
@@ -41,10 +39,11 @@ from specrun.runtime.drafters.environment import (
     model_file_of,
 )
 from specrun.runtime.drafters.lookahead import MAX_NGRAM, WindowGuard
-from specrun.runtime.drafters.lookahead.build import open_pool
+from specrun.runtime.drafters.lookahead.drafter import open_pool
 from specrun.runtime.drafters.partial import PartialCache, partial_cache
-from specrun.runtime.language import Expression
-from specrun.runtime.methods import TREE_OPTIONS, find_method, options_of
+from specrun.runtime.language import TREE_OPTIONS, Expression, find_method, options_of
+from specrun.runtime.planning.theory import multiplications
+from specrun.runtime.round.drafter import Drafter, DrafterWeights
 from specrun.runtime.trees import check_leaves
 
 

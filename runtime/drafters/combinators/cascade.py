@@ -1,16 +1,4 @@
-"""CS-Drafting's vertical cascade (Chen et al. 2023, section 3.1): a drafter drafts for the drafter.
-
-The draft model decodes speculatively itself, in the same loop and by the same exact rule as the
-target. So every token that it emits, whether accepted, recovered or bonus, is a draw from its own
-transformed law given the text before it (Leviathan et al. 2023, theorem 3.5), and that law is what
-the target's acceptance has to divide by: never the residual that a recovered token happened to come
-from, and with no emitted token left out. To pass on accepted tokens only, or those under the inner
-drafter's law, would bias the text.
-
-How far a chain goes may be decided by what was drawn above its end, by how the inner rounds went,
-and by laws that are read before anything is drawn from them. `DraftModelTarget` is the draft model
-in the target's place: it evaluates and verifies inside the cascade.
-"""
+"""Cascades: a drafter drafts for the drafter (CS-Drafting, TriForce)."""
 
 from __future__ import annotations
 
@@ -24,22 +12,46 @@ import numpy.typing as npt
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
-from specrun.runtime.conversation import Conversation
-from specrun.runtime.costs.memory_traffic import multiplications
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import graft
 from specrun.runtime.drafters.draft_model import DraftSampling
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.results import RoundCounter
-from specrun.runtime.target import CachedText, EvaluatedRows, PlacedRows, PromptLearner, TargetModel
-from specrun.runtime.text import common_prefix
-from specrun.runtime.transform import Logits, penalty_window, transformed_law
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.partial import PartialCache
+from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.laws.law import Law
+from specrun.runtime.laws.noise import NoiseSource
+from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
+from specrun.runtime.planning.theory import multiplications
+from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.round.loop import (
+    Conversation,
+    DecodeSettings,
+    Round,
+    RoundLimits,
+    decode_rounds,
+)
+from specrun.runtime.round.results import RoundCounter
+from specrun.runtime.round.target import (
+    CachedText,
+    EvaluatedRows,
+    PlacedRows,
+    PromptLearner,
+    TargetModel,
+)
+from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees.tree import DraftTree
+
+# == The cascade ===================================================================================
+#
+# The draft model decodes speculatively itself, in the same loop and by the same exact rule as the
+# target. So every token that it emits, whether accepted, recovered or bonus, is a draw from its own
+# transformed law given the text before it (Leviathan et al. 2023, theorem 3.5), and that law is
+# what the target's acceptance has to divide by: never the residual that a recovered token happened
+# to come from, and with no emitted token left out. To pass on accepted tokens only, or those under
+# the inner drafter's law, would bias the text.
+#
+# How far a chain goes may be decided by what was drawn above its end, by how the inner rounds went,
+# and by laws that are read before anything is drawn from them. `DraftModelTarget` is the draft
+# model in the target's place: it evaluates and verifies inside the cascade.
 
 
 class CascadeDrafter(Drafter):
@@ -363,3 +375,70 @@ class _Rows(PlacedRows):
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, a view of [shared tokens]."""
         return super().logits(row)[: self._size]
+
+
+# == TriForce's middle (Sun et al. 2024): the target verifies drafts in a bounded cache ============
+#
+# In `cascade(partial(...), b)` the target itself decodes speculatively with what its window keeps,
+# and what it emits is verified with the whole text. So b's cheap drafts are checked by all weights
+# without the keys and values of a long text, and only what passed reads those.
+
+
+class BoundedTarget(DraftModelTarget):
+    """Evaluates trees below texts of any length, of which its cache holds what a window keeps.
+
+    `text.n_cached` counts the tokens that were read, dropped ones included. The window moves where
+    a draft begins, never within it.
+    """
+
+    def __init__(self, context: Context, cache: PartialCache) -> None:
+        super().__init__(context, target_vocab_size=context.model.vocabulary.size)
+        self._cache, self._kept = cache, cache.kept()
+
+    @property
+    def n_ctx(self) -> int:
+        """The most tokens that a text may have."""
+        return self._cache.n_ctx
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Turn to another text of the whole target's: what is shared stays known."""
+        if self._kept.chunks is not None:
+            self._kept.chunks.begin(tokens)
+
+    def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
+        """Evaluate what is kept of the text up to `end`, unless so little that it joins a tree."""
+        kept, sink = self._kept, self._kept.window.sink
+        if kept.is_to_move(len(text.tokens), text.n_cached):
+            # Before the cache: what is said to be there must be there.
+            text.n_cached = min(text.n_cached, sink)
+            self.context.memory.truncate(text.n_cached)
+            kept.move(len(text.tokens))
+            if kept.first > sink:
+                TargetModel.prefill(self, text, sink)  # however few are missing
+                self._evaluate_chunks(text)
+                text.n_cached = kept.first  # the others in between are dropped
+        super().prefill(text, end, learn)
+
+    def _evaluate_chunks(self, text: CachedText) -> None:
+        """Evaluate the chosen tokens between sink and window."""
+        tokens = [text.tokens[place] for place in self._kept.between]
+        sink = self._kept.window.sink
+        for start, stop in self._pieces(0, len(tokens), self.context.n_batch):
+            self._batch.fill_chain(tokens[start:stop], sink + start, self._all_ids, 0)
+            self.context.decode(self._batch)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Learn the whole target's states at a prompt's tokens."""
+        if self._kept.chunks is not None:
+            self._kept.chunks.learn_prompt(start, rows, count)
+
+    def learn_round(self, outcome: RoundOutcome) -> None:
+        """Learn the whole target's states at a round's tokens."""
+        if self._kept.chunks is not None:
+            self._kept.chunks.learn_round(outcome)
+
+    def _cell(self, index: int) -> int:
+        return self._kept.cells(index)
+
+    def _index(self, cell: int) -> int:
+        return self._kept.tokens(cell)

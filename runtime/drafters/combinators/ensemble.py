@@ -12,14 +12,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import (
     MemberNoise,
     MembersDrafter,
     MembersRows,
     outcome_for,
 )
-from specrun.runtime.tree import ROOT, DraftRows, DraftTree, TreeBuilder
+from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, TreeBuilder
 
 
 class EnsembleDrafter(MembersDrafter):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import (
     MembersRows,
     graft,
@@ -21,8 +20,9 @@ from specrun.runtime.drafters.combinators.members import (
     outcome_for_idle,
 )
 from specrun.runtime.grammar import GrammarError, GrammarState
-from specrun.runtime.text import common_prefix
-from specrun.runtime.tree import ROOT, DraftRows, DraftTree, Draw
+from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
 
 
 class GuidedDrafter(Drafter):

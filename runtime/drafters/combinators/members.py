@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafter import Drafter, DrafterWeights, RoundOutcome, close_all, make_all
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.target import EvaluatedRows, PlacedRows
-from specrun.runtime.tree import ROOT, DraftRows, DraftTree, Draw
+from specrun.runtime.laws.law import Law
+from specrun.runtime.laws.noise import NoiseSource
+from specrun.runtime.round.drafter import Drafter, DrafterWeights, RoundOutcome, close_all, make_all
+from specrun.runtime.round.target import EvaluatedRows, PlacedRows
+from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
 
 
 class MembersDrafter(Drafter):

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import first_path, graft
 from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuard, add_phrases
-from specrun.runtime.target import EvaluatedRows, PlacedRows
-from specrun.runtime.text import common_prefix
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.round.target import EvaluatedRows, PlacedRows
+from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
 
 
 def phrase_tree(

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import (
     MemberNoise,
     MembersDrafter,
@@ -20,8 +19,9 @@ from specrun.runtime.drafters.combinators.members import (
     outcome_for,
     outcome_for_idle,
 )
-from specrun.runtime.text import common_prefix
-from specrun.runtime.tree import ROOT, DraftRows, DraftTree
+from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree
 
 
 class RelayDrafter(MembersDrafter):

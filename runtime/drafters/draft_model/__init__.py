@@ -1,6 +1,5 @@
 """A smaller model drafts chains (Leviathan et al. 2023) and trees, also of another vocabulary."""
 
-from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.build import (
     USUAL_LENGTH,
     ChainOptions,
@@ -9,8 +8,11 @@ from specrun.runtime.drafters.draft_model.build import (
     open_draft_model,
     plan_draft,
 )
-from specrun.runtime.drafters.draft_model.chain import DraftSampling
-from specrun.runtime.drafters.draft_model.pair import DraftPair
-from specrun.runtime.drafters.draft_model.state import DraftModelState
+from specrun.runtime.drafters.draft_model.drafter import (
+    AdaptiveExit,
+    AdaptiveExitOptions,
+    DraftSampling,
+)
+from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
-from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState
+from specrun.runtime.drafters.draft_model.vocabulary import DraftPair

@@ -13,23 +13,24 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.rope_scaling import AS_TRAINED, RopeScaling
-from specrun.runtime.costs import best_tree, measured_acceptance, typical_acceptance
-from specrun.runtime.drafter import Drafter, DrafterWeights, Pace
-from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
-from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftSampling
-from specrun.runtime.drafters.draft_model.model_drafter import ModelDrafter
-from specrun.runtime.drafters.draft_model.pair import DraftPair
-from specrun.runtime.drafters.draft_model.retokenised import RetokenisedDrafter
-from specrun.runtime.drafters.draft_model.state import DraftModelState
+from specrun.runtime.drafters.batching import MOST_SEQUENCES, SharedDraftContext
+from specrun.runtime.drafters.draft_model.drafter import (
+    AdaptiveExit,
+    AdaptiveExitOptions,
+    DraftModelDrafter,
+    DraftSampling,
+    ModelDrafter,
+)
+from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
-from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState
+from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, RetokenisedDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.meeting import MOST_SEQUENCES, SharedDraftContext
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
-from specrun.runtime.language import Expression, ExpressionOptions
-from specrun.runtime.methods import TREE_OPTIONS, options_of
-from specrun.runtime.offload import resolve_gpu_layers
-from specrun.runtime.pairing import check_pair
+from specrun.runtime.language import TREE_OPTIONS, Expression, ExpressionOptions, options_of
+from specrun.runtime.memory.fit import resolve_gpu_layers
+from specrun.runtime.models.pairing import check_pair
+from specrun.runtime.planning import best_tree, measured_acceptance, typical_acceptance
+from specrun.runtime.round.drafter import Drafter, DrafterWeights, Pace
 from specrun.runtime.trees import DynamicShape, Topology
 
 USUAL_LENGTH = 5

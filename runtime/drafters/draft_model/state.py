@@ -1,23 +1,29 @@
-"""A draft model's cache in one conversation: which committed tokens it holds."""
+"""A draft model's cache in one conversation: committed tokens, and the tree below them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
-from specrun.runtime.compiled import LOOPS, Draws, UnmadeLaw
-from specrun.runtime.drafter import RoundOutcome
-from specrun.runtime.drafters.meeting import ContextPart
-from specrun.runtime.law import SHORT, FloatArray
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.text import common_prefix
-from specrun.runtime.transform import Logits, greedy_token, transformed_law
-from specrun.runtime.tree import ChainDraws, DraftTree
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.runtime.compiled import LOOPS, DrawnSiblings, Draws, UnmadeLaw
+from specrun.runtime.drafters.batching import ContextPart
+from specrun.runtime.laws.law import SHORT, FloatArray
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.laws.transform import Logits, greedy_token, transformed_law
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree import ROOT, ChainDraws, DraftTree
+
+# == The cache of a chain ==========================================================================
+
 
 _LIKELIEST = SamplingParams(temperature=0.0)
 
@@ -249,3 +255,250 @@ class DraftModelState:
     def close(self) -> None:
         """Free the context; the model belongs to the weights. Calling it again does nothing."""
         self.context.close()
+
+
+# == The cache with a tree that grows depth by depth below the committed text ======================
+#
+# A tree that is still growing does not know its leaves, so llama.cpp's sequence ids are handed out
+# on the way: the first child of a node goes on in its parent's sequence, each further one takes an
+# unused sequence that first shares the parent's cells. Sharing (`seq_cp`) and dropping (`seq_rm`)
+# walk all cells of the context, about 14 us at 4,096 of them; so a sequence catches up with the
+# committed text only when it is taken, in the same walk.
+
+
+_DrawnTree = tuple[tuple[int, ...], tuple[int, ...], DrawnSiblings, int]
+"""Tokens, parents and siblings of a tree, and which row of the last evaluation is no law, or -1."""
+
+
+class DraftTreeState(DraftModelState):
+    """Committed tokens, and below the last one the evaluated nodes of a growing tree.
+
+    Between rounds sequence s holds exactly the first `_synced[s]` cells of the text; `main` holds
+    all of them. Nodes are numbered from 0 in the order of their evaluation.
+    """
+
+    def __init__(self, context: Context, *, target_vocab_size: int) -> None:
+        super().__init__(context, target_vocab_size=target_vocab_size)
+        self._n_sequences = context.options.n_sequences
+        # Depths have a batch of their own: theirs is laid out alike, round by round.
+        self.depth_batch = Batch(context.n_batch, 1)
+        self._drawn_batch: Batch | None = None  # that of compiled code, which fills it
+        self._synced = [0] * self._n_sequences
+        self._forget_nodes()
+
+    def _forget_nodes(self) -> None:
+        # Of each node. The first child of a node goes on in its sequence.
+        self._parents: list[int] = []
+        self._tokens: list[int] = []
+        self._ids: list[int] = []
+        # Whether sequences may hold nodes: an interrupted round leaves it set. Last, because lists
+        # without nodes say nothing of what is in the memory.
+        self._grows = False
+
+    def rewind(self, length: int) -> None:
+        """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round left."""
+        if self._part is not None:
+            self._part.withdraw()
+        memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
+        interrupted = self._grows
+        left_over = self._changing and memory.last_position(self.main) >= end
+        if interrupted or left_over or length < len(self.cached):
+            self._changing = True
+            # The cache comes last: an interrupt in between must not leave tokens that are not
+            # cached.
+            self._synced = [min(synced, end) for synced in self._synced]
+            del self.cached[length:]
+            memory.truncate(end)
+        if interrupted:
+            # Sequences taken by a round that never ended may or may not share the text already.
+            for sequence in range(self._n_sequences):
+                if sequence != self.main:
+                    memory.truncate(self._synced[sequence], sequence=sequence)
+            self._forget_nodes()
+        self._changing = False
+
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes were evaluated since the last ones were kept or dropped."""
+        return len(self._parents)
+
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of the evaluated node of a token below another; None if there is none.
+
+        Of equal children it is the first.
+        """
+        for node, (above, drafted) in enumerate(zip(self._parents, self._tokens, strict=True)):
+            if above == parent and drafted == token:
+                return node
+        return None
+
+    def depth_of(self, node: int) -> int:
+        """Return how many nodes lead to an evaluated one, itself included; 0 for ROOT."""
+        depth = 0
+        while node != ROOT:
+            node, depth = self._parents[node], depth + 1
+        return depth
+
+    def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
+        """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
+        self._fill_depth(parents, tokens)
+        return self.context.decode(self.depth_batch)
+
+    def ask_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """As `evaluate`, with what other conversations ask for: `answer_depth` has the rows."""
+        assert self._part is not None
+        self._fill_depth(parents, tokens)
+        self._part.ask(self.depth_batch)
+
+    def answer_depth(self) -> Rows | None:
+        """Return the rows of what was asked for; None while that waits."""
+        assert self._part is not None
+        return self._part.answered()
+
+    def _fill_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        first = self.n_nodes
+        position = self.cells(len(self.cached)) + self.depth_of(parents[0])
+        self._grows = True
+        for parent, token in zip(parents, tokens, strict=True):
+            sequence = self._sequence_for(parent, position)
+            self._parents.append(parent)
+            self._tokens.append(token)
+            self._ids.append(sequence)
+        known, ids = self.all_known(tokens), (*self._ids[first:],)
+        self.depth_batch.fill_shape(known, position, _depth_shape(ids))
+
+    def _sequence_for(self, parent: int, end: int) -> int:
+        """Return the sequence of the next child of `parent`, which holds all before `end`."""
+        source = self.main if parent == ROOT else self._ids[parent]
+        # The first child goes on in its parent's sequence, which costs no walk over the cells.
+        if parent not in self._parents:
+            return source
+        # This round's paths have cells that a new path must not share.
+        main, used, sequence = self.main, self._ids, 0
+        while sequence == main or sequence in used:
+            sequence += 1
+        if sequence >= self._n_sequences:
+            limit = f"the draft context's {self._n_sequences} sequences"
+            raise OptionError(f"a draft tree with more paths than {limit}")
+        # The free sequence holds the text up to `_synced`;
+        # branch shares the rest up to `end` at once.
+        self.context.memory.branch(source, sequence, self._synced[sequence], end)
+        return sequence
+
+    def can_grow(self, topology: Topology, params: SamplingParams) -> bool:
+        """Whether compiled code draws trees of this shape, cut or not, and these settings."""
+        context = self.context
+        return (
+            self.can_draw_on(params)
+            and context.memory.addresses is not None
+            and topology.n_inner_leaves <= self._n_sequences
+            and max(topology.inner_widths, default=0) <= min(context.n_outputs, context.n_batch)
+        )
+
+    def grow_drawn(
+        self,
+        tokens: Sequence[int],
+        topology: Topology,
+        draws: Draws,
+        params: SamplingParams,
+    ) -> DraftTree:
+        """Evaluate tokens after the cached ones, draw what follows, evaluate it, and so on.
+
+        The tree has as many depths as there are `draws`. It is that which `tree_steps` makes of
+        `feed`, `evaluate`, `transformed_laws` and `propose_without_replacement`. Only where it
+        `can_grow`. Raises `DecodeFailedError` for a broken row.
+        """
+        loops, context = LOOPS, self.context
+        memory, batch = context.memory.addresses, self._drawn_batch
+        assert loops is not None
+        assert memory is not None
+        if batch is None:
+            batch = self._drawn_batch = Batch(min(context.n_batch, context.n_outputs), 1)
+            batch.fill_rows(batch.capacity)
+        fed = len(tokens)
+        if fed > batch.capacity or not self.feeds_plainly:
+            self.feed(tokens)
+            fed = 0
+        scratch = self._room_for(params)
+        drawn: list[_DrawnTree] = []  # not list[...](), which makes the type anew each time
+        start, known = self.cells(len(self.cached)), (*self.all_known(tokens)[:fed],)
+
+        def draw(addresses: tuple[int, ...]) -> tuple[int, float, list[int]]:
+            place = known, start, self._shared_size, self._own_size
+            code, seconds, tree = loops.drawn_tree(
+                *(addresses, memory, place, topology.children, draws, scratch),
+                (np.exp, *params.cuts[1:]),
+                (self.main, self._synced),
+                (self._parents, self._tokens, self._ids),
+            )
+            drawn.append(tree)
+            return code, seconds, [tokens[-1], *self._tokens]
+
+        self._grows = self._changing = True
+        context.repeat(batch, draw)
+        self.cached += tokens[:fed]
+        self._changing = False
+        self._grows = bool(self._parents)
+        [(drafted, parents, siblings, broken)] = drawn
+        if broken >= 0:
+            row = context.rows_of(batch).logits(broken)
+            transformed_law(self.shared(row), params)  # says what is wrong
+        return DraftTree.of_siblings(drafted, parents, siblings)
+
+    def keep(self, tokens: Sequence[int]) -> None:
+        """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""
+        # No node was evaluated, so no sequence but main has to be cut.
+        if not self._parents:
+            return
+        base, memory = self.cells(len(self.cached)), self.context.memory.addresses
+        if LOOPS is None or memory is None:
+            length = self._keep_path(tokens, base)
+        else:
+            nodes = self._parents, self._tokens, self._ids
+            kept = LOOPS.keep_path(memory, nodes, [*tokens], base, self.main, self._synced)
+            if kept is None:
+                problem = f"llama.cpp cannot drop positions from {base} on of this memory"
+                raise UnsupportedModelError(problem)
+            length, self.main = kept
+        self.cached.extend(tokens[:length])
+        self._forget_nodes()
+
+    def _keep_path(self, tokens: Sequence[int], base: int) -> int:
+        """Keep the nodes that spell the beginning of a text; return how many."""
+        # Nodes are matched by token, not by number: another
+        # drafter may have drafted the accepted path.
+        path: list[int] = []
+        for token in tokens:
+            node = self.place_of(path[-1] if path else ROOT, token)
+            if node is None:
+                break
+            path.append(node)
+        self._drop_strays(path, base)
+        if path:
+            # The accepted path's own sequence becomes main: nothing is copied.
+            self.main = self._ids[path[-1]]
+            self._synced[self.main] = base + len(path)
+        return len(path)
+
+    def _drop_strays(self, path: Sequence[int], base: int) -> None:
+        """Drop what sequences hold beside a path; note how much of the text each holds then."""
+        memory, end = self.context.memory, base + len(path)
+        depths = [*map(self.depth_of, range(self.n_nodes))]
+        if max(depths) > len(path):
+            memory.truncate(end)  # one walk drops everything deeper, for all sequences
+        for sequence, tip in {own: node for node, own in enumerate(self._ids)}.items():
+            # Up to where the sequence agrees with the path its cells are the text's own, and may
+            # stay: that is its deepest node on the path.
+            node = tip
+            while node != ROOT and node not in path:
+                node = self._parents[node]
+            shared = self.depth_of(node)
+            if min(depths[tip], len(path)) > shared:
+                memory.truncate(base + shared, end, sequence)
+            self._synced[sequence] = base + shared
+
+
+@functools.lru_cache(maxsize=256)
+def _depth_shape(ids: tuple[int, ...]) -> BatchShape:
+    """Return the shape of a depth: one position, siblings side by side in different sequences."""
+    return BatchShape.of([0] * len(ids), [(sequence,) for sequence in ids], [1] * len(ids))

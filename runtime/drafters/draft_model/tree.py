@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from specrun.runtime.costs.tree_size import TreeSize
-from specrun.runtime.drafter import DraftRequest, RoundOutcome
-from specrun.runtime.drafters.draft_model.model_drafter import SteppedDrafter
-from specrun.runtime.drafters.draft_model.tree_state import DraftTreeState
+from specrun.runtime.drafters.draft_model.drafter import SteppedDrafter
+from specrun.runtime.drafters.draft_model.state import DraftTreeState
 from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
-from specrun.runtime.noise import draws_of
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import Logits
-from specrun.runtime.tree import ROOT, DraftTree
-from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
-from specrun.runtime.trees.growth import LawSource, TreeSampling
-from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree_laws import (
+from specrun.runtime.drafters.path_laws import (
     RANKED_TOKENS,
     EvaluatedDepth,
     PathLaws,
@@ -24,6 +15,15 @@ from specrun.runtime.trees.tree_laws import (
     draft_steps,
     ranking_params,
 )
+from specrun.runtime.laws.noise import draws_of
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.laws.transform import Logits
+from specrun.runtime.planning.draft_size import TreeSize
+from specrun.runtime.round.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.trees.eagle2 import DynamicShape, check_sampling
+from specrun.runtime.trees.growth import LawSource, TreeSampling
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree import ROOT, DraftTree
 
 _Depth = tuple[Sequence[int], Sequence[int]]
 _Steps = Generator[_Depth, Sequence[Logits], DraftTree]

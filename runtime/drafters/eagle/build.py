@@ -1,7 +1,7 @@
 """Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head and the shape of its trees.
 
 Their options are `n`, `tree`, `depth`, `topk`, `nodes` and `accuracy` (see `tree_options`), and
-`sampling` and `p_min`; of `eagle` also `draft_tokens` (see `draft_vocabulary`).
+`sampling` and `p_min`; of `eagle` also `draft_tokens` (see `versions.draft_vocabulary`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import MAX_PLANNED_DEPTH, best_tree, plan_medusa_tree, typical_acceptance
-from specrun.runtime.costs.medusa_tree import medusa_tree
-from specrun.runtime.drafter import DrafterWeights
-from specrun.runtime.drafters.eagle.draft_vocabulary import ALL, draft_vocabulary
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
-from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head
-from specrun.runtime.drafters.eagle.eagle_head import EagleHead
-from specrun.runtime.drafters.eagle.pair_head import PairHead, multiplied_of_pair
+from specrun.runtime.drafters.eagle.head import PairHead, multiplied_of_pair
+from specrun.runtime.drafters.eagle.versions import ALL, Eagle3Head, EagleHead, draft_vocabulary
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
+from specrun.runtime.drafters.path_laws import check_p_min
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
-from specrun.runtime.language import Expression, ExpressionOptions
-from specrun.runtime.methods import options_of
-from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_p_min, check_sampling
+from specrun.runtime.language import Expression, ExpressionOptions, options_of
+from specrun.runtime.planning import (
+    MAX_PLANNED_DEPTH,
+    best_tree,
+    plan_medusa_tree,
+    typical_acceptance,
+)
+from specrun.runtime.planning.optimal_trees import medusa_tree
+from specrun.runtime.round.drafter import DrafterWeights
+from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_sampling
 
 # EAGLE-2's trees of 60 nodes are for GPUs: where nothing is said, a round verifies what pays.
 _DEFAULT = TreeOptions(depth=5, topk=2, nodes="auto")

@@ -1,31 +1,17 @@
-"""EAGLE drafts in states of the target: static trees of EAGLE-1, dynamic ones of EAGLE-2.
-
-The heads of EAGLE-1 and 2 (Li et al. 2024) read the target's final hidden states, those of EAGLE-3
-(Li et al. 2025) inputs of some of its layers. The head says which; nothing else differs here.
-"""
+"""EAGLE drafts: static trees of EAGLE-1, dynamic ones of EAGLE-2, and a conversation's state."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from specrun.runtime.costs.draft_length import DraftLength
-from specrun.runtime.costs.tree_size import TreeSize
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.drafters.eagle.pair_cells import EagleRows, PairCells
-from specrun.runtime.drafters.eagle.state import EagleNodes, EagleState
+from specrun.runtime.drafters.eagle.head import EagleRows, PairCells
 from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
-from specrun.runtime.drafters.states_drafter import StatesDrafter
-from specrun.runtime.heads import FloatRows, RankedTokens
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.tree import ROOT, DraftTree
-from specrun.runtime.trees.eagle2_tree import DynamicShape, check_sampling
-from specrun.runtime.trees.graph_trees import GraphTrees
-from specrun.runtime.trees.growth import TreeSampling, draft_chain
-from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree_laws import (
+from specrun.runtime.drafters.path_laws import (
     EvaluatedDepth,
     HighestLogits,
     PathLaws,
@@ -33,6 +19,230 @@ from specrun.runtime.trees.tree_laws import (
     check_p_min,
     grow_draft,
 )
+from specrun.runtime.drafters.states_drafter import StatesDrafter
+from specrun.runtime.heads import FloatRows, RankedTokens
+from specrun.runtime.heads.graph_trees import GraphTrees
+from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, ChainTokens
+from specrun.runtime.heads.states import RowPiece, TextRows
+from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.planning.draft_size import DraftLength, TreeSize
+from specrun.runtime.round.drafter import DraftRequest
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees.eagle2 import DynamicShape, check_sampling
+from specrun.runtime.trees.growth import TreeSampling, draft_chain
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree import ROOT, DraftTree
+
+# == The state of one conversation: real pairs of its text, and below them a round's nodes =========
+#
+# A real pair joins the target's features at a position (its hidden state, or inputs of its layers)
+# with the token after it. Draft nodes are pairs, too, whose feature the head predicted itself.
+# After each round the accepted positions get real pairs in the place of the predicted ones that
+# drafted them, as in the references: errors of prediction do not add up from round to round. Real
+# pairs wait until the head is asked to draft: a chain's graph evaluates them with the draft.
+
+
+_ITSELF = np.ones((1, 1), np.bool_)
+
+
+class EagleState(TextRows[EagleRows]):
+    """The pairs of a text are rows of the target's features; a round's nodes lie in cells behind.
+
+    Nodes are numbered from 0 in the order of their evaluation.
+    """
+
+    def __init__(self, cells: PairCells) -> None:
+        super().__init__(self._evaluate_real, cells.n_cells, ahead=1)
+        self._cells = cells
+        self._root: EagleRows | None = None
+        self._nodes: DraftNodes | None = None
+        self._asked: dict[str, int] = {}  # how many of the highest logits, if any
+        self._places: dict[tuple[int, int], int] = {}  # nodes by parent and token
+
+    @property
+    def room(self) -> int:
+        """How many pairs or nodes may still be evaluated."""
+        left, nodes = super().room, self._nodes
+        return left if nodes is None else left - len(nodes)
+
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes of the draft were evaluated."""
+        return 0 if self._nodes is None else len(self._nodes)
+
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of the evaluated node of a token below another; None if none is."""
+        return self._places.get((parent, token))
+
+    def root(self, tokens: Sequence[int], highest: int = 0) -> EagleRows | None:
+        """Forget all nodes and return the row after the last token, None if it is not known.
+
+        `highest` asks for so many logits of this row and of those below it.
+        """
+        self._nodes = None
+        self._places = {}
+        self._asked = {"highest": highest} if highest else {}
+        self._root = self.said(tokens)
+        if self._root is not None and self._root.n_highest != highest:
+            self.forget_said()  # it was asked for something else
+            self._root = self.said(tokens)
+        return self._root
+
+    def chain(
+        self, tokens: Sequence[int], n: int, *, probabilities: bool = False
+    ) -> ChainTokens | None:
+        """Forget all nodes; return up to n tokens of a greedy chain after the last, in one graph.
+
+        None where the last pair is not known, or the head has no graph for it.
+        """
+        # The chain overwrites the cells behind the real pairs, and with them all nodes.
+        self._nodes = self._root = None
+        piece = self.due(tokens, MOST_CHAIN_ROWS)
+        if piece is None:
+            return None
+        # The last one needs no cell: nothing is drafted after it.
+        n = min(n, 1 + self._n_cells - piece.count - len(piece.tokens))
+        if n < 1:
+            return None
+        drafted = self._cells.chain(piece, n, probabilities=probabilities)
+        if drafted is not None:
+            # Only after the graph has run: an interrupt before leaves the pairs due again.
+            self.settle(piece)
+        return drafted
+
+    def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
+        """Forget all nodes; return what a plan's tree names after the last token, in one graph.
+
+        None where the last pair is not known, there is no room for all of it, or the head has no
+        graph for it.
+        """
+        self._nodes = self._root = None
+        piece = self.due(tokens, MOST_CHAIN_ROWS)
+        if piece is None or plan.n_drafted > self.room:
+            return None
+        named = self._cells.tree(plan, piece)
+        if named is not None:
+            self.settle(piece)
+        return named
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> EagleRows:
+        """Evaluate a depth of the tree: token i below node `parents[i]` (ROOT: the last token)."""
+        assert self._root is not None
+        if self._nodes is None:
+            # The root's predicted state is what the first depth is paired with.
+            self._nodes = DraftNodes(self._root.states)
+        nodes, n_nodes, n = self._nodes, len(self._nodes), len(tokens)
+        base, count, *_ = self._held
+        first = count + n_nodes
+        for node, named in enumerate(zip(parents, tokens, strict=True), n_nodes):
+            self._places.setdefault(named, node)
+        states, place = nodes.add(parents)
+        # A node sees the whole text, its ancestors and itself: never its siblings. They share a
+        # position, as llama.cpp's trees do; cells tell them apart.
+        positions = [base + count + place.depth - 1] * n
+        places = positions, range(first, first + n), count, place.sees
+        rows = self._cells.evaluate(tokens, states, places, **self._asked)
+        nodes.predicted(rows.states)
+        return rows
+
+    def _evaluate_real(self, piece: RowPiece) -> EagleRows:
+        """Put real pairs into cells, each seeing all before it; return the row after the last."""
+        n, start, count = len(piece), piece.position, piece.count
+        sees = _ITSELF if n == 1 else np.tri(n, dtype=np.bool_)
+        places = range(start, start + n), range(count, count + n), count, sees
+        rows = self._cells.evaluate_features(piece.tokens, piece.rows, places, **self._asked)
+        return rows.last()
+
+
+class EagleNodes:
+    """What of a tree below a text the head has evaluated, for rules that read its leaves.
+
+    (`EvaluatedNodes`.)
+    """
+
+    def __init__(self, state: EagleState, tokens: Sequence[int]) -> None:
+        self._state, self._tokens = state, tokens
+        self.place_of = state.place_of
+
+    def leaf(self, parent: int, token: int) -> tuple[int, FloatRows] | None:
+        """Evaluate a token below a node."""
+        state = self._state
+        if state.room < 1:
+            return None
+        return state.n_nodes, state.below([parent], [token]).whole[0]
+
+    def root(self) -> FloatRows | None:
+        """Evaluate the text."""
+        row = self._state.root(self._tokens)
+        return None if row is None else row.whole[0]
+
+
+class NodePlaces(NamedTuple):
+    """Where the nodes of a call stand: their depth, and which nodes each sees, with itself.
+
+    `above` are the rows of the states that they are paired with: of those predicted by the call
+    before, where `is_next`, and otherwise of all states.
+    """
+
+    depth: int
+    sees: npt.NDArray[np.bool_]
+    above: npt.NDArray[np.intp]
+    is_next: bool
+
+
+class DraftNodes:
+    """A round's draft nodes, and the states predicted at them.
+
+    Row 0 of the states stands for the last token of the text, so node i is row i + 1, and ROOT row
+    0. `root` is the state predicted there, [1, hidden].
+    """
+
+    def __init__(self, root: FloatRows) -> None:
+        self._parents: tuple[int, ...] = ()
+        self._states = [root]
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def add(self, parents: Sequence[int]) -> tuple[FloatRows, NodePlaces]:
+        """Add nodes of one depth; return the states they read [n, hidden] and where they stand."""
+        place = _placed(self._parents, tuple(parents), len(self._states[-1]))
+        self._parents += tuple(parents)
+        states = self._states[-1] if place.is_next else np.concatenate(self._states)
+        return states.take(place.above, axis=0), place
+
+    def predicted(self, states: FloatRows) -> None:
+        """Note the states predicted at the nodes that were added last."""
+        self._states.append(states)
+
+
+# Rounds grow the same shapes again and again: what follows from parents alone is worked out once.
+@functools.lru_cache(maxsize=256)
+def _placed(before: tuple[int, ...], parents: tuple[int, ...], n_last: int) -> NodePlaces:
+    """Return the places of nodes with these parents, of which the last call added `n_last`."""
+    known = (*before, *parents)
+    first, n = len(before), len(parents)
+    sees = np.zeros((n, first + n), np.bool_)
+    for row in range(n):
+        node = first + row
+        # Ancestors and the node itself.
+        while node != ROOT:
+            sees[row, node] = True
+            node = known[node]
+    above = np.array(parents) + 1
+    start = first + 1 - n_last  # the first row of the states that were predicted last
+    is_next = bool(above.min() >= start)
+    # A node sees one node for each depth down to itself.
+    return NodePlaces(int(sees[0].sum()), sees, above - start if is_next else above, is_next)
+
+
+# == The drafter ===================================================================================
+#
+# The heads of EAGLE-1 and 2 (Li et al. 2024) read the target's final hidden states, those of
+# EAGLE-3 (Li et al. 2025) inputs of some of its layers. The head says which; nothing else differs
+# here.
+
 
 _MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for in whole rows
 

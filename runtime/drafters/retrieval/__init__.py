@@ -1,18 +1,33 @@
 """Prompt lookup (LLMA) and REST: continuations copied from the text so far or from a datastore."""
 
-from specrun.runtime.drafters.retrieval.build import with_reference
 from specrun.runtime.drafters.retrieval.continuation import (
+    LONGEST_MATCH,
     Continuation,
+    Evidence,
+    MatchTrust,
+    Standing,
     TreeLimits,
     continuation_tree,
     teach,
 )
-from specrun.runtime.drafters.retrieval.match_trust import (
-    LONGEST_MATCH,
-    Evidence,
-    MatchTrust,
-    Standing,
+from specrun.runtime.drafters.retrieval.datastore import (
+    DEPTH,
+    HEADER_BYTES,
+    BuildProgress,
+    ContextIndex,
+    StoreHeader,
+    build_store,
+    key_width,
+    open_mapped,
+    open_store,
+    order_by_context,
+    read_reference,
+    read_reference_tokens,
+    read_store_header,
+    text_pieces,
+    verify_store,
+    write_store_header,
 )
 from specrun.runtime.drafters.retrieval.ngram_index import NgramIndex, Realignment
 from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
-from specrun.runtime.drafters.retrieval.rest import RestDrafter
+from specrun.runtime.drafters.retrieval.rest import RestDrafter, with_reference

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import TYPICAL_CPU, CostCurve
 from specrun.runtime.drafters.retrieval.continuation import Continuation, ContinuationDrafter
 from specrun.runtime.drafters.retrieval.datastore import ContextIndex
 from specrun.runtime.drafters.retrieval.ngram_index import FOUND_AGAIN, NgramIndex, Realignment
-from specrun.runtime.text import common_prefix
+from specrun.runtime.planning import TYPICAL_CPU, CostCurve
+from specrun.runtime.round.text import common_prefix
 
 _RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
 _FORMULA = 5  # tokens that may be said again without anything else being said again

@@ -37,7 +37,7 @@ from specrun.bench.accelerate.training import (
 from specrun.bindings.errors import OptionError, SpecrunError, TemplateError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_target
-from specrun.runtime.models.packaged import shipped_heads
+from specrun.runtime.models import shipped_heads
 from specrun.train.heads.eagle3 import Eagle3Recipe
 from specrun.train.trainer.listener import TrainingStatus
 

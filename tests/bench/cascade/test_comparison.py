@@ -21,7 +21,7 @@ from specrun.bench.cascade.examples import Example
 from specrun.bench.timing import Ratio, spread_of
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 EXAMPLES = (

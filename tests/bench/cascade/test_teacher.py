@@ -10,7 +10,7 @@ from specrun.bench.cascade.teacher import Teacher, draft_law, stated_law, target
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import build_rule
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 GREEDY = WARM.replace(temperature=0.0)

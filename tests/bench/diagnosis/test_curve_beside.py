@@ -12,10 +12,10 @@ from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import DecodeError
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.engine import Runtime
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import GenerationResult
 
 KNOWN = CostCurve((1, 8, 16, 32), (1.0, 2.0, 4.0, 8.0), (2.0, 3.0, 5.0, 9.0))
 """What another minute told."""

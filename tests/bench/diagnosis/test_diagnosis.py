@@ -15,8 +15,8 @@ from specrun.bench.drafters.comparison import DrafterBench, measure_drafters
 from specrun.bench.timing import Ratio
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.cli.accelerate.diagnosis import verdict_lines
-from specrun.runtime.costs import CostCurve, save_curve
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.planning import CostCurve, save_curve
 
 
 def found(

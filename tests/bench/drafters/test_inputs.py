@@ -16,7 +16,7 @@ from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.language import parse_expression
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 
 @pytest.mark.parametrize(

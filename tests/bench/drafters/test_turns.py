@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specrun.bench.drafters.comparison import DrafterBench, measure_drafters
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

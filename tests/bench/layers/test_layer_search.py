@@ -20,7 +20,7 @@ from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.models.model import Model
 from specrun.convert import RandomLlama, write_random_llama
 from specrun.convert.gguf import GGUFSource, PlannedTensor, write_gguf
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 LAYERS = 5
 NEEDED = {1, 3}  # the other layers add nothing to what passes through
@@ -69,7 +69,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def init(self: CutJudge, *arguments: object) -> None:
         original(self, *arguments)  # type: ignore[arg-type]
-        from specrun.runtime.costs import CostCurve
+        from specrun.runtime.planning import CostCurve
 
         self._curve = CostCurve.flat([0.01 * (LAYERS + 0.5) * (1 + 0.1 * n) for n in range(20)])
 

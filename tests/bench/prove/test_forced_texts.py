@@ -19,10 +19,11 @@ from specrun.bench.prove.texts import most_partings
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
+from specrun.runtime.engine import Runtime
 from specrun.runtime.engine.slots import SlotTarget
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.round import CachedText, TargetModel
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees import DraftTree
 
 SECONDS = 1e-3  # each check does its least
 CHECKS = {"trees": check_cache, "conversations": check_conversations}

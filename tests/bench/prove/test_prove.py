@@ -24,28 +24,25 @@ from specrun.bench.prove.prove import STEPS, Proof, ProofOptions, prove
 from specrun.bench.prove.rules import WithoutResidual, check_rule
 from specrun.bench.prove.setting import ALPHA, Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
-from specrun.runtime import target as target_module
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,
     BlockRule,
     ExactRule,
+    KSeqRule,
     LawAt,
-    followed,
 )
-from specrun.runtime.acceptance.kseq import KSeqRule
+from specrun.runtime.acceptance import rule as rule_module
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafter import NoDrafter
-from specrun.runtime.fixed_shape import Shape
+from specrun.runtime.drafters import path_laws
+from specrun.runtime.engine import Runtime
 from specrun.runtime.language import quoted
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.tree_layout import Move
-from specrun.runtime.trees import tree_laws
+from specrun.runtime.laws import Law, NoiseSource, SamplingParams
+from specrun.runtime.round import CachedText, NoDrafter, Shape, TargetModel
+from specrun.runtime.round import target as target_module
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees import DraftTree
+from specrun.runtime.trees.layout import Move
 
 WRONG_CODE = [
     Mutant("drawn-twice", "noise.h", "left[place] = 0.0;", ";"),
@@ -193,7 +190,7 @@ def test_wrong_compiled_code_fails(
 ) -> None:
     """Nobody but the compiled walk, or draw, is wrong: it is what the check enumerates."""
     wrong = MutantBuilder(tmp_path).build(mutant)
-    monkeypatch.setattr(tree_laws if mutant.source == "noise.h" else followed, "LOOPS", wrong)
+    monkeypatch.setattr(path_laws if mutant.source == "noise.h" else rule_module, "LOOPS", wrong)
     proof = prove(setting.runtime, ProofOptions(SECONDS), steps=[("rule", check_rule)])
     assert statuses(proof) == {"rule": "failed"}
 

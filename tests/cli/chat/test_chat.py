@@ -69,8 +69,10 @@ def test_the_banner_names_models_and_settings(talk: Talk) -> None:
 def test_the_demo_says_that_it_is_tiny(
     run: Run, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrun.runtime.runtime.demo_target", lambda: models.target)
-    monkeypatch.setattr("specrun.runtime.runtime.demo_drafters", lambda: {"draft": models.plain})
+    monkeypatch.setattr("specrun.runtime.engine.runtime.demo_target", lambda: models.target)
+    monkeypatch.setattr(
+        "specrun.runtime.engine.runtime.demo_drafters", lambda: {"draft": models.plain}
+    )
     monkeypatch.setattr("specrun.cli.options.opening.demo_target", lambda: models.target)
     monkeypatch.setattr(
         "specrun.cli.options.opening.demo_drafters", lambda: {"draft": models.plain}

@@ -18,7 +18,7 @@ from support.tool_templates import HERMES
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
-from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.chat import ChatTemplate
 
 MOST_SECONDS = 1.5  # without an answer of the loop's, on a busy machine
 LONG = "the quick brown fox " * 50_000

@@ -19,7 +19,7 @@ from specrun.convert.gguf import Metadata
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
 from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
-from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.chat import ChatTemplate
 from specrun.runtime.engine import Engine
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'

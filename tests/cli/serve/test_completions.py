@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.chat_template import chat_tokens
+from specrun.runtime.chat import chat_tokens
 from specrun.runtime.engine import Engine
 
 QUESTION = "What does shutil.copytree do?"

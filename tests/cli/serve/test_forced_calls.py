@@ -21,10 +21,10 @@ from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools.plan import ReplyPlan
 from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.chat import ForcedCalls, Reply, ReplyParser, syntax_of
 from specrun.runtime.engine import Engine
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.grammar.compiled import compiled
-from specrun.runtime.replies import ForcedCalls, Reply, ReplyParser, syntax_of
 
 MISTRAL_V11 = MISTRAL + "{# name[ARGS]{} #}"
 FAMILIES = {

@@ -10,7 +10,7 @@ import pytest
 
 from specrun.cli.terminal.markdown import MarkdownLines, MarkdownWriter
 from specrun.cli.terminal.terminal import Terminal
-from specrun.runtime.results import TokenEvent
+from specrun.runtime.round import TokenEvent
 
 from ..conftest import Models, Run
 

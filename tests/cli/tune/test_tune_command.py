@@ -13,8 +13,8 @@ from specrun.bindings.models.model import Model
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.main import cli
 from specrun.cli.tune import command as tune_command
-from specrun.runtime.costs import CostCurve, WeightType, load_curve, plan_file, tuned_plan
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.planning import CostCurve, WeightType, load_curve, plan_file, tuned_plan
 
 from ..conftest import Models
 
@@ -242,7 +242,7 @@ def test_mixtures_of_experts_are_warned_of_with_figures(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "mixture of experts" not in tune("-m", models.target, *FAST, "--no-save").stderr
-    monkeypatch.setattr("specrun.runtime.costs.memory_traffic.mixture", lambda _: (64, 8))
+    monkeypatch.setattr("specrun.runtime.planning.mixture", lambda _: (64, 8))
     for command in (("-m", models.target), (*pair(models), "--temp", "0")):
         said = " ".join(tune(*command, *FAST, "--no-save").stderr.split())
         assert "a mixture of experts, 8 of 64 for a token; 2, 4 and 8 tokens read about" in said

@@ -16,7 +16,7 @@ from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.convert import convert_head
 from specrun.runtime.drafters.eagle import EagleHead
-from specrun.runtime.drafters.eagle.draft_vocabulary import draft_vocabulary
+from specrun.runtime.drafters.eagle.versions import draft_vocabulary
 from specrun.runtime.heads import HeadFile
 
 torch = pytest.importorskip("torch")

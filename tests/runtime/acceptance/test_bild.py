@@ -20,13 +20,11 @@ from specrun.bench.prove.pair_rules import prove_rule
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import BildRule, LawPair, RawLaw, build_rule
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.language import quoted
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.transform import transformed_law
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import Law, transformed_law
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import DraftTree
 
 SIZE, LENGTH, WINDOW = 4, 4, 2
 CUT = PLAIN.replace(temperature=1.3, top_p=0.8)

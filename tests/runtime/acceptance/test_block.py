@@ -30,14 +30,12 @@ from specrun.runtime.acceptance import (
     BlockRule,
     ExactRule,
     LawAt,
-    block,
+    exact,
 )
-from specrun.runtime.drafter import DraftRequest, NoDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.noise import NoiseSource, SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws import Law, NoiseSource, SeededNoise
+from specrun.runtime.round import DraftRequest, NoDrafter
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 TABLES = {
     "some zeros": (LawTable(3, 1), LawTable(3, 2)),
@@ -65,7 +63,7 @@ def test_drafts_that_the_target_never_says_are_exact() -> None:
 def test_where_nothing_can_be_refused_rounding_keeps_the_draft_and_the_targets_law() -> None:
     """p_i = 1 and S_i = 0: h_i would be 0/0."""
     law = Law(np.array([0.5, 0.5]))
-    level = block._Level(1.0, law, law)
+    level = exact._Level(1.0, law, law)
     assert level.keep_probability == 1.0
     assert level.residual() is law
 
@@ -84,7 +82,7 @@ def test_every_length_is_reached_at_least_as_often_as_token_by_token(
     table, drafts = LawTable(size, seed, zeros), LawTable(size, seed + 1, zeros, sharpness)
     by_block = at_least(BlockRule(), chain(drafts, length), table, length)
     by_token = at_least(ExactRule(), chain(drafts, length), table, length)
-    assert all(block >= token - 1e-12 for block, token in zip(by_block, by_token, strict=True))
+    assert all(exact >= token - 1e-12 for exact, token in zip(by_block, by_token, strict=True))
     assert by_block == pytest.approx(
         [mean_share(table, drafts, count) for count in range(1, length + 1)], abs=1e-12
     )
@@ -187,18 +185,18 @@ def test_a_token_its_draft_law_excludes_is_an_error() -> None:
 
 
 def draws_from_the_target(monkeypatch: pytest.MonkeyPatch) -> AcceptanceRule:
-    monkeypatch.setattr(block._Level, "residual", lambda self: self.law)
+    monkeypatch.setattr(exact._Level, "residual", lambda self: self.law)
     return BlockRule()
 
 
 def keeps_with_the_share(monkeypatch: pytest.MonkeyPatch) -> AcceptanceRule:
-    monkeypatch.setattr(block._Level, "keep_probability", property(lambda self: self.share))
+    monkeypatch.setattr(exact._Level, "keep_probability", property(lambda self: self.share))
     return BlockRule()
 
 
 def forgets_the_share_in_the_residual(monkeypatch: pytest.MonkeyPatch) -> AcceptanceRule:
     """Token-wise acceptance's residual, (P - Q)+, after block verification's tests."""
-    monkeypatch.setattr(block._Level, "residual", lambda self: self.law.residual(self.draft))
+    monkeypatch.setattr(exact._Level, "residual", lambda self: self.law.residual(self.draft))
     return BlockRule()
 
 
@@ -209,10 +207,10 @@ class StopsAtTheFirstRefusal(BlockRule):
     def accept(
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        chain = block._leading_chain(tree)
+        chain = exact._leading_chain(tree)
         if not chain:
             return ExactRule().accept(tree, law_at, noise, position)
-        levels, share = block._levels(tree, chain, law_at)
+        levels, share = exact._levels(tree, chain, law_at)
         tests = [level.keep_probability for level in levels[1:]] + [share]
         for kept, probability in enumerate(tests):
             if not noise.accept(probability):
@@ -280,10 +278,10 @@ class KeysTestsByTheirOwnPositions(BlockRule):
     def accept(
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        chain = block._leading_chain(tree)
+        chain = exact._leading_chain(tree)
         if not chain:
             return ExactRule().accept(tree, law_at, noise, position)
-        levels, share = block._levels(tree, chain, law_at)
+        levels, share = exact._levels(tree, chain, law_at)
         tests = [level.keep_probability for level in levels[1:]] + [share]
         for kept in range(len(tests), 0, -1):
             noise.seek(position + kept - 1)

@@ -32,12 +32,10 @@ from specrun.runtime.acceptance import (
     kseq,
     rule_names,
 )
-from specrun.runtime.drafter import DraftRequest, NoDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws import Law, SeededNoise
+from specrun.runtime.round import DraftRequest, NoDrafter
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 any_case = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 weights = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any)

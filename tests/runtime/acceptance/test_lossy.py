@@ -11,8 +11,8 @@ from support.scripted import PLAIN, LawTable
 from specrun.bench.prove.enumeration import BranchingNoise
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import LawPair, LossyRule, build_rule, total_variation
-from specrun.runtime.acceptance.lossy import Beta, solved_share
-from specrun.runtime.law import Law
+from specrun.runtime.acceptance.cascades import Beta, solved_share
+from specrun.runtime.laws import Law
 
 SETTINGS = {
     "open": PLAIN,

@@ -58,11 +58,9 @@ from specrun.runtime.acceptance import (
 )
 from specrun.runtime.acceptance import largest as largest_of
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds, require_laws
-from specrun.runtime.noise import NoiseSource, SeededNoise
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import Law, NoiseSource, SeededNoise
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds, require_laws
+from specrun.runtime.trees import DraftTree
 
 KINDS = [*DEFERRALS, *TOKEN_RULES]
 ALPHA = {

@@ -36,12 +36,10 @@ from specrun.runtime.acceptance import (
     rule_names,
     typical_threshold,
 )
-from specrun.runtime.drafter import DraftRequest, NoDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.noise import NoiseSource, SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws import Law, NoiseSource, SeededNoise
+from specrun.runtime.round import DraftRequest, NoDrafter
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 EPS, DELTA = 0.3, 0.5  # of the order of laws over three tokens, so that both thresholds are at work
 KINDS = ["chain", "i.i.d. siblings", "without replacement", "point masses", "mixed", "two drafters"]

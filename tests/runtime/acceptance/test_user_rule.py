@@ -25,7 +25,7 @@ from specrun.runtime.acceptance import (
     register_rule,
     rule_names,
 )
-from specrun.runtime.law import Law
+from specrun.runtime.laws import Law
 
 
 def mean(q: np.ndarray, p: np.ndarray) -> np.ndarray:

@@ -10,15 +10,14 @@ import pytest
 from support.random_rounds import random_round, row_of
 
 from specrun.bindings.errors import DecodeFailedError, OptionError
-from specrun.runtime import noise as noise_module
-from specrun.runtime.acceptance import Acceptance, BlockRule, ExactRule, followed
-from specrun.runtime.acceptance.followed import ShortLaws
+from specrun.runtime.acceptance import Acceptance, BlockRule, ExactRule
+from specrun.runtime.acceptance import rule as rule_module
+from specrun.runtime.acceptance.rule import ShortLaws
 from specrun.runtime.compiled import LOOPS, UnmadeLaw
-from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import transformed_law
-from specrun.runtime.tree import ROOT, ChainDraws, DraftTree
+from specrun.runtime.laws import Law, SamplingParams, SeededNoise, transformed_law
+from specrun.runtime.laws import noise as noise_module
+from specrun.runtime.trees import ROOT, DraftTree
+from specrun.runtime.trees.tree import ChainDraws
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 
@@ -133,7 +132,7 @@ def test_what_is_not_short_and_plain_is_left_to_python(monkeypatch: pytest.Monke
     same = ShortLaws(lambda _: rows[0], params)
     assert follow(deep, same) is noise
     assert len(RULES["exact"].accept(deep, same, noise, 0).path) > 64
-    monkeypatch.setattr(followed, "LOOPS", None)
+    monkeypatch.setattr(rule_module, "LOOPS", None)
     assert follow(tree) is noise
 
 

@@ -13,14 +13,18 @@ from support.scripted import LawTable
 
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance import PADDING, ExactRule, GeneratorNoise
-from specrun.runtime.acceptance.verify_batch import BatchCounts, count_batch, verify_batch
-from specrun.runtime.law import Law
-from specrun.runtime.loop import target_laws
-from specrun.runtime.noise import NoiseSource, SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import penalty_window, transformed_law
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.acceptance.verify_batch import (
+    PADDING,
+    BatchCounts,
+    GeneratorNoise,
+    count_batch,
+    verify_batch,
+)
+from specrun.runtime.laws import Law, NoiseSource, SamplingParams, SeededNoise, transformed_law
+from specrun.runtime.laws.transform import penalty_window
+from specrun.runtime.round.loop import target_laws
+from specrun.runtime.trees import DraftTree
 
 VOCAB = 5
 

@@ -23,10 +23,10 @@ from specrun.bindings.machine.devices import devices
 from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle import EagleHead
-from specrun.runtime.drafters.hydra.hydra_head import HydraHead
-from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
-from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.drafters.hydra import HydraHead
+from specrun.runtime.drafters.medusa import MedusaHead
+from specrun.runtime.round import CachedText, TargetModel
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 VOCABULARY, HIDDEN = 320, 32
 TEXT = [5, 6, 7, 8, 9, 10, 11, 12]

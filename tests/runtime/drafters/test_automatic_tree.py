@@ -10,10 +10,10 @@ from support.tiny_hydra import random_hydra
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.language import quoted
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.trees import DraftTree
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1}
 QUESTIONS = ["What does math.sqrt do?", "Tell me a story.", "What is 7 times 8?", "Who are you?"]

@@ -15,18 +15,22 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.model import Model
-from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.eagle import PairCells, PairHead, build_eagle, build_eagle3
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.hydra import PrefixCells, PrefixLayer, build_hydra
 from specrun.runtime.drafters.medusa import build_medusa
 from specrun.runtime.drafters.mtp import build_mtp
 from specrun.runtime.language import Expression, parse_expression
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import TargetModel, target_context_options
-from specrun.runtime.tree import ROOT
+from specrun.runtime.laws import SamplingParams, SeededNoise
+from specrun.runtime.round import (
+    Conversation,
+    Drafter,
+    DraftRequest,
+    TargetModel,
+    target_context_options,
+)
+from specrun.runtime.round.drafter import DrafterWeights, RoundOutcome
+from specrun.runtime.trees import ROOT
 
 torch = pytest.importorskip("torch")
 from support.every_drafter import HEADS, named, write_all  # noqa: E402

@@ -7,11 +7,11 @@ from support.enumeration import TOLERANCE, drafter_bias, top_k_points
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of
 
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, Pause, RoundOutcome
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import Pause, RoundOutcome
+from specrun.runtime.round.loop import DecodeSettings, Round, RoundLimits, decode_rounds
+from specrun.runtime.trees import DraftTree
 
 TABLE = LawTable(5, 3)
 

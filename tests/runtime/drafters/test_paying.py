@@ -19,15 +19,16 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, LiveCurve
-from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.break_even import ComparedDrafter, PayingDrafter, TimedDrafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.paying import ComparedDrafter, PayingDrafter, TimedDrafter
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.session import Session
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.engine import Session
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import TYPICAL_CPU, TYPICAL_GPU, CostCurve, LiveCurve
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.round.drafter import NOTHING, RoundOutcome
+from specrun.runtime.trees import DraftTree
 
 pytestmark = pytest.mark.timed
 

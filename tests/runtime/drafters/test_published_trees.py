@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.methods import METHODS
+from specrun.runtime.language import METHODS
 from specrun.runtime.trees import parse_topology
 
 # As it stands in Medusa's medusa_choices.py.

@@ -17,9 +17,10 @@ from support.tiny_models import F32
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafter import Drafter, DraftRequest, Keep
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.round.drafter import Keep
+from specrun.runtime.trees import ROOT, DraftTree
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 RULE = "cascade-opt(alpha=0.1)"

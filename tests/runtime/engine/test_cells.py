@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from specrun.runtime.engine.cells import Run, SlotCells, count_cells
+from specrun.runtime.engine.slots import Run, SlotCells, count_cells
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -13,11 +13,11 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
 from specrun.runtime import SamplingParams
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.drafters import meeting
+from specrun.runtime.drafters import batching
+from specrun.runtime.drafters.batching import MemoryPart
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.meeting import MemoryPart
 from specrun.runtime.engine import Engine
+from specrun.runtime.planning import CostCurve
 
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
@@ -94,13 +94,13 @@ def test_rows_outlive_the_evaluations_of_others(
 def test_rows_of_another_conversation_would_be_seen(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    placed = meeting.PlacedRows
+    placed = batching.PlacedRows
 
     def first_rows(rows: object, places: range) -> object:
         return placed(rows, range(len(places)))  # type: ignore[arg-type]
 
     wanted, _ = answers(files, "draft(FILE:twin, n=4)", DRAWN, 1)
-    monkeypatch.setattr(meeting, "PlacedRows", first_rows)
+    monkeypatch.setattr(batching, "PlacedRows", first_rows)
     assert answers(files, "draft(FILE:twin, n=4)", DRAWN, 3)[0] != wanted
 
 
@@ -128,15 +128,15 @@ def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_too(
 ) -> None:
     """Or all others would wait until it has read the whole."""
     read: list[int] = []
-    decode = meeting.SharedDraftContext.decode
+    decode = batching.SharedDraftContext.decode
 
     def noted(
-        shared: meeting.SharedDraftContext, parts: Sequence[meeting.ContextPart]
+        shared: batching.SharedDraftContext, parts: Sequence[batching.ContextPart]
     ) -> tuple[Rows, float]:
         read.append(sum(part.asked.n_tokens for part in parts))
         return decode(shared, parts)
 
-    monkeypatch.setattr(meeting.SharedDraftContext, "decode", noted)
+    monkeypatch.setattr(batching.SharedDraftContext, "decode", noted)
     long = [(7 * place) % 90 for place in range(700)]
     drafter = named("draft(FILE:twin, n=4)", files)
     options = ContextOptions(**{**F32, "n_ctx": 2048})
@@ -175,7 +175,7 @@ STEEPER = CostCurve((1, 8, 16, 64), _TIMES, _TIMES)
 
 def drafted_at(load: int, *, by_clock: bool = True) -> int:
     """How many tokens are drafted in a round where two are usually kept, after many of them."""
-    together = meeting.DraftMeeting(8)
+    together = batching.DraftMeeting(8)
     environment = DraftEnvironment(
         target=None,  # type: ignore[arg-type]
         context=ContextOptions(),
@@ -206,7 +206,7 @@ def test_under_a_lossy_rule_they_do_not() -> None:
 
 
 def test_a_change_of_the_load_is_seen_at_once() -> None:
-    together = meeting.DraftMeeting(8)
+    together = batching.DraftMeeting(8)
     environment = DraftEnvironment(
         target=None,  # type: ignore[arg-type]
         context=ContextOptions(),

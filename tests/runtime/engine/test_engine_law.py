@@ -35,14 +35,11 @@ from support.scripted import (
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.engine import Engine
 from specrun.runtime.language import quoted
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.target import CachedText
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.round import CachedText, Conversation, NoDrafter
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import DraftTree
 
 PROMPTS = ((0, 1), (2, 0))
 LENGTH = 2

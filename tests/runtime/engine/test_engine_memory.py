@@ -11,8 +11,8 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime
 from specrun.runtime.engine import Engine
 from specrun.runtime.language import quoted
-from specrun.runtime.memory import MemoryDevice, fitted
-from specrun.runtime.memory.tensor_places import HOST
+from specrun.runtime.memory import MemoryDevice, fit
+from specrun.runtime.memory.shape import HOST
 
 MIB = 1 << 20
 TRAINED = 8192
@@ -28,7 +28,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def limited(monkeypatch: pytest.MonkeyPatch, mebibytes: int) -> MemoryDevice:
     host = MemoryDevice("CPU", mebibytes * MIB)
-    monkeypatch.setattr(fitted, "this_machine", lambda: host)
+    monkeypatch.setattr(fit, "this_machine", lambda: host)
     return host
 
 

@@ -16,11 +16,12 @@ import pytest
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
-from specrun.runtime.costs import CostCurve
 from specrun.runtime.demo import demo_questions, demo_target
-from specrun.runtime.engine.slots import SharedEvaluation, SlotClock, SlotTarget
-from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.engine import SharedEvaluation, SlotClock
+from specrun.runtime.engine.slots import SlotTarget
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import CachedText, TargetModel
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 CURVE = CostCurve((1, 64), (1.0, 2.0), (1.0, 2.0))
 N_SLOTS, N_LEAVES, N_PROMPT, N_ROUNDS = 4, 5, 12, 20

@@ -10,11 +10,12 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.costs import CostCurve
+from specrun.runtime.engine import SharedEvaluation, SlotClock
 from specrun.runtime.engine import slots as slots_module
-from specrun.runtime.engine.slots import SharedEvaluation, SlotClock, longest_prefix
-from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.engine.slots import longest_prefix
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import CachedText, TargetModel
+from specrun.runtime.trees import DraftTree
 
 CURVE = CostCurve((1, 2, 4, 8), (1.0, 1.2, 1.6, 2.4), (1.0, 1.2, 1.6, 2.4))
 

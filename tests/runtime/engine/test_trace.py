@@ -13,9 +13,9 @@ from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime import Grammar, SamplingParams
-from specrun.runtime.engine import Engine
-from specrun.runtime.engine.trace import BEST, RoundTrace
-from specrun.runtime.results import GenerationResult, TokenEvent
+from specrun.runtime.engine import Engine, RoundTrace
+from specrun.runtime.engine.trace import BEST
+from specrun.runtime.round import GenerationResult, TokenEvent
 
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
 GREEDY = SamplingParams(temperature=0.0)

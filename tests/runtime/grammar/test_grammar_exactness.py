@@ -15,17 +15,15 @@ from support.enumeration import PROMPT, TOLERANCE, FixedTable, Propose, law_with
 from support.scripted import LawTable, ScriptedDrafter
 from support.tiny_grammars import FORCED, LAZY, SPELLINGS, STRICT, Language, guided
 
-from specrun.runtime import loop
 from specrun.runtime.acceptance import AcceptanceRule, ExactRule, build_rule, rule_names
-from specrun.runtime.drafter import Drafter, DraftRequest, Keep, NoDrafter
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 from specrun.runtime.grammar import GrammarError, GrammarState
 from specrun.runtime.grammar.compiled import CompiledGrammar
-from specrun.runtime.law import Law
-from specrun.runtime.samplers.state import FRESH, SamplerState
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import Logits, transformed_law
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import Law, Logits, SamplingParams, transformed_law
+from specrun.runtime.laws.samplers import FRESH, SamplerState
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter, loop
+from specrun.runtime.round.drafter import Keep
+from specrun.runtime.trees import DraftTree
 
 EXACT_RULES = [name for name in rule_names() if build_rule(name).exact]
 LANGUAGES = {"spellings": SPELLINGS, "forced": FORCED, "lazy": LAZY, "strict": STRICT}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.heads import attention
+from specrun.runtime.heads import graphs as graphs_module
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 SPARE, FEATURES = 4096, 3
@@ -42,8 +42,8 @@ def test_both_ways_write_the_same_round_after_round(monkeypatch):
             n_fresh += plain.filled is None or plain.filled > count
             n_far += plain.filled is not None and count > plain.filled + 16
             for graph, loops in ((compiled, LOOPS), (plain, None)):
-                monkeypatch.setattr(attention, "LOOPS", loops)
-                attention.fill_chain(graph, given, position, count, SPARE, below)
+                monkeypatch.setattr(graphs_module, "LOOPS", loops)
+                graphs_module.fill_chain(graph, given, position, count, SPARE, below)
             for name, array in plain.inputs.items():
                 np.testing.assert_array_equal(compiled.inputs[name], array)
             assert compiled.filled == plain.filled == count
@@ -96,8 +96,8 @@ def test_rows_anywhere_are_written_the_same_both_ways(monkeypatch):
             graph.inputs["tokens"] = np.full((1, rows), 7, np.int32)
             graph.cells["tokens"] = graph.inputs["tokens"].reshape(-1).data
             graph.filled = 3  # of a chain before
-            monkeypatch.setattr(attention, "LOOPS", loops)
-            attention.fill_places(graph, tokens, given, places, SPARE)
+            monkeypatch.setattr(graphs_module, "LOOPS", loops)
+            graphs_module.fill_places(graph, tokens, given, places, SPARE)
             assert graph.filled is None
         for name, array in graphs[0].inputs.items():
             np.testing.assert_array_equal(graphs[1].inputs[name], array)

@@ -17,9 +17,9 @@ from specrun.bindings.ggml import I32, ComputeDevice, Graph, fields
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, PairCells, PairHead
-from specrun.runtime.drafters.eagle import pair_chain as pair_chain_module
+from specrun.runtime.drafters.eagle import head as pair_chain_module
 from specrun.runtime.drafters.hydra import HydraCells, HydraHead
-from specrun.runtime.drafters.hydra import hydra_chain as hydra_chain_module
+from specrun.runtime.drafters.hydra import head as hydra_chain_module
 from specrun.runtime.heads import (
     MOST_CHAIN_ROWS,
     MOST_CHAIN_TOKENS,

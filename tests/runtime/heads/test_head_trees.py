@@ -15,16 +15,15 @@ from support.tiny_models import F32
 from specrun.bindings.ggml import I32, ComputeDevice, fields
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleDrafter, EagleHead, PairHead
-from specrun.runtime.drafters.eagle import pair_tree as pair_tree_module
-from specrun.runtime.drafters.eagle.pair_tree import PairTrees
+from specrun.runtime.drafters.eagle import head as pair_tree_module
+from specrun.runtime.drafters.eagle.head import PairTrees
 from specrun.runtime.drafters.hydra import HydraDrafter, HydraHead
 from specrun.runtime.heads import MOST_CHAIN_ROWS, TreeGraphs, mask_below
 from specrun.runtime.language import quoted
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import DynamicShape, Topology, parse_topology
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree, DynamicShape, Topology, parse_topology
 
 torch = pytest.importorskip("torch")
 from support.tiny_eagle import random_eagle  # noqa: E402

@@ -18,13 +18,12 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.costs import CostCurve, plan_medusa_tree, save_curve
-from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.tree_options import head_tree
 from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
-from specrun.runtime.language import parse_expression, quoted
-from specrun.runtime.methods import options_of
+from specrun.runtime.language import options_of, parse_expression, quoted
+from specrun.runtime.planning import CostCurve, plan_medusa_tree, save_curve
+from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.trees import Topology
 
 HIDDEN, VOCAB = 32, 320

@@ -10,9 +10,10 @@ from support.head_chains import PairChainByDepth, whole_places
 from support.interrupts import Interrupted
 
 from specrun.runtime.drafters.eagle import EagleRows, EagleState
-from specrun.runtime.drafters.eagle import state as eagle_state
+from specrun.runtime.drafters.eagle import drafter as eagle_state
 from specrun.runtime.drafters.hydra import HydraState
-from specrun.runtime.heads import ChainTokens, RowPiece, RowPlaces, TextRows, text_rows
+from specrun.runtime.heads import ChainTokens, RowPiece, RowPlaces, TextRows
+from specrun.runtime.heads import states as states_module
 
 VOCAB = 50
 
@@ -232,7 +233,7 @@ def test_a_state_whose_token_came_later_joins_the_others() -> None:
     assert state.base == 10
 
 
-FILES = [text_rows.__file__, eagle_state.__file__]
+FILES = [states_module.__file__, eagle_state.__file__]
 
 
 def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:

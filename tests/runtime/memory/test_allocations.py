@@ -20,13 +20,14 @@ from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import Breakdown, CountedModel, memory_breakdown
 from specrun.bindings.models.model import Model
-from specrun.runtime.memory.cells import cells_by_place, count_cells
-from specrun.runtime.memory.memory_device import memory_device
-from specrun.runtime.memory.model_shape import UNCOUNTED, ModelShape
-from specrun.runtime.memory.tensor_places import (
+from specrun.runtime.memory.count import cells_by_place, count_cells
+from specrun.runtime.memory.shape import (
     HOST,
+    UNCOUNTED,
     MemoryRules,
+    ModelShape,
     layer_places,
+    memory_device,
     place_tensors,
 )
 

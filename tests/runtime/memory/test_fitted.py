@@ -16,8 +16,8 @@ from specrun.bindings.errors import OutOfMemoryError
 from specrun.bindings.machine.host_memory import available_memory
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.memory import MemoryDevice, fitted
-from specrun.runtime.memory.tensor_places import HOST
+from specrun.runtime.memory import MemoryDevice, fit
+from specrun.runtime.memory.shape import HOST
 
 MIB = 1 << 20
 PROMPT = list(b"to be, or not to be")
@@ -38,12 +38,12 @@ def small_devices(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets devices say that less of their memory is free."""
 
     def set_free(n_bytes: int) -> None:
-        real = fitted.memory_device
+        real = fit.memory_device
 
         def smaller(device: Any) -> MemoryDevice:
             return replace(real(device), free=n_bytes)
 
-        monkeypatch.setattr(fitted, "memory_device", smaller)
+        monkeypatch.setattr(fit, "memory_device", smaller)
 
     return set_free
 
@@ -74,7 +74,7 @@ def test_a_context_of_0_is_what_fits(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = MemoryDevice("CPU", 42 * MIB)
-    monkeypatch.setattr(fitted, "this_machine", lambda: host)
+    monkeypatch.setattr(fit, "this_machine", lambda: host)
     with Runtime(files["wide"], devices=["none"], n_ctx=0, n_threads=1) as runtime:
         assert 4096 <= runtime.n_ctx < 8192
         assert f"{runtime.n_ctx:,} tokens of context, what fits" in runtime.memory_line
@@ -164,8 +164,8 @@ def test_out_of_memory_comes_with_the_plan(models: dict[str, Path]) -> None:
 def test_files_that_cannot_be_read_are_left_to_who_opens_them(tmp_path: Path) -> None:
     path = tmp_path / "no.gguf"
     path.write_bytes(b"GGUF, or so it says")
-    loading = fitted.Loading(path, "none", fitted.ContextOptions(), "auto", "auto", {})
-    assert fitted.fit_here(loading) is None
+    loading = fit.Loading(path, "none", fit.ContextOptions(), "auto", "auto", {})
+    assert fit.fit_here(loading) is None
 
 
 # -- this machine's memory -------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from specrun.bindings.library import native_function
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.heads import KeyValueCache
-from specrun.runtime.memory.parts import HeadPart, parts_of
+from specrun.runtime.memory import parts_of
+from specrun.runtime.memory.count import HeadPart
 
 QUESTION = "What does os.path.join do, and when would somebody use it? "
 

@@ -18,6 +18,7 @@ from specrun.bindings.memory_breakdown import memory_breakdown
 from specrun.bindings.models.model import Model
 from specrun.runtime.memory import (
     AskedCounts,
+    MemoryDevice,
     MemoryPlan,
     PlanRequest,
     PlanSettings,
@@ -28,9 +29,8 @@ from specrun.runtime.memory import (
     parts_of,
     ways_out,
 )
-from specrun.runtime.memory.memory_device import MemoryDevice, memory_device
-from specrun.runtime.memory.parts import HeadPart, ModelPart
-from specrun.runtime.memory.tensor_places import HOST
+from specrun.runtime.memory.count import HeadPart, ModelPart
+from specrun.runtime.memory.shape import HOST, memory_device
 
 MIB = 1 << 20
 

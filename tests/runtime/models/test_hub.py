@@ -19,7 +19,7 @@ from specrun.bindings.errors import (
     SpecrunError,
 )
 from specrun.runtime.models import HubName, fetch_model, hub, without_hub
-from specrun.runtime.models.hub_cache import hub_folder, hub_folders
+from specrun.runtime.models.hub import hub_folder, hub_folders
 
 NAME = HubName.parse("ann/tiny-GGUF")
 Q4, Q8 = b"GGUF four" * 5000, b"GGUF eight" * 9000

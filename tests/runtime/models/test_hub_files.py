@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specrun.runtime.models.hub_files import HubName, choose_files, stem_of, tag_of
+from specrun.runtime.models import HubName
+from specrun.runtime.models.hub import choose_files, stem_of, tag_of
 
 REPO = [
     "README.md",

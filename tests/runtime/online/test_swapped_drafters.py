@@ -16,13 +16,12 @@ from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.bindings.errors import BusyError, ClosedError, ModelError, OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
-from specrun.runtime.answer import note_rejected
-from specrun.runtime.drafter import DraftRequest
+from specrun.runtime.engine.answer import note_rejected
 from specrun.runtime.language import quoted
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.online import RejectionBuffer, likeliest
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import DraftTree
 
 NO_END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
 GREEDY = SamplingParams(temperature=0.0, logit_bias=NO_END)

@@ -11,13 +11,11 @@ from support.tree_laws import drafted_bits
 
 from specrun.bindings.errors import DecodeFailedError
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import tree_laws
-from specrun.runtime.trees.topology import parse_topology
-from specrun.runtime.trees.tree_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
+from specrun.runtime.drafters import path_laws
+from specrun.runtime.drafters.path_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
+from specrun.runtime.laws import SamplingParams, SeededNoise
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree, parse_topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 VOCAB = 200
@@ -83,7 +81,7 @@ def test_trees_are_those_that_python_draws(monkeypatch, tree, params, said):
 def test_laws_of_whole_rows_are_left_to_python(monkeypatch, top_k):
     params = SamplingParams(temperature=0.8, top_k=top_k)
     compiled = drafted_bits(drawn(whole, params, "3x2", 5))
-    monkeypatch.setattr(tree_laws, "LOOPS", None)
+    monkeypatch.setattr(path_laws, "LOOPS", None)
     assert drafted_bits(drawn(whole, params, "3x2", 5)) == compiled
 
 
@@ -97,7 +95,7 @@ def test_compiled_code_draws_them(monkeypatch):
             depths.append(args)
             return LOOPS.drawn_depth(*args)
 
-    monkeypatch.setattr(tree_laws, "LOOPS", Loops)
+    monkeypatch.setattr(path_laws, "LOOPS", Loops)
     drawn(highest, SETTINGS[0], "4x2x2", 1)
     assert len(depths) == 3
 

@@ -16,14 +16,15 @@ from support.tree_laws import Grow, TableLaws, dynamic, fixed
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource, SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws import Law, NoiseSource, SeededNoise
+from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import (
+    ROOT,
     Child,
+    DraftTree,
     DynamicShape,
     Topology,
+    TreeBuilder,
     TreeSampling,
     grow_by_path_probability,
     grow_tree,

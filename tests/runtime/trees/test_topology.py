@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import best_tree, typical_acceptance
 from specrun.runtime.drafters.tree_options import TreeOptions
-from specrun.runtime.tree import ROOT
-from specrun.runtime.trees import DynamicShape, Topology, parse_topology
+from specrun.runtime.planning import best_tree, typical_acceptance
+from specrun.runtime.trees import ROOT, DynamicShape, Topology, parse_topology
 
 
 def plan(nodes: int, depth: int) -> Topology:

@@ -8,11 +8,11 @@ import dataclasses
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.costs.memory_traffic import MemoryTraffic
-from specrun.runtime.tuning.chain_table import (
+from specrun.runtime.planning import (
     BestLengths,
     ChainInputs,
+    CostCurve,
+    MemoryTraffic,
     best_lengths,
     chain_row,
     tokens_per_second_by_bandwidth,

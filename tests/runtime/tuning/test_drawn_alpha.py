@@ -25,16 +25,14 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.acceptance.law_pair import PairAt
-from specrun.runtime.drafter import DraftRequest
+from specrun.runtime.acceptance import PairAt
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.tuning.drawn_alpha import AlphaRule, DrawnAlpha, measure_alpha
-from specrun.runtime.tuning.law_acceptance import mean_alpha, shared_mass
-from specrun.runtime.tuning.rank_acceptance import CalibrationText, law_pairs
+from specrun.runtime.laws import NoiseSource
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import DraftTree
+from specrun.runtime.tuning import CalibrationText, DrawnAlpha, law_pairs, measure_alpha
+from specrun.runtime.tuning.acceptance import AlphaRule, mean_alpha, shared_mass
 
 LENGTH = 3
 DRAWN = SamplingParams(temperature=0.8, seed=3)

@@ -16,10 +16,15 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.costs import CostCurve, RoundCosts
 from specrun.runtime.drafters.draft_model import draft_size
-from specrun.runtime.tree import ROOT, DraftTree
-from specrun.runtime.trees import DynamicShape, expand_by_path_probability, grow_by_path_probability
+from specrun.runtime.planning import CostCurve, RoundCosts
+from specrun.runtime.trees import (
+    ROOT,
+    DraftTree,
+    DynamicShape,
+    expand_by_path_probability,
+    grow_by_path_probability,
+)
 from specrun.runtime.tuning import (
     CalibrationText,
     DynamicAcceptance,

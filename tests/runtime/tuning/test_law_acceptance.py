@@ -8,19 +8,11 @@ import numpy as np
 import pytest
 from support.scripted import LawTable, law_of
 
-from specrun.runtime.costs import CostCurve, RoundCosts
-from specrun.runtime.costs.memory_traffic import MemoryTraffic
-from specrun.runtime.drafters.ngram import NgramLaw
-from specrun.runtime.drafters.ngram.text_counts import GrowingCounts
-from specrun.runtime.law import Law
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tuning.law_acceptance import (
-    alpha_rows,
-    mean_alpha,
-    ngram_alpha,
-    shared_mass,
-)
-from specrun.runtime.tuning.rank_acceptance import CalibrationText, LawPair, acceptance_by_rank
+from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw
+from specrun.runtime.laws import Law, SamplingParams
+from specrun.runtime.planning import CostCurve, MemoryTraffic, RoundCosts
+from specrun.runtime.tuning import CalibrationText, RankedPair, acceptance_by_rank
+from specrun.runtime.tuning.acceptance import alpha_rows, mean_alpha, ngram_alpha, shared_mass
 
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 TEXTS = [CalibrationText((0, 1, 2, 0, 1, 1, 2, 0), 3), CalibrationText((2, 2, 1, 2, 2), 2)]
@@ -51,7 +43,7 @@ def test_alpha_is_what_the_exact_rule_accepts_of_one_draw(seed: int) -> None:
         assert shared_mass(target, draft) == pytest.approx(1 - distance, abs=1e-12)
     mean = np.mean([shared_mass(*pair) for pair in pairs])
     assert mean_alpha(pairs) == pytest.approx(mean, abs=1e-12)
-    ranked = [LawPair(target, draft, draft) for target, draft in pairs]
+    ranked = [RankedPair(target, draft, draft) for target, draft in pairs]
     drawn, points = (acceptance_by_rank(ranked, kind, 2)[0] for kind in ("with", "argmax"))
     assert mean_alpha(pairs) == pytest.approx(drawn, abs=1e-12)
     assert abs(mean_alpha(pairs) - points) > 0.01  # what a favourite is accepted with is not alpha
@@ -91,7 +83,7 @@ def test_rows_say_what_follows_of_alpha() -> None:
     for text in TEXTS:
         for end in range(text.n_prompt, len(text.tokens)):
             law = law_of(table(text.tokens[:end]))
-            pairs.append(LawPair(law, law, law))
+            pairs.append(RankedPair(law, law, law))
     costs = RoundCosts(CostCurve.flat([1.0] * 20), CostCurve.flat([0.1]))
     traffic = MemoryTraffic(1000.0, 2.0), MemoryTraffic(100.0, 1.0)
     rows = alpha_rows("draft(a)", TEXTS, pairs, costs, WHOLE, operation_ratio=0.1, traffic=traffic)

@@ -11,7 +11,7 @@ from support.tiny_targets import ANSWERS
 
 from specrun.bindings.errors import ModelError, OptionError, TemplateError
 from specrun.runtime import Engine
-from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.chat import ChatTemplate
 from specrun.train.data import asking
 from specrun.train.data.asking import FileAnswerer
 from specrun.train.data.file_tokens import FileTokens

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError, TemplateError
 from specrun.runtime import Runtime
-from specrun.runtime.chat_template import ChatTemplate
+from specrun.runtime.chat import ChatTemplate
 from specrun.train.data.data_file import Answered, Chat, PlainText, read_documents
 from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 from specrun.train.data.token_corpus import corpus_of, encode_corpus, plan_batches
@@ -54,7 +54,7 @@ def test_answers_that_the_template_shows_otherwise_are_found(
 ) -> None:
     """As templates that leave out the thoughts of earlier answers: what is rendered is no prefix of
     what follows."""
-    from specrun.runtime.chat_template import ChatTemplate
+    from specrun.runtime.chat import ChatTemplate
 
     template = (
         "{% for m in messages %}<|{{ m.role }}|>"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import acceptance_probability
+from specrun.runtime.planning import acceptance_probability
 from specrun.train.distillation.acceptance import (
     TextAcceptance,
     acceptance_at,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import acceptance_probability
+from specrun.runtime.planning import acceptance_probability
 from specrun.train.distillation.answers import AnswerSettings
 from specrun.train.distillation.learner import DIVERGENCES, DistillationLearner, DistillationLoss
 

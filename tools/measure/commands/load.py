@@ -27,7 +27,7 @@ from specrun.cli.options.prompt import named_target
 from specrun.cli.options.types import MAX_COUNT, NEW_FILE, CountListType
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import parse_expression
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 if TYPE_CHECKING:
     from measure.load.throughput import LoadBench, LoadResult

@@ -111,7 +111,7 @@ def replay(
     from measure.tables import replay_table
     from specrun.bench.drafters.pair_theory import curve_of
     from specrun.bindings.models.model import Model
-    from specrun.runtime.offload import resolve_gpu_layers
+    from specrun.runtime.memory import resolve_gpu_layers
 
     target, context = named_target(load), load.context
     _check(replaying, source)
@@ -170,9 +170,8 @@ def _recorded(
     terminal: Terminal,
 ) -> list[ReplayText]:
     from measure.replay.recorded_texts import record_answers, record_together
-    from specrun.runtime.engine import Engine
-    from specrun.runtime.runtime import Runtime
-    from specrun.runtime.sampling import SamplingParams
+    from specrun.runtime.engine import Engine, Runtime
+    from specrun.runtime.laws import SamplingParams
 
     prompts, workload = chosen_prompts(source, target, load.context.rope, demo=load.demo)
     about = f", context {source.context}" if source.context else ""

@@ -18,7 +18,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.rope_scaling import RopeScaling
 from specrun.runtime.engine import Engine
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.laws import SamplingParams
 
 _SHORT = 32  # tokens
 _ROOM = 256  # tokens beside the long prompt

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from measure.load.first_token import FirstToken, measure_first_token
-from specrun.bench.drafters.answers import prompt_ids, short_label
+from specrun.bench.drafters.answers import prompt_ids
 from specrun.bench.drafters.comparison import TargetFacts, target_facts
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.costs.measure import measure_target_costs
 from specrun.runtime.engine import Engine
-from specrun.runtime.language import parse_expression
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.language import parse_expression, short_label
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.planning import CostCurve, measure_target_costs
+from specrun.runtime.round import GenerationResult
 
 PLAIN = "none"
 _WARM_UP = 8  # tokens

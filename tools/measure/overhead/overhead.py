@@ -31,11 +31,10 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import PairRule, SequentialCascade, build_rule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.engine import Session
 from specrun.runtime.language import quoted
-from specrun.runtime.results import TokenEvent
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.session import Session
-from specrun.runtime.target import target_context_options
+from specrun.runtime.laws import SamplingParams
+from specrun.runtime.round import TokenEvent, target_context_options
 
 _PROMPT_LENGTH = 64
 _MOST_ROUNDS_PER_WANTED = 20

@@ -18,18 +18,18 @@ from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,
+    FollowedLaws,
     LawAt,
     LawPair,
     PairAt,
     PairRule,
     Rule,
 )
-from specrun.runtime.acceptance.followed import FollowedLaws
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import Law, NoiseSource
+from specrun.runtime.round import CachedText, Drafter, DraftRequest, TargetModel
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees import DraftTree
 
 PARTS = ("draft", "batch", "law", "acceptance", "commit", "text")
 """The parts of a round outside native evaluation."""

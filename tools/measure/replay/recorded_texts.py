@@ -16,9 +16,8 @@ from specrun.bench.drafters.answers import prompt_ids
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
-from specrun.runtime.engine import Engine
-from specrun.runtime.runtime import Runtime
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.engine import Engine, Runtime
+from specrun.runtime.laws import SamplingParams
 
 
 def record_answers(

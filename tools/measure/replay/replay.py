@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws import SamplingParams, SeededNoise
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import ROOT, DraftTree
 
 FIRST = 64
 """Tokens of an answer after which a drafter has to know whether drafting pays."""

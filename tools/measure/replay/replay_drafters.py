@@ -12,11 +12,11 @@ from measure.replay.replay import ReplayClock, ReplayResult, ReplayText, replay_
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.costs.memory_traffic import multiplications
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.language import parse_expression, short_label
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.planning.theory import multiplications
 
 
 @dataclass(frozen=True, slots=True)

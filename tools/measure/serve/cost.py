@@ -29,9 +29,10 @@ from specrun.cli.serve.app import create_app
 from specrun.cli.serve.http.server import server_of
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import EngineStream
+from specrun.runtime.engine.engine import EngineStatistics
 from specrun.runtime.engine.schedule import Load
-from specrun.runtime.engine.state import EngineStatistics
-from specrun.runtime.results import GenerationResult, SpecStats, TokenEvent, Usage
+from specrun.runtime.round import GenerationResult, SpecStats, TokenEvent
+from specrun.runtime.round.results import Usage
 
 if TYPE_CHECKING:
     from specrun.runtime.engine import Engine
@@ -122,7 +123,7 @@ class PacedEngine:
     @property
     def chat_template(self) -> Any:  # noqa: ANN401 - a ChatTemplate
         """A template of messages alone."""
-        from specrun.runtime.chat_template import ChatTemplate
+        from specrun.runtime.chat import ChatTemplate
 
         return ChatTemplate(_TEMPLATE)
 

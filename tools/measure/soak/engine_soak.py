@@ -24,9 +24,8 @@ from measure.soak.setups import (
 )
 from measure.soak.soak import SoakOptions, SoakResult, Tally, difference
 from specrun.bench.prove.faults import Fault
-from specrun.runtime.engine import Engine, EngineStream
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.runtime import Runtime
+from specrun.runtime.engine import Engine, EngineStream, Runtime
+from specrun.runtime.round import GenerationResult
 
 _DRAWN = ("draft(DRAFTER, n=4)", "draft(DRAFTER, tree=3x2)", "medusa(MEDUSA)")
 _POINTS = ("none", "prompt-lookup(min_ngram=1)")

@@ -16,10 +16,9 @@ from measure.heads.random_heads import write_eagle, write_hydra, write_medusa
 from specrun.bench.prove.faults import Fault
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
-from specrun.runtime.language import Expression, parse_expression, quoted
-from specrun.runtime.methods import METHODS
-from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.drafters.retrieval import build_store
+from specrun.runtime.language import METHODS, Expression, parse_expression, quoted
+from specrun.runtime.laws import SamplingParams
 
 N_VOCAB = 400
 _WIDTH = 64  # one attention head of the random heads

@@ -30,8 +30,8 @@ from measure.soak.setups import (
 )
 from specrun.bench.prove.faults import Fault, take_answer
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.results import GenerationResult
-from specrun.runtime.runtime import Runtime
+from specrun.runtime.engine import Runtime
+from specrun.runtime.round import GenerationResult
 
 
 @dataclass(frozen=True, slots=True)

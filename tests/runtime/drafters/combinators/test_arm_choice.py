@@ -15,10 +15,9 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from specrun.runtime.costs import START, TYPICAL_CPU, TYPICAL_GPU, CostCurve
-from specrun.runtime.drafters.combinators import ArmChooser, ArmForecast, arms
-from specrun.runtime.drafters.combinators.arm_ledger import SHARE
-from specrun.runtime.drafters.combinators.arms import Arm
+from specrun.runtime.drafters.combinators import Arm, ArmChooser, ArmForecast, bandit
+from specrun.runtime.drafters.combinators.bandit import SHARE
+from specrun.runtime.planning import START, TYPICAL_CPU, TYPICAL_GPU, CostCurve
 
 SEEDS = range(8)
 At = Callable[[int], float]
@@ -93,7 +92,7 @@ class Always:
 class Setting:
     """Arms, of which plain decoding is the last, tokens of a prompt, and noise."""
 
-    arms: Sequence[SimulatedArm]
+    bandit: Sequence[SimulatedArm]
     prompt: int = 0
     noise: float = 0.05
 
@@ -191,8 +190,8 @@ PAYS = {
 def test_where_drafting_pays_it_gets_80_percent_of_the_best_in_200_tokens_and_90_later(
     name: str,
 ) -> None:
-    arms, best = PAYS[name]
-    setting = Setting([*arms, PLAIN])
+    bandit, best = PAYS[name]
+    setting = Setting([*bandit, PLAIN])
     assert setting.against(0, 200, best, None) > 0.8
     assert setting.against(200, 1000, best, None) > 0.9
 
@@ -240,7 +239,7 @@ def _alarms(monkeypatch: pytest.MonkeyPatch, lost: float) -> int:
         counted.append(changed)
         return changed
 
-    monkeypatch.setattr(arms, "_CHANGED", lost)
+    monkeypatch.setattr(bandit, "_CHANGED", lost)
     monkeypatch.setattr(Arm, "notices_change", counting)
     setting = Setting([SimulatedArm(0.02, 0.62, 3), SimulatedArm(0.0, 0.3, 3, 0.3), PLAIN])
     for seed in range(24):
@@ -251,7 +250,7 @@ def _alarms(monkeypatch: pytest.MonkeyPatch, lost: float) -> int:
 def test_a_run_of_bad_luck_is_not_taken_for_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """By chance, 24,000 tokens of a drafter that pays have stretches that lose several plain
     rounds; those that lose ten are rare. Control: a bound of four is passed by chance."""
-    assert _alarms(monkeypatch, arms._CHANGED) <= 2
+    assert _alarms(monkeypatch, bandit._CHANGED) <= 2
     monkeypatch.undo()
     assert _alarms(monkeypatch, 4.0) > 12
 
@@ -425,12 +424,12 @@ def test_of_the_unknown_the_one_that_costs_least_comes_first() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rounds_that_wait_to_be_counted_are_counted_once_and_for_their_arm(seed: int) -> None:
-    arms = [SimulatedArm(), SimulatedArm(alpha=0.9, n=4, active=0.1)]
+    bandit = [SimulatedArm(), SimulatedArm(alpha=0.9, n=4, active=0.1)]
     generator = np.random.default_rng(seed)
-    chooser, unseen, plain = ArmChooser([arm.forecast for arm in arms], 0), [0, 0], 0
+    chooser, unseen, plain = ArmChooser([arm.forecast for arm in bandit], 0), [0, 0], 0
     for position in range(300):
         index, depth = chooser.choose()
-        tokens, seconds, drafted = arms[index].round(generator, position, depth, 0.05)
+        tokens, seconds, drafted = bandit[index].round(generator, position, depth, 0.05)
         chooser.record(index, tokens, seconds, drafted)
         unseen = [0 if number == index else n + tokens for number, n in enumerate(unseen)]
         plain += index == 0

@@ -17,8 +17,6 @@ from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import (
     Arm,
     ArmForecast,
@@ -34,8 +32,11 @@ from specrun.runtime.drafters.lookahead import (
 )
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.language import quoted
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import DraftTree
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 

@@ -21,14 +21,14 @@ from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableDraftModel, 
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import AcceptanceRule, BlockRule, ExactRule
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import CascadeDrafter
 from specrun.runtime.drafters.kept_rows import ChainRows
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.results import RoundCounter
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import Law, SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.round.results import RoundCounter
+from specrun.runtime.trees import DraftTree
 
 Make = Callable[[], Drafter]
 

@@ -20,8 +20,8 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.combinators import CascadeDrafter, DraftModelTarget
 from specrun.runtime.language import quoted
-from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.round import CachedText, TargetModel
+from specrun.runtime.trees import DraftTree
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 LENGTH = 40

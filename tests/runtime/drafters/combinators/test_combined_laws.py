@@ -34,10 +34,10 @@ from support.law_pairs import (
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableDraftModel
 
 from specrun.runtime.acceptance import PairRule, build_rule
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.drafters.combinators import CascadeDrafter, EnsembleDrafter, RelayDrafter
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.trees import ROOT, DraftTree
 
 RULES = {
     "cascade-opt(alpha=0.3)": deferral("cascade-opt", 0.3),

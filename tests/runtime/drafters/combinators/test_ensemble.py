@@ -16,12 +16,11 @@ from support.tree_laws import Grow, dynamic, fixed
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import EnsembleDrafter, merge_trees
-from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
-from specrun.runtime.trees import DynamicShape, parse_topology
+from specrun.runtime.laws import Law, SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import ROOT, DraftTree, DynamicShape, TreeBuilder, parse_topology
 
 
 def member(propose: Grow, max_nodes: int = 8) -> Drafter:

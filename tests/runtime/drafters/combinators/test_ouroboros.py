@@ -15,8 +15,6 @@ from specrun.bindings.errors import OptionError
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.costs import TYPICAL_GPU, CostCurve
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators import (
     CascadeDrafter,
     OuroborosDrafter,
@@ -27,8 +25,11 @@ from specrun.runtime.drafters.combinators import (
 )
 from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuard
 from specrun.runtime.language import quoted
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import TYPICAL_GPU, CostCurve
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import DraftTree
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

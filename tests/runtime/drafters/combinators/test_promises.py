@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from support.scripted import PLAIN, TableRows
 
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
-from specrun.runtime.drafters.combinators import Arm, ArmForecast, AutoDrafter, ChoiceLog
-from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
+from specrun.runtime.drafters.combinators import (
+    Arm,
+    ArmChooser,
+    ArmForecast,
+    AutoDrafter,
+    ChoiceLog,
+)
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import DraftTree
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 

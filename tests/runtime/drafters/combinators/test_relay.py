@@ -21,12 +21,12 @@ from support.tree_laws import fixed
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import RelayDrafter, first_path, graft
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
-from specrun.runtime.trees import parse_topology
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, parse_topology
 
 Make = Callable[[], Drafter]
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from support.scripted import PLAIN, TableRows
 
-from specrun.runtime.drafter import NOTHING, Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import ArmForecast, AutoDrafter, ChoiceLog
-from specrun.runtime.drafters.combinators.arm_ledger import Resting
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.drafters.combinators.bandit import Resting
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import NOTHING, RoundOutcome
+from specrun.runtime.trees import DraftTree
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

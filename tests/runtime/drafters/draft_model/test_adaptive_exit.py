@@ -12,13 +12,12 @@ from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.language import quoted
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import draft_chain
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
+from specrun.runtime.trees import DraftTree, draft_chain
 
 # A large step, so that a few rounds move the threshold across the probabilities of the laws.
 FAST = AdaptiveExitOptions(start=0.5, acceptance=0.6, step=1.0, beta1=0.2, beta2=0.6)

@@ -10,9 +10,9 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.language import quoted
+from specrun.runtime.planning import CostCurve
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1}
 GREEDY = SamplingParams(temperature=0.0)

@@ -30,16 +30,11 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafter import RoundOutcome
-from specrun.runtime.drafters.draft_model import (
-    DraftTreeDrafter,
-    DraftTreeState,
-    draft_size,
-    tree_state,
-)
+from specrun.runtime.drafters.draft_model import DraftTreeDrafter, DraftTreeState, draft_size
+from specrun.runtime.drafters.draft_model import state as state_module
 from specrun.runtime.language import quoted
-from specrun.runtime.tree import ROOT, DraftTree
-from specrun.runtime.trees import DynamicShape, Topology, parse_topology
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import ROOT, DraftTree, DynamicShape, Topology, parse_topology
 
 _EMPTY, _NO_ROWS = DraftTree(), TableRows([])
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
@@ -241,7 +236,7 @@ def test_the_draft_cache_is_true_after_many_rounds(
     """Random trees, random accepted texts: from the tree, leaving it, beyond it, or another
     drafter's."""
     if not is_compiled:
-        monkeypatch.setattr(tree_state, "LOOPS", None)
+        monkeypatch.setattr(state_module, "LOOPS", None)
     generator = np.random.default_rng(seed)
     state = DraftTreeState(draft_context, target_vocab_size=400)
     state.feed(PROMPT)

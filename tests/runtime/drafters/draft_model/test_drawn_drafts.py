@@ -16,13 +16,11 @@ from specrun.bindings.errors import DecodeError, DecodeFailedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.drafters.draft_model import state, tree_state
-from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter
-from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.trees.topology import parse_topology
+from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
+from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
+from specrun.runtime.laws import SamplingParams, SeededNoise
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import parse_topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -133,11 +131,11 @@ TREES = ["4x2x2", "2x1x3", "1x1x1", "5", "0 1 2 10 20 21 100 210 211"]
 
 
 def tree_drafter(context: Context, tree: str, known: int = VOCAB) -> DraftTreeDrafter:
-    cache = tree_state.DraftTreeState(context, target_vocab_size=known)
+    cache = state.DraftTreeState(context, target_vocab_size=known)
     return DraftTreeDrafter(cache, shape=parse_topology(tree))
 
 
-def check_memory(context: Context, cache: tree_state.DraftTreeState) -> None:
+def check_memory(context: Context, cache: state.DraftTreeState) -> None:
     """Assert that `main` holds the text, and every other sequence the beginning that is noted."""
     for sequence, held in enumerate(cache._synced):
         end = len(cache.cached) if sequence == cache.main else held
@@ -154,7 +152,7 @@ def test_trees_are_those_of_single_steps(context, monkeypatch, shape, params, kn
     monkeypatch.setattr(Context, "repeat", lambda *args: asked.append(args) or repeat(*args))
     drafted: dict[str, list[object]] = {"compiled": [], "python": []}
     for way, rounds in drafted.items():
-        for module in (state, tree_state):
+        for module in (state, state):
             monkeypatch.setattr(module, "LOOPS", LOOPS if way == "compiled" else None)
         context.memory.clear()
         drafter, text = tree_drafter(context, shape, known), list(PROMPT)
@@ -202,7 +200,7 @@ def test_a_tree_of_rows_that_are_no_laws_is_refused(context, monkeypatch):
         context._buffers.rows_of("llama_get_logits", 3)[2][17] = math.nan
         return code, seconds, (tokens, parents, siblings, 2)
 
-    monkeypatch.setattr(tree_state, "LOOPS", _Loops(broken))
+    monkeypatch.setattr(state, "LOOPS", _Loops(broken))
     with pytest.raises(DecodeFailedError, match="logits of nan"):
         drafter.propose(request(PROMPT, SETTINGS[0], 1))
 
@@ -217,7 +215,7 @@ def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(tree_state, "LOOPS", _Loops(interrupted))
+        patched.setattr(state, "LOOPS", _Loops(interrupted))
         with pytest.raises(KeyboardInterrupt):
             drafter.propose(request(PROMPT, SETTINGS[0], 1))
     drafter.rewind(len(PROMPT) - 1)

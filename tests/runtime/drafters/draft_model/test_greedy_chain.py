@@ -14,13 +14,12 @@ from specrun.bindings.errors import DecodeError, DecodeFailedError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.draft_model import state
-from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import greedy_token
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
+from specrun.runtime.laws import SamplingParams, SeededNoise
+from specrun.runtime.laws.transform import greedy_token
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 GREEDY = SamplingParams(temperature=0.0)

@@ -18,10 +18,11 @@ from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import PairRule, build_rule
-from specrun.runtime.drafter import DraftRequest, Keep
 from specrun.runtime.language import quoted
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.round.drafter import Keep
+from specrun.runtime.trees import ROOT, DraftTree
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 CHAINS = ["draft(FILE, n=1)", "draft(FILE, n=4)", "draft(FILE, n=auto)"]

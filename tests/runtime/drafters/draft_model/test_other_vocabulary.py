@@ -19,18 +19,17 @@ from specrun.bindings.errors import OptionError, PairError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
-from specrun.runtime.drafter import Drafter, DraftRequest
-from specrun.runtime.drafters.draft_model.retokenised import (
+from specrun.runtime.drafters.draft_model.vocabulary import (
+    SpelledModelState,
     TextReader,
+    TokenMap,
     tokens_after,
     whole_characters,
 )
-from specrun.runtime.drafters.draft_model.token_map import SpelledModelState, TokenMap
 from specrun.runtime.language import quoted
-from specrun.runtime.law import Law
-from specrun.runtime.transform import transformed_law
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import draft_chain
+from specrun.runtime.laws import Law, transformed_law
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.trees import DraftTree, draft_chain
 
 LOST = range(260, 300)  # pairs of letters, which the drafter then spells with two tokens
 GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=3)

@@ -13,7 +13,7 @@ from specrun.bindings.errors import MalformedFileError, OptionError, PairError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import EagleHead
-from specrun.runtime.drafters.eagle.draft_vocabulary import draft_vocabulary
+from specrun.runtime.drafters.eagle.versions import draft_vocabulary
 from specrun.runtime.heads import HeadFile
 
 HIDDEN, VOCAB = 32, 320

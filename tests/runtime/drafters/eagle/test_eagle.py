@@ -18,12 +18,11 @@ from support.tiny_models import F32
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
 from specrun.runtime.heads import RowPlaces
 from specrun.runtime.language import quoted
-from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, parse_topology
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree, DynamicShape, Topology, TreeSampling, parse_topology
 
 HIDDEN, VOCAB = 32, 320
 GREEDY = SamplingParams(temperature=0.0)
@@ -154,7 +153,7 @@ def test_a_confidence_that_is_no_probability_is_refused() -> None:
 def test_ranked_tokens_passed_off_as_draws_are_caught() -> None:
     """The negative control: a head's best tokens with its law attached, as if they had been drawn
     from it."""
-    from specrun.runtime.tree import TreeBuilder
+    from specrun.runtime.trees import TreeBuilder
 
     def wrong(request: DraftRequest) -> DraftTree:
         right = eagle(LawTable(3, 100), parse_topology("1"), "without")(request)

@@ -21,22 +21,21 @@ from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversati
 
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import ExactRule, PairRule, Rule, build_rule
+from specrun.runtime.drafters import path_laws
 from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
-from specrun.runtime.drafters.eagle.state import EagleNodes
+from specrun.runtime.drafters.eagle.drafter import EagleNodes
 from specrun.runtime.heads import RowPlaces
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, decode_rounds
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.target import CachedText
-from specrun.runtime.tree import DraftTree, TreeBuilder
+from specrun.runtime.laws import Law, NoiseSource
+from specrun.runtime.round import CachedText
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.trees import (
     Child,
+    DraftTree,
     Propose,
+    TreeBuilder,
     TreeSampling,
     parse_topology,
     proposal_scheme,
-    tree_laws,
 )
 
 SIZE = 3
@@ -259,7 +258,7 @@ def test_wrong_draws_are_caught(wrong: Propose, monkeypatch: pytest.MonkeyPatch)
     def scheme(sampling: TreeSampling) -> Propose:
         return wrong if sampling == "without" else proposal_scheme(sampling)
 
-    monkeypatch.setattr(tree_laws, "proposal_scheme", scheme)
+    monkeypatch.setattr(path_laws, "proposal_scheme", scheme)
     assert max(bias("2", "without", seed, 2, zeros=0.0) for seed in range(4)) > 1e-2
 
 

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import transformed_law
+from specrun.runtime.drafters.path_laws import HighestLogits
+from specrun.runtime.laws import Law, SamplingParams, SeededNoise, transformed_law
+from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import TreeSampling, parse_topology
-from specrun.runtime.trees.tree_laws import HighestLogits
 
 torch = pytest.importorskip("torch")
 from support.tiny_eagle3 import Variant, random_eagle3  # noqa: E402

@@ -19,16 +19,15 @@ from support.tiny_models import F32
 from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule, build_rule
-from specrun.runtime.costs import TYPICAL_PATH_ACCURACY
-from specrun.runtime.costs.medusa_tree import medusa_tree
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.hydra import HydraDrafter, HydraState
 from specrun.runtime.drafters.hydra.drafter import HydraNodes
 from specrun.runtime.heads import ChainTokens, RankedTokens, RowPiece
 from specrun.runtime.language import quoted
-from specrun.runtime.law import Law
-from specrun.runtime.tree import DraftTree, TreeBuilder
-from specrun.runtime.trees import DynamicShape, Topology, parse_topology
+from specrun.runtime.laws import Law
+from specrun.runtime.planning import TYPICAL_PATH_ACCURACY
+from specrun.runtime.planning.optimal_trees import medusa_tree
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree, DynamicShape, Topology, TreeBuilder, parse_topology
 
 torch = pytest.importorskip("torch")
 from support.target_texts import PROMPT_IDS, answer, final_states, greedy_answers  # noqa: E402

@@ -15,8 +15,6 @@ from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
 from specrun.runtime.drafters.combinators import EnsembleDrafter
 from specrun.runtime.drafters.lookahead import (
     Guesses,
@@ -32,14 +30,14 @@ from specrun.runtime.drafters.lookahead import (
     window_leaves,
     window_nodes,
 )
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
-from specrun.runtime.noise import NoiseSource, SeededNoise
-from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.target import CachedText
-from specrun.runtime.tree import ROOT, DraftTree, Draw, TreeBuilder
-from specrun.runtime.tree_layout import count_leaves
+from specrun.runtime.laws import Law, NoiseSource, SamplingParams, SeededNoise
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import CachedText, Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.round.loop import DecodeSettings, Round, RoundLimits, decode_rounds
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.trees.layout import count_leaves
+from specrun.runtime.trees.tree import Draw
 
 GREEDY = SamplingParams(temperature=0.0)
 START = [0, 1, 2, 1]

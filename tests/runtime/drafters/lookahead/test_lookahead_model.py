@@ -22,16 +22,15 @@ from specrun.bindings.errors import (
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.costs import CostCurve, load_curve, save_curve, stored_curves, typical_curve
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.lookahead import load_pool
 from specrun.runtime.language import quoted
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.results import SpecStats
-from specrun.runtime.target import CachedText, TargetModel
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import CostCurve, load_curve, plans, save_curve, typical_curve
+from specrun.runtime.round import CachedText, Drafter, DraftRequest, SpecStats, TargetModel
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 LENGTH = 64
@@ -364,6 +363,6 @@ def test_a_measured_curve_decides_how_much_is_retrieved(model: Model) -> None:
 
 
 def test_typical_curves_stand_for_what_was_not_measured() -> None:
-    assert typical_curve(0) is stored_curves.TYPICAL_CPU
-    assert typical_curve(3) is stored_curves.TYPICAL_GPU
-    assert typical_curve(-1) is stored_curves.TYPICAL_GPU  # all layers
+    assert typical_curve(0) is plans.TYPICAL_CPU
+    assert typical_curve(3) is plans.TYPICAL_GPU
+    assert typical_curve(-1) is plans.TYPICAL_GPU  # all layers

@@ -7,13 +7,13 @@ import itertools
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, expected_tokens
 from specrun.runtime.drafters.lookahead import (
     MatchAcceptance,
     guessed_tokens,
     plan_lookahead,
     step_compression,
 )
+from specrun.runtime.planning import TYPICAL_CPU, TYPICAL_GPU, CostCurve, expected_tokens
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.425, 0.9, 1.0])

@@ -26,10 +26,10 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafters.medusa import MedusaHead
 from specrun.runtime.language import quoted
-from specrun.runtime.tree import ROOT
+from specrun.runtime.planning.optimal_trees import medusa_tree
+from specrun.runtime.trees import ROOT
 
 HIDDEN, VOCAB, RANKS = 32, 320, 5
 PROMPT = [5, 6, 7, 8, 9]

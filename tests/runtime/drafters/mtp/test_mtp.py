@@ -25,11 +25,10 @@ from support.tiny_nextn import TinyNextN, variant, write_tiny_glm4moe
 
 from specrun.bindings.errors import OptionError, PairError, SpecrunError, UnsupportedModelError
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.mtp import MtpDrafter
 from specrun.runtime.language import quoted
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.results import GenerationResult
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import DraftRequest, GenerationResult
 
 PROMPT = [5, 200, 7, 7, 31, 90, 2, 5]
 GREEDY = SamplingParams(temperature=0.0)

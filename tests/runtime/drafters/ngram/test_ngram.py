@@ -17,18 +17,20 @@ from support.tiny_models import F32
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import BlockRule, ExactRule
-from specrun.runtime.costs.theory import acceptance_probability
-from specrun.runtime.drafter import Drafter, DraftRequest
 from specrun.runtime.drafters.combinators import CascadeDrafter, EnsembleDrafter, RelayDrafter
-from specrun.runtime.drafters.lookahead import NgramPool
-from specrun.runtime.drafters.lookahead.pool_store import save_pool
-from specrun.runtime.drafters.ngram import NgramDrafter, NgramLaw, TextCounts
-from specrun.runtime.drafters.ngram.drafter import transformed
-from specrun.runtime.drafters.ngram.text_counts import GrowingCounts
+from specrun.runtime.drafters.lookahead import NgramPool, save_pool
+from specrun.runtime.drafters.ngram import (
+    GrowingCounts,
+    NgramDrafter,
+    NgramLaw,
+    TextCounts,
+    transformed,
+)
 from specrun.runtime.language import quoted
-from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.laws import Law, SeededNoise
+from specrun.runtime.planning import acceptance_probability
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.trees import DraftTree
 
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

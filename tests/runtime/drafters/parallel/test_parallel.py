@@ -28,16 +28,16 @@ from specrun.bindings.errors import (
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.acceptance.exact import ExactRule
-from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafters.combinators import EnsembleDrafter
-from specrun.runtime.drafters.parallel import LookaheadFile, ParallelDrafter
-from specrun.runtime.law import Law
-from specrun.runtime.limits import RoundLimits
-from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree, Draw
-from specrun.runtime.tree_layout import count_leaves
+from specrun.runtime.drafters.lookahead_positions import LookaheadFile, ParallelDrafter
+from specrun.runtime.laws import Law, SeededNoise
+from specrun.runtime.round import Drafter, DraftRequest
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.round.loop import DecodeSettings, Round, RoundLimits, decode_rounds
+from specrun.runtime.trees import ROOT, DraftTree
+from specrun.runtime.trees.layout import count_leaves
+from specrun.runtime.trees.tree import Draw
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -194,7 +194,7 @@ def test_what_another_drafter_was_verified_for_teaches_nothing() -> None:
 
 
 def _text() -> Any:
-    from specrun.runtime.target import CachedText
+    from specrun.runtime.round import CachedText
 
     return CachedText(PROMPT)
 

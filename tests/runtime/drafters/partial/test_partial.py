@@ -32,13 +32,12 @@ from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.combinators import CascadeDrafter
-from specrun.runtime.drafters.combinators.bounded_target import BoundedTarget
-from specrun.runtime.drafters.draft_model import state, tree_state
-from specrun.runtime.drafters.draft_model.model_drafter import ContextDrafter
+from specrun.runtime.drafters.combinators.cascade import BoundedTarget
+from specrun.runtime.drafters.draft_model import state
+from specrun.runtime.drafters.draft_model import state as state_module
+from specrun.runtime.drafters.draft_model.drafter import ContextDrafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.partial import (
     ChunkMemory,
@@ -48,8 +47,10 @@ from specrun.runtime.drafters.partial import (
     Window,
 )
 from specrun.runtime.language import quoted
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import ROOT, DraftTree
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9, 2, 6, 8, 7]
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -221,7 +222,7 @@ def test_compiled_drafts_beside_a_moving_window_are_those_of_single_steps(
     said: list[object] = []
     for loops in (LOOPS, None):
         monkeypatch.setattr(state, "LOOPS", loops)
-        monkeypatch.setattr(tree_state, "LOOPS", loops)
+        monkeypatch.setattr(state_module, "LOOPS", loops)
         with open_pair(models, drafter) as runtime:
             result = runtime.generate(PROMPT, SamplingParams(seed=3), max_tokens=80)
             stats = result.stats

@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrun.runtime.drafters.retrieval.datastore import (
-    DEPTH,
-    ContextIndex,
-    key_width,
-    order_by_context,
-)
-from specrun.runtime.drafters.retrieval.datastore import context_index as context_order
+from specrun.runtime.drafters.retrieval import DEPTH, ContextIndex, key_width, order_by_context
+from specrun.runtime.drafters.retrieval import datastore as context_order
 
 VOCAB_SIZE = 3
 TEXTS = st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30), min_size=1, max_size=4)

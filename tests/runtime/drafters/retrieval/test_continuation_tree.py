@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrun.runtime.costs import TYPICAL_CPU, CostCurve
 from specrun.runtime.drafters.retrieval import (
     LONGEST_MATCH,
     Continuation,
@@ -21,6 +20,7 @@ from specrun.runtime.drafters.retrieval import (
     continuation_tree,
     teach,
 )
+from specrun.runtime.planning import TYPICAL_CPU, CostCurve
 
 FREE = CostCurve.flat([1.0] + [0.01] * 64)  # any draft pays, and more are no dearer
 WIDE = TreeLimits(64, 64, 64)

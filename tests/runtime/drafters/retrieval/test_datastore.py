@@ -27,10 +27,11 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.drafters.retrieval.datastore import (
+from specrun.runtime.drafters.retrieval import (
     HEADER_BYTES,
     ContextIndex,
     StoreHeader,
+    build_store,
     open_store,
     read_reference,
     read_store_header,
@@ -38,8 +39,7 @@ from specrun.runtime.drafters.retrieval.datastore import (
     verify_store,
     write_store_header,
 )
-from specrun.runtime.drafters.retrieval.datastore import build_store as building
-from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+from specrun.runtime.drafters.retrieval import datastore as building
 
 TEXT = (
     "the quick brown fox jumps over the lazy dog\n" * 3
@@ -294,7 +294,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+from specrun.runtime.drafters.retrieval.datastore import build_store
 model, corpus, output, phase = sys.argv[1:]
 def wait(what, done, total):
     if what == phase:

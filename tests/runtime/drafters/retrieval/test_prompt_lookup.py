@@ -11,12 +11,12 @@ from support.retrieval_laws import retrieval_bias
 from support.scripted import PLAIN, LawTable
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.drafter import DraftRequest, RoundOutcome
-from specrun.runtime.drafters.retrieval import PromptLookupDrafter
-from specrun.runtime.drafters.retrieval.datastore import ContextIndex
-from specrun.runtime.noise import SeededNoise
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.drafters.retrieval import ContextIndex, PromptLookupDrafter
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import DraftTree
 
 LONG = [*range(20, 40)]
 FREE = CostCurve.flat([1.0] + [1.001] * 32)

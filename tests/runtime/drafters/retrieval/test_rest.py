@@ -15,13 +15,16 @@ from specrun.bindings.errors import FileMissingError, MalformedFileError, Option
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
-from specrun.runtime.costs import CostCurve
-from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.drafters.retrieval import RestDrafter, with_reference
-from specrun.runtime.drafters.retrieval.datastore import ContextIndex
-from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+from specrun.runtime.drafters.retrieval import (
+    ContextIndex,
+    RestDrafter,
+    build_store,
+    with_reference,
+)
 from specrun.runtime.language import quoted
-from specrun.runtime.noise import SeededNoise
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import DraftRequest
 
 FREE = CostCurve.flat([1.0] + [0.01] * 64)
 PENALTIES = {"repeat_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}

@@ -1,0 +1,23 @@
+"""Chat: messages to prompts by a model's template; replies to reasoning, content and tool calls."""
+
+from specrun.runtime.chat.calls import (
+    ForcedCalls,
+    Reply,
+    ReplyParser,
+    ThinkTags,
+    ToolSyntax,
+    syntax_of,
+    think_tags_of,
+)
+from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
+from specrun.runtime.chat.template import (
+    ChatTemplate,
+    ChatText,
+    Message,
+    chat_text,
+    chat_tokens,
+    prompt_tokens,
+    require_room,
+    template_of,
+    too_long,
+)

@@ -1,0 +1,623 @@
+"""Replies taken apart by families of models (Hermes, Llama 3, Mistral, Qwen3-Coder): tool calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specrun.runtime.chat.reader import (
+    BLANK,
+    CallBegun,
+    Content,
+    EnoughError,
+    NotACallError,
+    Part,
+    Reader,
+    Reading,
+    Reasoning,
+    merged,
+)
+
+# == Tool calls as families of models write them ===================================================
+
+
+TOOL_CALL, END_TOOL_CALL = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+
+_NAMES_OF_ARGUMENTS = ("arguments", "parameters")
+
+
+def read_hermes(reader: Reader) -> Reading[None]:
+    """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, among content."""
+    while (yield from reader.until((TOOL_CALL,))):
+        if (yield from reader.attempt(_object)):
+            yield from reader.follows(END_TOOL_CALL)
+
+
+def read_llama3(reader: Reader) -> Reading[None]:
+    """Read `{"name": ..., "parameters": {...}}`: the reply's begin, or behind `<|python_tag|>`."""
+    yield from _objects(reader)
+    while (yield from reader.until((PYTHON_TAG,))):
+        yield from _objects(reader)
+
+
+def read_mistral(reader: Reader) -> Reading[None]:
+    """Read `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{}`.
+
+    The second is how models since 2025 write it, each call behind a marker of its own.
+    """
+    while (yield from reader.until((TOOL_CALLS,))):
+        yield from reader.attempt(_after_tool_calls)
+
+
+def read_qwen_coder(reader: Reader) -> Reading[None]:
+    """Read `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`."""
+    while marker := (yield from reader.until((TOOL_CALL, FUNCTION))):
+        call = _tagged_function if marker == FUNCTION else _enclosed_function
+        if (yield from reader.attempt(call)):
+            yield from reader.follows(END_TOOL_CALL)
+
+
+# -- calls that are JSON objects -------------------------------------------------------------------
+
+
+def _objects(reader: Reader) -> Reading[None]:
+    """Read calls that follow each other, with or without a semicolon between them."""
+    if not (yield from reader.attempt(_object)):
+        return
+    while (yield from reader.attempt(_separated_object)):
+        pass
+
+
+def _separated_object(reader: Reader) -> Reading[None]:
+    separator = yield from reader.after_blank()
+    if separator not in (";", ","):
+        reader.back(separator)
+    yield from _object(reader)
+
+
+def _object(reader: Reader) -> Reading[None]:
+    """Read one call: its name and arguments may come in any order, beside other keys."""
+    if (yield from reader.after_blank()) != "{":
+        raise NotACallError
+    name: str | None = None
+    arguments: Any = None
+    begun = False
+    separator = ","
+    while separator == ",":
+        if (yield from reader.after_blank()) != '"':
+            raise NotACallError
+        key = yield from reader.string()
+        if (yield from reader.after_blank()) != ":":
+            raise NotACallError
+        first = yield from reader.after_blank()
+        if key in _NAMES_OF_ARGUMENTS and name is not None and first == "{" and not begun:
+            yield from _arguments(reader, name)
+            begun = True
+        elif key == "name" and not begun:
+            name = _known(reader, (yield from reader.value(first)))
+        else:
+            value = yield from reader.value(first)
+            arguments = value if key in _NAMES_OF_ARGUMENTS else arguments
+        separator = yield from reader.after_blank()
+    if separator != "}" or name is None:
+        raise NotACallError
+    if not begun:
+        text = _as_object(arguments)
+        reader.begin(name)
+        reader.argue(text)
+    reader.end_call()
+
+
+def _arguments(reader: Reader, name: str) -> Reading[None]:
+    """Give out the arguments whose bracket was read, as they come."""
+    second = yield from reader.after_blank()
+    if second not in ('"', "}"):  # a dictionary of Python's, say: not to be begun
+        raise NotACallError
+    reader.back(second)
+    reader.begin(name)
+    reader.argue("{")
+    yield from reader.bracketed(reader.argue)
+
+
+def _known(reader: Reader, name: object) -> str:
+    if not isinstance(name, str) or name not in reader.tools:
+        raise NotACallError
+    return name
+
+
+def _as_object(arguments: object) -> str:
+    """Return arguments that came whole as JSON: some models write them as a string of it."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise NotACallError from error
+    if arguments is None:
+        return "{}"
+    if not isinstance(arguments, dict):
+        raise NotACallError
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+# -- Mistral ---------------------------------------------------------------------------------------
+
+
+def _after_tool_calls(reader: Reader) -> Reading[None]:
+    first = yield from reader.after_blank()
+    if first == "{":
+        reader.back(first)
+        yield from _object(reader)
+    elif first == "[":
+        separator = ","
+        while separator == ",":
+            reader.hold()
+            yield from _object(reader)
+            separator = yield from reader.after_blank()
+        if separator != "]":
+            raise NotACallError
+    else:
+        yield from _named_call(reader, first)
+
+
+def _named_call(reader: Reader, first: str) -> Reading[None]:
+    """Read `name[ARGS]{...}`; some models name the call in between: `[CALL_ID]id`."""
+    name = first + (yield from _identifier(reader))
+    if (yield from reader.follows(CALL_ID)):
+        yield from _identifier(reader)
+    yield from reader.follows(ARGS)
+    if (yield from reader.after_blank()) != "{":
+        raise NotACallError
+    yield from _arguments(reader, _known(reader, name))
+    reader.end_call()
+
+
+def _identifier(reader: Reader) -> Reading[str]:
+    name = ""
+    while (character := (yield from reader.next())) and character not in BLANK + "[{":
+        name += character
+    reader.back(character)
+    return name
+
+
+# -- calls that are tags ---------------------------------------------------------------------------
+
+
+def _enclosed_function(reader: Reader) -> Reading[None]:
+    if not (yield from reader.follows(FUNCTION)):
+        yield from reader.next()
+        raise NotACallError
+    yield from _tagged_function(reader)
+
+
+def _tagged_function(reader: Reader) -> Reading[None]:
+    """Read the call whose name comes next; each argument is given out when it is whole."""
+    name = _known(reader, (yield from _tag(reader)))
+    reader.begin(name)
+    reader.argue("{")
+    separator = ""
+    while (yield from reader.follows(PARAMETER)):
+        key = yield from _tag(reader)
+        value = yield from _raw_value(reader)
+        text = json.dumps(_typed(value, reader.tools[name], key), ensure_ascii=False)
+        reader.argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: {text}")
+        separator = ", "
+    reader.argue("}")
+    if not (yield from reader.follows(END_FUNCTION)):
+        yield from reader.next()
+        raise NotACallError
+    reader.end_call()
+
+
+def _tag(reader: Reader) -> Reading[str]:
+    """Return what stands before the bracket that closes a tag."""
+    name = ""
+    while (character := (yield from reader.next())) != ">":
+        if not character or character in "\n<":
+            raise NotACallError
+        name += character
+    return name
+
+
+def _raw_value(reader: Reader) -> Reading[str]:
+    """Return the text of an argument, without the line breaks next to its tags."""
+    text = ""
+    while not text.endswith(END_PARAMETER):
+        character = yield from reader.next()
+        if not character:
+            raise NotACallError
+        text += character
+    return text.removesuffix(END_PARAMETER).removeprefix("\n").removesuffix("\n")
+
+
+def takes_text(schema: object) -> bool:
+    """Whether a schema takes texts only."""
+    if not isinstance(schema, dict):
+        return False
+    known = schema.get("enum")
+    if isinstance(known, list):
+        return bool(known) and all(isinstance(value, str) for value in known)
+    return schema.get("type") == "string"
+
+
+def _typed(value: str, schema: object, key: str) -> object:
+    """Return the argument as its schema has it: text, or what the text says in JSON."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    described = properties.get(key) if isinstance(properties, dict) else None
+    if takes_text(described):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+# == Grammars of tool calls ========================================================================
+#
+# The grammars are in llguidance's dialect of Lark. Arguments have the spaces that templates write,
+# so that all of a call's frame is forced, and drafted for nothing.
+
+
+_SPACES = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+_LINE = "\n"
+_BLANK = "/[ \\n]*/"
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """The texts around calls: before and behind all, each, its name and its arguments.
+
+    The first of them begins with `mark`, where there is one; a call without one may stand behind a
+    `tag`. `tagged` arguments are tags instead of a JSON object.
+    """
+
+    before_name: str
+    before_arguments: str
+    behind: str = ""
+    before_all: str = ""
+    behind_all: str = ""
+    separator: str | None = None
+    tagged: bool = False
+    mark: str = ""
+    tag: str = ""
+
+    @property
+    def behind_mark(self) -> CallForm:
+        """What is left of the form behind a mark."""
+        if self.before_all:
+            return replace(self, before_all=self.before_all.removeprefix(self.mark))
+        # Each call has a mark of its own.
+        return replace(self, before_name=self.before_name.removeprefix(self.mark), separator=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCalls:
+    """What has to be called: one of these tools, or several where the form has a separator.
+
+    With `may_talk` nothing has to: text may stand around calls, but what begins as a call is one.
+    `control` are ids of marks that are control tokens, of which a grammar speaks by id.
+    """
+
+    form: CallForm
+    schemas: Mapping[str, Any]
+    control: Mapping[str, int]
+    several: bool = False
+    may_talk: bool = False
+
+    def grammar(self, think: tuple[str, str] | None = None, *, thinking: bool = False) -> str:
+        """Return the grammar; before the calls the model may think, and has to end what it began.
+
+        `thinking` says that the prompt opened the reasoning already.
+        """
+        rules = _Rules(self.control)
+        start = self._talk(rules) if self.may_talk else self._calls(rules, self.form)
+        if think is not None:
+            thought = rules.until(think[1]) + f" {_BLANK}"
+            whole = f"{rules.text(think[0])} {thought}"
+            start = f"{thought} {start}" if thinking else f"({whole})? {start}"
+        return rules.source(start)
+
+    def _calls(self, rules: _Rules, form: CallForm) -> str:
+        calls = [self._call(rules, form, name, schema) for name, schema in self.schemas.items()]
+        rules.add("call", " | ".join(calls))
+        many = "call"
+        if self.several and form.separator is not None:
+            many = f"call ({rules.text(form.separator)} call)*"
+        return f"{rules.text(form.before_all)} {many} {rules.text(form.behind_all)}"
+
+    def _talk(self, rules: _Rules) -> str:
+        """Return text and calls: behind a mark, or instead of a text that begins with a bracket."""
+        calls = rules.add("calls", self._calls(rules, self.form.behind_mark))
+        if not self.form.mark:
+            tag = f"({rules.text(self.form.tag)})?" if self.form.tag in self.control else ""
+            return f"/\\s*([^\\s{{](?s:.*))?/ | {tag} {calls}"
+        times = "*" if self.several else "?"
+        return f"({rules.until(self.form.mark)} {calls}){times} /(?s:.*)/"
+
+    def _call(self, rules: _Rules, form: CallForm, name: str, schema: object) -> str:
+        fields = schema if isinstance(schema, dict) else {}
+        arguments = (
+            _tags(rules, fields) if form.tagged else rules.json({"type": "object", **fields})
+        )
+        before = rules.text(form.before_name + name + form.before_arguments)
+        return f"{before} {arguments} {rules.text(form.behind)}"
+
+
+class _Rules:
+    """Rules of a grammar, as they come to be needed."""
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        self._control = control
+        self._rules: list[str] = []
+
+    def add(self, name: str, body: str) -> str:
+        """Add a rule; return its name."""
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def text(self, text: str | None) -> str:
+        """Return a text, in which control tokens stand by their ids."""
+        if not text:
+            return ""
+        marks = "|".join(map(re.escape, self._control)) or "(?!)"
+        pieces = [piece for piece in re.split(f"({marks})", text) if piece]
+        return " ".join(
+            f"<[{self._control[piece]}]>"
+            if piece in self._control
+            else json.dumps(piece, ensure_ascii=False)
+            for piece in pieces
+        )
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Return a rule of the JSON values of a schema."""
+        options = schema.get("x-guidance")
+        spaced = {**_SPACES, **options} if isinstance(options, dict) else _SPACES
+        source = json.dumps({**schema, "x-guidance": spaced})
+        return self.add(f"json_{len(self._rules)}", f"%json {source}")
+
+    def until(self, mark: str) -> str:
+        """Return a rule of any text up to a mark, and the mark."""
+        if mark in self._control:
+            return f"/(?s:.*)/ {self.text(mark)}"
+        escaped = "\\n".join(map(re.escape, mark.split("\n"))).replace("/", "\\/")
+        name = f"until_{len(self._rules)}"
+        self.add(f"{name}[lazy]", f"/(?s:.*){escaped}/")
+        return name
+
+    def source(self, start: str) -> str:
+        """Return the grammar that begins with `start`."""
+        return "\n".join([f"start: {start}", *self._rules, ""])
+
+
+def _tagged(rules: _Rules, schema: object) -> str:
+    """Return an argument and its closing tag: texts stand as they are, all else as JSON."""
+    fields, closing = schema if isinstance(schema, dict) else {}, "\n</parameter>\n"
+    if not takes_text(schema):
+        return f"{rules.json(fields)} {rules.text(closing)}"
+    if "enum" not in fields:
+        return rules.until(closing)
+    values = " | ".join(rules.text(str(value)) for value in fields["enum"])
+    return f"({values}) {rules.text(closing)}"
+
+
+def _tags(rules: _Rules, schema: Mapping[str, Any]) -> str:
+    """Return the tags of the arguments, in the schema's order; optional ones may be left out."""
+    properties, required = schema.get("properties"), schema.get("required")
+    tags: list[str] = []
+    for key, value in (properties if isinstance(properties, dict) else {}).items():
+        tag = f"{rules.text(f'<parameter={key}>{_LINE}')} {_tagged(rules, value)}"
+        is_required = isinstance(required, list) and key in required
+        tags.append(tag if is_required else f"({tag})?")
+    return " ".join(tags)
+
+
+# == Families of chat templates: their syntax of tool calls and of reasoning =======================
+#
+# Nothing in a model's file names its family; the marks that the template itself writes do.
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSyntax:
+    """How a family writes tool calls.
+
+    `read` parses them; `marks` are texts that are control tokens in most vocabularies of the
+    family, which the text of an answer otherwise leaves out. `form` is how calls are forced.
+    `id_length` is how many letters and digits the family's templates want an id to have, None where
+    they do not care.
+    """
+
+    name: str
+    read: Callable[[Reader], Reading[None]]
+    marks: tuple[str, ...]
+    form: CallForm
+    id_length: int | None = None
+
+    def new_id(self) -> str:
+        """Return an id for a call."""
+        letters = string.ascii_letters + string.digits
+        made = "".join(secrets.choice(letters) for _ in range(self.id_length or 24))
+        return f"call_{made}" if self.id_length is None else made
+
+
+HERMES = ToolSyntax(
+    "hermes",
+    read_hermes,
+    (TOOL_CALL, END_TOOL_CALL),
+    CallForm(
+        f'{TOOL_CALL}\n{{"name": "',
+        '", "arguments": ',
+        behind=f"}}\n{END_TOOL_CALL}",
+        separator="\n",
+        mark=TOOL_CALL,
+    ),
+)
+LLAMA3 = ToolSyntax(
+    "llama3",
+    read_llama3,
+    (PYTHON_TAG,),
+    CallForm('{"name": "', '", "parameters": ', behind="}", tag=PYTHON_TAG),
+)
+MISTRAL = ToolSyntax(
+    "mistral",
+    read_mistral,
+    (TOOL_CALLS, CALL_ID, ARGS),
+    CallForm(
+        '{"name": "',
+        '", "arguments": ',
+        behind="}",
+        before_all=f"{TOOL_CALLS}[",
+        behind_all="]",
+        separator=", ",
+        mark=TOOL_CALLS,
+    ),
+    id_length=9,
+)
+MISTRAL_V11 = ToolSyntax(
+    "mistral",
+    read_mistral,
+    (TOOL_CALLS, CALL_ID, ARGS),
+    CallForm(TOOL_CALLS, ARGS, separator="", mark=TOOL_CALLS),
+    id_length=9,
+)
+QWEN_CODER = ToolSyntax(
+    "qwen3-coder",
+    read_qwen_coder,
+    (TOOL_CALL, END_TOOL_CALL),
+    CallForm(
+        f"{TOOL_CALL}\n{FUNCTION}",
+        ">\n",
+        behind=f"{END_FUNCTION}\n{END_TOOL_CALL}",
+        separator="\n",
+        tagged=True,
+        mark=TOOL_CALL,
+    ),
+)
+
+
+def syntax_of(source: str) -> ToolSyntax | None:
+    """Return how the model of a chat template writes tool calls, None where that is not known."""
+    if TOOL_CALLS in source:
+        return MISTRAL_V11 if ARGS in source else MISTRAL
+    if TOOL_CALL in source:
+        return QWEN_CODER if FUNCTION in source else HERMES
+    is_llama3 = "<|start_header_id|>" in source and '"parameters"' in source
+    return LLAMA3 if is_llama3 or PYTHON_TAG in source else None
+
+
+ThinkTags = tuple[str, str]
+_THINK_TAGS: tuple[ThinkTags, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+def think_tags_of(source: str) -> ThinkTags | None:
+    """Return the tags around what the model of a chat template thinks, None if it has none."""
+    return next((tags for tags in _THINK_TAGS if tags[0] in source or tags[1] in source), None)
+
+
+# == A reply as it comes: reasoning, content and tool calls ========================================
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call: the tool's name, and its arguments as the model wrote them, JSON if it was able."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class Reply:
+    """The parts of a reply put together."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, parts: Sequence[Part]) -> None:
+        """Take the next parts."""
+        for part in parts:
+            if isinstance(part, Reasoning):
+                self.reasoning += part.text
+            elif isinstance(part, Content):
+                self.content += part.text
+            elif isinstance(part, CallBegun):
+                self.calls.append(ToolCall(part.name, ""))
+            else:
+                call = self.calls[part.index]
+                self.calls[part.index] = ToolCall(call.name, call.arguments + part.text)
+
+
+class ReplyParser:
+    """Takes a reply's text piece by piece and returns the parts that became certain.
+
+    However the text is split, the parts put together are the same. `syntax` and `tools` (the
+    schemas of the arguments by name) say what a tool call is; without a syntax all is content.
+    With `think`, what stands between these tags at the reply's beginning is reasoning; where the
+    prompt ends with the first of them, `thinking` says so. After `most_calls` calls the reply is
+    `done`, and what follows is left out.
+    """
+
+    def __init__(
+        self,
+        syntax: ToolSyntax | None = None,
+        tools: Mapping[str, Any] | None = None,
+        *,
+        think: ThinkTags | None = None,
+        thinking: bool = False,
+        most_calls: int | None = None,
+    ) -> None:
+        self.done = False
+        self._reader = Reader(tools or {}, most_calls)
+        self._reading = _read_reply(self._reader, syntax, think, thinking)
+        next(self._reading)
+
+    def push(self, text: str) -> list[Part]:
+        """Return what is certain with the next piece of text."""
+        for character in text:
+            self._send(character)
+        return self._taken()
+
+    def finish(self) -> list[Part]:
+        """Return what was held back: the text has ended."""
+        self._send("")
+        return self._taken()
+
+    def _send(self, character: str) -> None:
+        if self.done:
+            return
+        try:
+            self._reading.send(character)
+        except (StopIteration, EnoughError):
+            self.done = True
+
+    def _taken(self) -> list[Part]:
+        parts, self._reader.parts = self._reader.parts, []
+        return merged(parts)
+
+
+def _read_reply(
+    reader: Reader, syntax: ToolSyntax | None, think: ThinkTags | None, thinking: bool
+) -> Reading[None]:
+    if think is not None:
+        yield from _read_reasoning(reader, think, thinking)
+    if syntax is not None and reader.tools:
+        yield from syntax.read(reader)
+    yield from reader.until(())
+
+
+def _read_reasoning(reader: Reader, tags: ThinkTags, thinking: bool) -> Reading[None]:
+    """Give out what stands before the closing tag, without the white space at its borders."""
+    first, last = tags
+    if not thinking and not (yield from reader.follows(first)):
+        return
+    reader.back((yield from reader.after_blank()))
+    yield from reader.until((last,), Reasoning)
+    reader.release()
+    reader.back((yield from reader.after_blank()))

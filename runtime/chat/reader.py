@@ -1,0 +1,290 @@
+"""Replies read piece by piece: the coroutine that parses, and the parts that it returns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+# == Parts of a reply: reasoning, content, and tool calls whose arguments grow =====================
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of what the model thought before it answered."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A piece of what the model says to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """Call number `index` (from 0) of the tool `name` begins; its arguments follow."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoreArguments:
+    """A piece of the arguments of call number `index`: all pieces together are JSON."""
+
+    index: int
+    text: str
+
+
+Part = Reasoning | Content | CallBegun | MoreArguments
+
+
+def merged(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts with neighbours of one kind as one, and empty ones left out."""
+    joined: list[Part] = []
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, CallBegun):
+            joined.append(part)
+            texts.append("")
+        elif part.text:
+            if joined and _go_together(joined[-1], part):
+                texts[-1] += part.text
+            else:
+                joined.append(part)
+                texts.append(part.text)
+    return [_with_text(part, text) for part, text in zip(joined, texts, strict=True)]
+
+
+def _go_together(before: Part, part: Part) -> bool:
+    if isinstance(before, MoreArguments) and isinstance(part, MoreArguments):
+        return before.index == part.index
+    return type(before) is type(part)
+
+
+def _with_text(part: Part, text: str) -> Part:
+    if isinstance(part, CallBegun):
+        return part
+    return MoreArguments(part.index, text) if isinstance(part, MoreArguments) else type(part)(text)
+
+
+# == Incremental parsing: a coroutine receives the characters as they come =========================
+#
+# What is read does not depend on how the text was split, because every reading routine sees one
+# character after the other. What may be the beginning of a marker or a call is held until it is
+# one; if it is none, it is given back as content.
+
+
+T = TypeVar("T")
+Reading = Generator[None, str, T]
+"""A routine that waits for characters; "" stands for the end of the text."""
+
+BLANK = " \t\r\n"
+_LITERAL = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_OUTSIDE_STRINGS = _LITERAL | frozenset(BLANK + '{}[],:"')
+
+
+class NotACallError(Exception):
+    """What was read is no call, or has left the syntax in the middle of one."""
+
+
+class EnoughError(Exception):
+    """There are as many calls as were asked for: nothing after them is read."""
+
+
+class Reader:
+    """Characters of a reply, and the parts that became certain with them.
+
+    `tools` are the schemas of the arguments by the names of the tools that may be called: what
+    calls something else is content. `most_calls` None has no limit.
+    """
+
+    def __init__(self, tools: Mapping[str, Any], most_calls: int | None = None) -> None:
+        self.tools = tools
+        self.parts: list[Part] = []
+        self.n_calls = 0
+        self._most = most_calls
+        self._again = ""  # what was looked at and is to be read once more
+        self._last = ""  # what was read last, unless that was looked at only
+        self._held: str | None = None  # what was read since a call may have begun
+        self._ended = False
+
+    # -- characters --------------------------------------------------------------------------------
+
+    def next(self) -> Reading[str]:
+        """Return the next character, "" at the end."""
+        if self._again:
+            character, self._again = self._again[0], self._again[1:]
+        elif self._ended:
+            return ""
+        else:
+            character = yield
+            self._ended = not character
+        self._last = character
+        if self._held is not None:
+            self._held += character
+        return character
+
+    def back(self, text: str) -> None:
+        """Let the characters just read be read once more."""
+        self._again, self._last = text + self._again, ""
+        if self._held is not None and text:
+            self._held = self._held[: -len(text)]
+
+    def after_blank(self) -> Reading[str]:
+        """Return the next character that is no white space."""
+        character = yield from self.next()
+        while character and character in BLANK:
+            character = yield from self.next()
+        return character
+
+    def expect(self, text: str) -> Reading[None]:
+        """Read exactly `text`; raises `NotACallError` at the first other character."""
+        for wanted in text:
+            if (yield from self.next()) != wanted:
+                raise NotACallError
+
+    def follows(self, text: str) -> Reading[bool]:
+        """Read `text` after white space, if it comes; what comes instead is read again."""
+        seen, left = "", text
+        while left:
+            character = yield from self.next()
+            seen += character
+            if character == left[0]:
+                left = left[1:]
+            elif not character or left != text or character not in BLANK:
+                self.back(seen)
+                return False
+        return True
+
+    # -- text --------------------------------------------------------------------------------------
+
+    def until(
+        self, markers: Collection[str], kind: type[Content] | type[Reasoning] = Content
+    ) -> Reading[str]:
+        """Give out text until a marker comes, and return that, or "" at the end of the text.
+
+        White space before a marker is no content.
+        """
+        held = ""
+        while True:
+            character = yield from self.next()
+            if not character:
+                self._say_last(held, kind)
+                return ""
+            held += character
+            start = held.lstrip(BLANK)
+            while start and not any(marker.startswith(start) for marker in markers):
+                n_said = len(held) - len(start) + 1
+                self.parts.append(kind(held[:n_said]))
+                held = held[n_said:]
+                start = held.lstrip(BLANK)
+            if start in markers:
+                self._held = held
+                return start
+
+    def release(self) -> None:
+        """Hold nothing any more: what was read was a marker."""
+        self._held = None
+
+    def hold(self) -> None:
+        """Keep what is read from here, until it has become a call or was given back."""
+        if self._held is None:
+            self._held = ""
+
+    def _say_last(self, text: str, kind: type[Content] | type[Reasoning]) -> None:
+        # White space after calls is how the model ended them.
+        if not (self.n_calls and text.isspace()):
+            self.parts.append(kind(text))
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def attempt(self, call: Callable[[Reader], Reading[None]]) -> Reading[bool]:
+        """Read what may be a call; return whether it was, having given it back if it was none."""
+        self.hold()
+        try:
+            yield from call(self)
+        except NotACallError:
+            self.back(self._last)  # it may begin a marker
+            held, self._held = self._held or "", None
+            if self._ended and not self._again:
+                self._say_last(held, Content)
+            else:
+                self.parts.append(Content(held))
+            return False
+        self._held = None
+        return True
+
+    def begin(self, name: str) -> None:
+        """Give out that a call has begun: from here nothing is taken back."""
+        self._held = None
+        self.parts.append(CallBegun(self.n_calls, name))
+        self.n_calls += 1
+
+    def argue(self, text: str) -> None:
+        """Give out a piece of the arguments of the call that has begun."""
+        self.parts.append(MoreArguments(self.n_calls - 1, text))
+
+    def end_call(self) -> None:
+        """Take the call for whole; raises `EnoughError` where it was the last one wanted."""
+        if self.n_calls == self._most:
+            raise EnoughError
+
+    # -- JSON --------------------------------------------------------------------------------------
+
+    def string(self) -> Reading[str]:
+        """Return the string whose opening quote was read; control characters are none of it."""
+        raw = '"'
+        while True:
+            character = yield from self.next()
+            if character < " ":  # the end of the text, too
+                raise NotACallError
+            raw += character
+            if character == '"':
+                return str(_parsed(raw))
+            if character == "\\":
+                raw += yield from self.next()
+
+    def value(self, first: str) -> Reading[Any]:
+        """Return the JSON value that begins with the character `first`, which was read."""
+        if first == '"':
+            return (yield from self.string())
+        if first in ("{", "["):
+            pieces = [first]
+            yield from self.bracketed(pieces.append)
+            return _parsed("".join(pieces))
+        raw = first
+        while (character := (yield from self.next())) and character in _LITERAL:
+            raw += character
+        self.back(character)
+        return _parsed(raw)
+
+    def bracketed(self, give: Callable[[str], object]) -> Reading[None]:
+        """Give every character up to the bracket that closes the one which was read.
+
+        Raises `NotACallError` at what no JSON has outside strings, and at the end of the text.
+        """
+        depth, in_string = 1, False
+        while depth:
+            character = yield from self.next()
+            if not character or (not in_string and character not in _OUTSIDE_STRINGS):
+                raise NotACallError
+            give(character)
+            if in_string and character == "\\":
+                character = yield from self.next()
+                give(character)
+            elif character == '"':
+                in_string = not in_string
+            elif not in_string:
+                depth += (character in "{[") - (character in "}]")
+
+
+def _parsed(raw: str) -> Any:  # noqa: ANN401 - any JSON value
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise NotACallError from error

@@ -1,0 +1,294 @@
+"""Drafts of several conversations: what draft models and heads evaluate for all of them at once.
+
+Of a draft model there is one context, with sequences for each conversation. A conversation's
+drafter sees a `ContextPart`: a context with nothing in it but its own text. What parts `ask` for is
+evaluated together, when the engine says so (`DraftMeeting.evaluate`); what they `decode` is
+evaluated at once, alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import numpy as np
+
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context, StepLoop
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.memory import ALL_SEQUENCES, Memory, MoveLoop, Moves
+from specrun.bindings.contexts.rows import Rows
+from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.models.model import Model
+from specrun.runtime.round.target import PlacedRows
+
+MOST_SEQUENCES = 256
+"""llama.cpp's limit (LLAMA_MAX_SEQ) for one context."""
+
+
+class Joint(Protocol):
+    """A draft model or heads that conversations share, and what they are asked for."""
+
+    @property
+    def asking(self) -> Sequence[object]:
+        """What is asked for."""
+
+    def evaluate(self) -> float:
+        """Evaluate what is asked for, as much as fits a batch; return the seconds."""
+
+
+class DraftMeeting:
+    """The draft models and heads of an engine, and what its conversations wait to have from them.
+
+    `n_drafting` is how many conversations draft now: where it is one, nothing is waited for. What
+    an evaluation costs each of them follows from it, so drafts shrink with the load.
+    """
+
+    def __init__(self, n_texts: int) -> None:
+        self.n_texts = n_texts
+        self.n_drafting = 1
+        self._joint: list[Joint] = []
+
+    def share(self, model: Model, options: ContextOptions) -> SharedDraftContext:
+        """Make the context of a draft model, with a part for every conversation."""
+        shared = SharedDraftContext(self, model, options, self.n_texts)
+        self.join(shared)
+        return shared
+
+    def join(self, joint: Joint) -> None:
+        """Let something be evaluated with what others ask for."""
+        self._joint.append(joint)
+
+    def leave(self, joint: Joint) -> None:
+        """Forget what was closed."""
+        if joint in self._joint:
+            self._joint.remove(joint)
+
+    def evaluate(self) -> float:
+        """Evaluate what is asked for, as much as fits each one's batch; return the seconds."""
+        return sum(joint.evaluate() for joint in self._joint if joint.asking)
+
+
+class SharedDraftContext:
+    """A draft model's context: `n_parts` times the cells, sequences and rows of `options`."""
+
+    def __init__(
+        self, meeting: DraftMeeting, model: Model, options: ContextOptions, n_parts: int
+    ) -> None:
+        self.meeting = meeting
+        self.own = options
+        self.context = Context(
+            model,
+            dataclasses.replace(
+                options,
+                n_ctx=options.n_ctx * n_parts,
+                n_sequences=options.n_sequences * n_parts,
+                n_outputs=max(options.n_outputs, options.n_sequences) * n_parts,
+            ),
+        )
+        self.asking: list[ContextPart] = []
+        self._free = [*range(n_parts)]
+        self._batch = Batch(self.context.n_batch, options.n_sequences)
+
+    def part(self, *, copies: bool) -> ContextPart | None:
+        """Return a part that nobody has, None where there is none left.
+
+        `copies`: its rows are to outlive evaluations of others.
+        """
+        return ContextPart(self, self._free.pop(0), copies=copies) if self._free else None
+
+    def give_back(self, part: ContextPart) -> None:
+        """Take back a part, and drop what it holds."""
+        part.withdraw()
+        if self.context.is_open:
+            part.memory.clear()
+        self._free.append(part.number)
+
+    def evaluate(self) -> float:
+        """Evaluate what the first parts ask for, as much as fits a batch; return the seconds."""
+        context = self.context
+        taken: list[ContextPart] = []
+        n_tokens = n_outputs = 0
+        for part in self.asking:
+            n_tokens, n_outputs = n_tokens + part.asked.n_tokens, n_outputs + part.asked.n_outputs
+            if taken and (n_tokens > context.n_batch or n_outputs > context.n_outputs):
+                break
+            taken.append(part)
+        del self.asking[: len(taken)]
+        try:
+            rows, seconds = self.decode(taken)
+        except SpecrunError as problem:
+            for part in taken:
+                part.answer(problem, 0.0)
+            return 0.0
+        place, n = 0, sum(part.asked.n_tokens for part in taken)
+        for part in taken:
+            end = place + part.asked.n_outputs
+            own = PlacedRows(rows, range(place, end))
+            part.answer(cast("Rows", own), seconds * part.asked.n_tokens / n)
+            place = end
+        return seconds
+
+    def decode(self, parts: Sequence[ContextPart]) -> tuple[Rows, float]:
+        """Evaluate the batches of parts side by side; return all rows and the seconds."""
+        batches = [part.asked for part in parts]
+        counts = [batch.id_counts[: batch.n_tokens] for batch in batches]
+        ids = [
+            batch.ids[: int(count.sum())] + part.first
+            for part, batch, count in zip(parts, batches, counts, strict=True)
+        ]
+        self._batch.fill(
+            np.concatenate([batch.tokens[: batch.n_tokens] for batch in batches]),
+            np.concatenate([batch.positions[: batch.n_tokens] for batch in batches]),
+            np.concatenate(counts),
+            np.concatenate(ids),
+            np.concatenate([batch.outputs[: batch.n_tokens] for batch in batches]),
+        )
+        before = self.context.native_seconds
+        rows = self.context.decode(self._batch)
+        return rows, self.context.native_seconds - before
+
+    def close(self) -> None:
+        """Free the native memory; again does nothing."""
+        self.meeting.leave(self)
+        self.context.close()
+
+
+class ContextPart(Context):
+    """What one conversation has of a shared context: sequences of its own, numbered from 0."""
+
+    # Not Context's own beginning: there is no native context to make.
+    def __init__(self, shared: SharedDraftContext, number: int, *, copies: bool) -> None:
+        self._shared, self.number = shared, number
+        self.model, self.options = shared.context.model, shared.own
+        self.n_ctx, self.n_batch = shared.own.n_ctx, shared.context.n_batch
+        self.n_outputs = max(shared.own.n_outputs, shared.own.n_sequences)
+        self.first = number * shared.own.n_sequences
+        self.native_seconds = 0.0
+        self.memory: Memory = MemoryPart(shared.context.memory, self.first, shared.own.n_sequences)
+        self.asked = Batch(1, 1)
+        self._copies = copies
+        self._single = Batch(1, 1)
+        self._answered: Rows | SpecrunError | None = None
+        self._closed = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether others draft at the same time, whom it is worth to wait for."""
+        return self._shared.meeting.n_drafting > 1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither it nor the shared context was closed."""
+        return not self._closed and self._shared.context.is_open
+
+    def ask(self, batch: Batch) -> None:
+        """Ask for the evaluation of a batch, which nobody changes before it is answered."""
+        self.asked, self._answered = batch, None
+        self._shared.asking.append(self)
+
+    def answered(self) -> Rows | None:
+        """Return the rows of what was asked for, None before; raises what their evaluation did."""
+        answered, self._answered = self._answered, None
+        if isinstance(answered, SpecrunError):
+            raise answered
+        return answered
+
+    def answer(self, answered: Rows | SpecrunError, seconds: float) -> None:
+        """Give it what it asked for, which took so much of an evaluation's time."""
+        if self._copies and not isinstance(answered, SpecrunError):
+            answered = cast("Rows", _CopiedRows(answered, self.asked.n_outputs))
+        self._answered = answered
+        self.native_seconds += seconds
+
+    def withdraw(self) -> None:
+        """Ask for nothing any more."""
+        self._answered = None
+        if self in self._shared.asking:
+            self._shared.asking.remove(self)
+
+    def decode(self, batch: Batch) -> Rows:
+        """Evaluate a batch at once, alone."""
+        self.asked = batch
+        rows, seconds = self._shared.decode([self])
+        self.native_seconds += seconds
+        return cast("Rows", _CopiedRows(rows, batch.n_outputs)) if self._copies else rows
+
+    def repeat(self, batch: Batch, loop: StepLoop) -> list[int] | None:
+        """Let compiled code evaluate a batch of one token again and again: see `Context`."""
+        token, position = int(batch.tokens[0]), int(batch.positions[0])
+        self._single.fill_one(token, position, self.first + int(batch.ids[0]))
+        context = self._shared.context
+        before = context.native_seconds
+        done = context.repeat(self._single, loop)
+        self.native_seconds += context.native_seconds - before
+        return done
+
+    def rows_of(self, batch: Batch) -> Rows:
+        """Return the rows of what was evaluated last: see `Context`."""
+        return self._shared.context.rows_of(self._single)
+
+    def close(self) -> None:
+        """Give it back: its text is dropped. Again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._shared.give_back(self)
+
+
+class MemoryPart(Memory):
+    """The cached positions of one part's sequences, numbered from 0."""
+
+    # Not Memory's own beginning: it is the shared context's, which checks all arguments.
+    def __init__(self, memory: Memory, first: int, n_sequences: int) -> None:
+        self._memory, self._first, self._n_own = memory, first, n_sequences
+        self.n_rollback = memory.n_rollback
+
+    def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
+        """Drop positions start <= p < end of one sequence, or of all of the part's."""
+        for each in range(self._n_own) if sequence == ALL_SEQUENCES else (sequence,):
+            self._memory.truncate(start, end, self._placed(each))
+
+    def branch(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
+        """Let sequence `target` share the cached positions start <= p < end of `source`."""
+        self._memory.branch(self._placed(source), self._placed(target), start, end)
+
+    @property
+    def addresses(self) -> None:
+        """None: sequences are placed here."""
+
+    def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
+        """Return False: sequences are moved one by one, each where it is placed."""
+        return False
+
+    def keep(self, sequence: int) -> None:
+        """Drop every other sequence of the part."""
+        for each in range(self._n_own):
+            if each != sequence:
+                self._memory.truncate(0, -1, self._placed(each))
+
+    def clear(self) -> None:
+        """Drop everything of the part."""
+        self.truncate(0)
+
+    def last_position(self, sequence: int = 0) -> int:
+        """Return the highest cached position of a sequence, -1 if it is empty."""
+        return self._memory.last_position(self._placed(sequence))
+
+    def first_position(self, sequence: int = 0) -> int:
+        """Return the lowest cached position of a sequence, -1 if it is empty."""
+        return self._memory.first_position(self._placed(sequence))
+
+    def _placed(self, sequence: int) -> int:
+        if not 0 <= sequence < self._n_own:
+            there = f"0 to {self._n_own - 1} of this part of a context"
+            raise OptionError(f"sequence {sequence} is outside {there}")
+        return self._first + sequence
+
+
+class _CopiedRows:
+    """Copies of an evaluation's logits, which others' evaluations leave alone."""
+
+    def __init__(self, rows: Rows, count: int) -> None:
+        self._logits = [rows.logits(row).copy() for row in range(count)]
+        self.logits = self._logits.__getitem__

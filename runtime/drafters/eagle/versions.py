@@ -1,0 +1,423 @@
+"""The heads of EAGLE-1, EAGLE-2 and EAGLE-3, and the tokens that they may draft."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.contexts.layer_inputs import check_layer_inputs
+from specrun.bindings.errors import (
+    MalformedFileError,
+    OptionError,
+    PairError,
+    UnsupportedModelError,
+)
+from specrun.bindings.ggml import GraphBuilder, Tensor
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.graph import Rope
+from specrun.bindings.ggml.weights import TensorStore, load_tensors, read_numbers
+from specrun.bindings.gguf import read_header
+from specrun.bindings.models.model import Model
+from specrun.runtime.drafters.eagle.head import PairHead, PairOptions, PairSizes
+from specrun.runtime.heads import (
+    AttentionSizes,
+    HeadFile,
+    Places,
+    layer_attention,
+    layer_tensor_names,
+)
+from specrun.runtime.language import method_of_head
+
+# == The tokens that a head may draft: the most frequent (FR-Spec, Zhao et al. 2025) ===============
+#
+# A depth of a draft multiplies the head's state by the target's output matrix, which for a large
+# vocabulary and a small target is most of what drafting costs. With the rows of frequent tokens
+# alone it costs a fraction. Other tokens are never drafted, which is exact: their draft probability
+# is 0, and the target itself says them.
+#
+# A file of an EAGLE-1 head may name them, the most frequent first: `draft_tokens`, I64 (n). An
+# EAGLE-3 head has a vocabulary of its own, `d2t`.
+
+
+DRAFT_TOKENS = "draft_tokens"
+FEWEST = 16
+ALL = 0
+"""As a number of draft tokens: all of the target's."""
+
+Ids = npt.NDArray[np.int32]
+
+
+def draft_vocabulary(file: HeadFile, target: Model, most: int | None = None) -> Ids | None:
+    """Return the ids, rising, of the tokens that a head drafts; None where these are all.
+
+    They are those that its file names, or with `most` the first of them, which are the most
+    frequent. Of a file that names none they are the tokens with the lowest ids, by which
+    vocabularies of byte pairs count how frequent they are, and those that end a text. Raises
+    OptionError for fewer than 16 tokens or more than the file names, PairError and
+    MalformedFileError for a list that is none.
+    """
+    size = target.vocabulary.size
+    if most is not None and most != ALL and most < FEWEST:
+        raise OptionError(f"draft_tokens is {most}: give at least {FEWEST}, or all")
+    if most == ALL or (most is None and DRAFT_TOKENS not in file):
+        return None
+    if DRAFT_TOKENS not in file:
+        ends = [end for end in target.vocabulary.end_of_generation if end >= (most or size)]
+        ids = np.array([*range(min(most or size, size)), *ends], np.int64)
+        return None if len(ids) >= size else np.sort(ids).astype(np.int32)
+    named = _named(file, target)
+    if most is not None and most > len(named):
+        problem = f"draft_tokens is {most}, and {file.path} names {len(named)}"
+        raise OptionError(f"{problem}: give at most so many, or all")
+    return np.sort(named[:most])
+
+
+def checked_ids(ids: npt.NDArray[np.int64], file: HeadFile, target: Model, name: str) -> Ids:
+    """Return the target's tokens that the tensor `name` of a file lists; each may be there once."""
+    outside = ids[(ids < 0) | (ids >= target.vocabulary.size)]
+    if len(outside):
+        raise PairError(
+            f"{file.path} cannot draft for {target.path}: its {name} names token "
+            f"{outside[0]}, and the target has {target.vocabulary.size}"
+        )
+    # A token named twice would keep only one of its logits in `PairHead.target_rows`.
+    tokens, counts = np.unique(ids, return_counts=True)
+    if len(tokens) != len(ids):
+        twice = tokens[counts > 1][0]
+        raise MalformedFileError(
+            f"{file.path} has token {twice} twice in its {name}: convert it again"
+        )
+    return ids.astype(np.int32)
+
+
+def _named(file: HeadFile, target: Model) -> Ids:
+    shape, kind = file.shape(DRAFT_TOKENS), file.type_name(DRAFT_TOKENS)
+    if len(shape) != 1 or kind != "I64" or shape[0] < FEWEST:
+        raise MalformedFileError(
+            f"{file.path} has {DRAFT_TOKENS} of {kind} {list(shape)}, not a list of at least "
+            f"{FEWEST} in I64: convert it again"
+        )
+    ids = read_numbers(file.path, DRAFT_TOKENS, np.int64)
+    return checked_ids(ids, file, target, "list of draft tokens (draft_tokens)")
+
+
+# == EAGLE-1 and EAGLE-2 (Li et al. 2024) ==========================================================
+#
+# It predicts the target's next final hidden state from the one at position j, f_j, and the token
+# after it, t_(j+1): x = fc [embed(t_(j+1)); f_j] + b, then one Llama layer without an input norm
+# (attention over the pairs before, x + attn; then x + mlp(norm(x))). The target's own output matrix
+# turns the predicted state into the draft law of t_(j+2). Reference: SafeAILab/EAGLE,
+# `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
+#
+# Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after
+# `eagle.`, and where a file has them, `token_embd.weight` (h, vocab) and `draft_tokens`.
+
+
+class EagleHead(PairHead):
+    """The head of a file, for the target it was made for; the options are those of `PairHead`.
+
+    It drafts the tokens of `draft_vocabulary`, of which there are `draft_tokens` at most.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        draft_tokens: int | None = None,
+        **options: Unpack[PairOptions],
+    ) -> None:
+        file = HeadFile(path, "eagle")
+        file.check_target(target)
+        sizes, drafted = _sizes(file), draft_vocabulary(file, target, draft_tokens)
+        names = _tensor_names(file, sizes)
+        if drafted is not None:
+            sizes = replace(sizes, vocab_size=len(drafted))
+        super().__init__(file, names, "eagle.", sizes, target, drafted, **options)
+
+    def predicted(
+        self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
+    ) -> tuple[Tensor, Tensor]:
+        """Return the layer's output for fc [embedding; state] + b, twice: it is read as it is."""
+        # The embedding comes first, as in cnets.py: fc's columns are in that order.
+        x = builder.mul_mat(self._weight("fc.weight"), builder.concat(tokens, states))
+        if "eagle.fc.bias" in self._weights:
+            x = builder.add(x, self._weight("fc.bias"))
+        # x is its own residual, without an input norm: the layer of EAGLE-1 has none.
+        x = self._layer(builder, x, x, places)
+        return x, x
+
+
+def _sizes(file: HeadFile) -> PairSizes:
+    attention = layer_attention(file)
+    return PairSizes(
+        hidden=attention.size,
+        features=attention.size,
+        vocab_size=file.size("vocab_size"),
+        feed_forward=file.size("feed_forward_length"),
+        norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
+        attention=attention,
+    )
+
+
+def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
+    """Return all tensors of the file that are used, checked."""
+    h = sizes.hidden
+    names = [file.require("eagle.fc.weight", (2 * h, h))]
+    names += layer_tensor_names(file, "eagle.", sizes.attention)
+    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.vocab_size))):
+        if name in file:
+            names.append(file.require(name, shape))
+    return names
+
+
+# == EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, in llama.cpp's GGUF layout ================
+#
+# The target's features at position j are the inputs of some of its layers there, one after the
+# other (three, low, middle and high). fc makes a state g_j of them. With the token after it,
+# t_(j+1), one Llama layer computes y = r + attn([norm_1(embed(t_(j+1))); norm_2(g_j)]), z = y +
+# mlp(norm_3(y)), where r is g_j, or norm_2(g_j) if `norm_before_residual`. output(norm(z)) is the
+# draft law of t_(j+2), over a draft vocabulary of which `d2t` names the target's tokens. Below the
+# last real pair z stands in the place of g.
+#
+# EAGLE-3.1 norms what goes in and comes back: `norm_before_fc`, all features together by
+# `enc.output_norm` (the only one that llama.cpp computes too); `fc_norm`, each layer's by a norm of
+# its own; `norm_output`, norm(z) is fed back, not z. References: SafeAILab/EAGLE,
+# `eagle/model/cnets.py` at 148042c5; vLLM's `llama_eagle3.py`; llama.cpp's `src/models/eagle3.cpp`.
+#
+# Files of llama.cpp's converter and of ours are alike. Keys: `eagle3.target_layers`,
+# `.target_hidden_size`, `.norm_before_residual`, and the sizes that any model has. Tensors:
+# `fc.weight` (taps * target's h, h), `enc.output_norm.weight`, `fc_norm.{i}.weight`,
+# `blk.0.attn_norm` (1), `blk.0.attn_norm_2` (2), `blk.0.attn_{q,k,v}` (2h, ...),
+# `blk.0.attn_output`, `blk.0.ffn_norm` (3), `blk.0.ffn_{gate,up,down}`, `output_norm`, `output` (h,
+# draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. Where `output` or `token_embd` is missing,
+# it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
+#
+# `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the
+# additional tensors of the first, and ignores the second.
+
+
+FEATURES_NORM = "enc.output_norm.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+VOCABULARY_MAP = "d2t"
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Layout:
+    """What a file says of its head: the layers it reads, in its order, its sizes, its tensors."""
+
+    taps: tuple[int, ...]
+    sizes: PairSizes
+    norm_before_residual: bool
+    norm_output: bool
+    tensors: tuple[str, ...]
+
+
+def read_layout(file: HeadFile, target: Model) -> Eagle3Layout:
+    """Return the layout of a file; raises as `Eagle3Head` does."""
+    file.check_target(target, hidden_key="target_hidden_size")
+    if file.size("block_count", default=1) != 1:
+        raise UnsupportedModelError(
+            f"{file.path} has {file.size('block_count')} layers, and an EAGLE-3 head has one"
+        )
+    taps = _taps(file, target)
+    sizes = _eagle3_sizes(file, target, len(taps))
+    tensors = _eagle3_tensor_names(file, sizes, target, len(taps))
+    before, output = file.flag("norm_before_residual"), file.flag("norm_output")
+    return Eagle3Layout(taps, sizes, before, output, tensors)
+
+
+def _target_ids(weights: TensorStore, file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
+    """Return the target's token of each of the head's, from its vocabulary map, checked."""
+    ids = weights.read(VOCABULARY_MAP, np.int64).astype(np.int64, copy=False)
+    return checked_ids(ids, file, target, "vocabulary map (d2t)")
+
+
+def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
+    """Return the layers of the target whose inputs the head reads, in its order, checked."""
+    numbers = file.numbers("target_layers")
+    if not numbers or not all(0 <= number < 1e6 and number == int(number) for number in numbers):
+        raise MalformedFileError(
+            f"{file.path} does not say which layers it reads (eagle3.target_layers)"
+        )
+    taps = tuple(int(number) for number in numbers)
+    if max(taps) >= target.n_layer:
+        raise PairError(
+            f"{file.path} cannot draft for {target.path}: it reads the input of layer {max(taps)}, "
+            f"and the target has {target.n_layer} layers, the first of them layer 0"
+        )
+    check_layer_inputs(target, taps)
+    return taps
+
+
+def _eagle3_sizes(file: HeadFile, target: Model, n_taps: int) -> PairSizes:
+    hidden, heads = file.size("embedding_length"), file.size("attention.head_count")
+    kv = file.size("attention.head_count_kv", default=heads)
+    head_size = file.size("attention.key_length", default=max(1, hidden // heads))
+    if heads % kv or head_size != file.size("attention.value_length", default=head_size):
+        raise MalformedFileError(
+            f"{file.path} has {heads} heads and {kv} key-value heads of {head_size} numbers: "
+            "convert it again"
+        )
+    own_output = "output.weight" in file
+    vocab_size = file.shape("output.weight")[-1] if own_output else target.vocabulary.size
+    return PairSizes(
+        hidden=hidden,
+        features=n_taps * target.n_embd,
+        vocab_size=vocab_size,
+        feed_forward=file.size("feed_forward_length"),
+        norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
+        attention=AttentionSizes(heads, kv, head_size, _rope(file, head_size)),
+    )
+
+
+def _rope(file: HeadFile, head_size: int) -> Rope:
+    scaling = file.header.metadata.get("eagle3.rope.scaling.type", "none")
+    if scaling not in ("none", "linear"):
+        raise UnsupportedModelError(
+            f"{file.path} scales its positions by {scaling!r}: EAGLE-3 heads are run with none, "
+            "linear or rope_freqs"
+        )
+    n_dims = file.size("rope.dimension_count", default=head_size)
+    if n_dims % 2 or n_dims > head_size:
+        raise MalformedFileError(
+            f"{file.path} rotates {n_dims} of {head_size} numbers of a head: convert it again"
+        )
+    # Other scalings change the rotation by frequency; run as linear they would be silently wrong.
+    factor = file.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+    # Neighbouring pairs, as llama.cpp's converter has permuted the matrices: not neox.
+    return Rope(n_dims, freq_base=file.number("rope.freq_base", 10000.0), freq_scale=1.0 / factor)
+
+
+def _eagle3_tensor_names(
+    file: HeadFile, sizes: PairSizes, target: Model, n_taps: int
+) -> tuple[str, ...]:
+    """Return all tensors of the file that are used, checked."""
+    h, wide, attention = sizes.hidden, sizes.feed_forward, sizes.attention
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (sizes.features, h),
+        "blk.0.attn_norm.weight": (h,),
+        "blk.0.attn_norm_2.weight": (h,),
+        "blk.0.attn_q.weight": (2 * h, attention.size),
+        "blk.0.attn_k.weight": (2 * h, attention.kv_size),
+        "blk.0.attn_v.weight": (2 * h, attention.kv_size),
+        "blk.0.attn_output.weight": (attention.size, h),
+        "blk.0.ffn_norm.weight": (h,),
+        "blk.0.ffn_gate.weight": (h, wide),
+        "blk.0.ffn_up.weight": (h, wide),
+        "blk.0.ffn_down.weight": (wide, h),
+        "output_norm.weight": (h,),
+    }
+    if file.flag("norm_before_fc"):
+        shapes[FEATURES_NORM] = (sizes.features,)
+    if file.flag("fc_norm"):
+        shapes |= {f"fc_norm.{tap}.weight": (target.n_embd,) for tap in range(n_taps)}
+    if ROPE_FACTORS in file:
+        shapes[ROPE_FACTORS] = (attention.rope.n_dims // 2,)
+    if VOCABULARY_MAP in file:
+        shapes[VOCABULARY_MAP] = (sizes.vocab_size,)
+        kind = file.type_name(VOCABULARY_MAP)
+        if kind != "I64":
+            raise MalformedFileError(
+                f"{file.path} has its vocabulary map (d2t) in {kind}, not in I64: convert it again"
+            )
+    # Without a map the head's token ids must be the target's.
+    elif sizes.vocab_size != target.vocabulary.size:
+        raise MalformedFileError(
+            f"{file.path} predicts {sizes.vocab_size} tokens of the target's "
+            f"{target.vocabulary.size}, and has no tensor d2t that says which"
+        )
+    shared = {"token_embd.weight": target.vocabulary.size, "output.weight": sizes.vocab_size}
+    for name, vocab_size in shared.items():
+        if name in file:
+            shapes[name] = (h, vocab_size)
+        elif h != target.n_embd:
+            raise PairError(
+                f"{file.path} cannot draft for {target.path}: it has no {name}, and the target's "
+                f"is for states of {target.n_embd} numbers, not {h}"
+            )
+    return tuple(file.require(name, shape) for name, shape in shapes.items())
+
+
+class Eagle3Head(PairHead):
+    """The head of a file, for the target it was made for; the options are those of `PairHead`.
+
+    Raises UnsupportedModelError for a target whose layer inputs llama.cpp does not hand out,
+    PairError for one that the head was not made for, MalformedFileError for a file that contradicts
+    itself.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], target: Model, **options: Unpack[PairOptions]
+    ) -> None:
+        file = HeadFile(path, "eagle3")
+        layout = read_layout(file, target)
+        self.taps = layout.taps
+        self._norm_before_residual = layout.norm_before_residual
+        self._norm_output = layout.norm_output
+        super().__init__(file, layout.tensors, "blk.0.", layout.sizes, target, **options)
+        try:
+            if VOCABULARY_MAP in self._weights:
+                self._target_ids = _target_ids(self._weights, file, target)
+        except BaseException:
+            self.close()
+            raise
+
+    def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
+        """Return the taps joined into states: norms where the head has them, then `fc`."""
+        eps = self.sizes.norm_eps
+        if FEATURES_NORM in self._weights:
+            features = builder.rms_norm(features, Tensor(self._weights[FEATURES_NORM]), eps)
+        if "fc_norm.0.weight" in self._weights:
+            width = self.sizes.features // len(self.taps)
+            normed = []
+            for tap in range(len(self.taps)):
+                own = builder.contiguous(builder.columns(features, tap * width, width))
+                weight = Tensor(self._weights[f"fc_norm.{tap}.weight"])
+                normed.append(builder.rms_norm(own, weight, eps))
+            features = functools.reduce(builder.concat, normed)
+        return builder.mul_mat(Tensor(self._weights["fc.weight"]), features)
+
+    def predicted(
+        self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the layer makes of [norm(embedding); norm(state)]; see the module."""
+        eps = self.sizes.norm_eps
+        tokens = builder.rms_norm(tokens, self._weight("attn_norm.weight"), eps)
+        normed = builder.rms_norm(states, self._weight("attn_norm_2.weight"), eps)
+        residual = normed if self._norm_before_residual else states
+        factors = self._own(ROPE_FACTORS)
+        z = self._layer(builder, builder.concat(tokens, normed), residual, places, factors)
+        read = builder.rms_norm(z, Tensor(self._weights["output_norm.weight"]), eps)
+        # EAGLE-3.1 feeds the normed state back; the output matrix reads that in either case.
+        return (read if self._norm_output else z), read
+
+
+def is_head(path: str | os.PathLike[str]) -> bool:
+    """Return whether a GGUF file holds heads, which are no model of their own."""
+    return method_of_head(read_header(path).architecture) is not None
+
+
+def check_head(path: str | os.PathLike[str], target: Model) -> None:
+    """Raise what opening a head for this target would, without loading its weights.
+
+    That is PairError, UnsupportedModelError or MalformedFileError.
+    """
+    file = HeadFile(path, read_header(path).architecture)
+    if file.kind != "eagle3":
+        file.check_target(target)
+        if file.kind == "eagle":
+            draft_vocabulary(file, target)
+        return
+    if VOCABULARY_MAP not in read_layout(file, target).tensors:
+        return
+    with (
+        closing(ComputeDevice(n_threads=1)) as device,
+        closing(load_tensors(path, device, [VOCABULARY_MAP])) as store,
+    ):
+        _target_ids(store, file, target)

@@ -1,0 +1,434 @@
+"""Early exit: the first layers of the target draft for all of it, with its own weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import I32
+from specrun.bindings.ggml.graph import GraphBuilder, Rope
+from specrun.bindings.ggml.ready_graph import Graph
+from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
+from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.models.model import Model
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
+from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.heads import FloatRows
+from specrun.runtime.heads.graphs import (
+    AttentionSizes,
+    KeyValueCache,
+    NativeShare,
+    decoder_layer,
+    fill_places,
+    filled_width,
+)
+from specrun.runtime.language import Expression, options_of
+from specrun.runtime.laws.law import Law
+from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
+from specrun.runtime.planning.draft_size import DraftLength
+from specrun.runtime.planning.theory import multiplied
+from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees import draft_chain
+from specrun.runtime.trees.tree import DraftTree
+
+# == The first layers as a ggml graph over the target's own tensors ================================
+#
+# What comes out of layer K - 1, normed by the output norm and multiplied by the output matrix, is
+# the early exit's law of the next token (the logit lens; LayerSkip, PPD). Layer l reads the input
+# of layer l alone, so the states of a text are the target's own, and so would be its keys and
+# values: they are kept here once more, for these layers, in F32.
+#
+# For plain Llama layers with attention heads of n_embd / n_heads numbers: the architectures `llama`
+# and `qwen2`, without experts and without other scalings of rotary positions than linear ones.
+
+
+_NEOX = {"llama": False, "qwen2": True}
+"""The architectures, and whether their rotary positions pair the halves of a head."""
+
+_PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_PIECE = 64  # tokens of a text in one evaluation
+_OPERATIONS = 60  # of a layer
+
+
+class _Layer:
+    """A layer's tensors of the target by the names that `decoder_layer` asks for."""
+
+    def __init__(self, tensors: TargetTensors, known: set[str], prefix: str) -> None:
+        self._tensors, self._known, self._prefix = tensors, known, prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors.named(self._prefix + name)
+
+    def get(self, name: str) -> Tensor | None:
+        """Return an optional tensor, None where the target has none."""
+        return self[name] if self._prefix + name in self._known else None
+
+
+class ExitLayers:
+    """The first `n_layers` of a target. Close it between its cells and the target.
+
+    Raises UnsupportedModelError for a target whose layers these graphs do not compute, OptionError
+    for a number of layers that it does not have.
+    """
+
+    def __init__(self, target: Model, n_layers: int, *, n_threads: int = 0) -> None:
+        if not 1 <= n_layers <= target.n_layer:
+            has = f"{target.path} has {target.n_layer} layers"
+            raise OptionError(f"an exit after {n_layers} layers: {has}")
+        self.attention, self._norm_eps = _sizes(target)
+        self.n_layers, self.vocab_size = n_layers, target.vocabulary.size
+        sizes = {tensor.name: tensor.shape for tensor in target.header.tensors}
+        self._known = set(sizes)
+        prefixes = tuple(f"blk.{layer}." for layer in range(n_layers))
+        layers = (tensor for tensor in target.header.tensors if tensor.name.startswith(prefixes))
+        counted = round(multiplied(target.header, layers))
+        self.evaluated_params = counted + target.n_embd * self.vocab_size
+        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
+        self._tensors = TargetTensors(target, self.device)
+        try:
+            for prefix in prefixes:
+                self._require(prefix)
+            self.output = self._tensors.output()
+        except BaseException:
+            self.close()
+            raise
+
+    def _require(self, prefix: str) -> None:
+        for name in _PROJECTIONS:
+            if f"{prefix}{name}.weight" not in self._known:
+                problem = f"{prefix}{name}.weight is not among its tensors"
+                raise UnsupportedModelError(f"the target's layers are no plain Llama's: {problem}")
+            self._tensors.named(f"{prefix}{name}.weight")
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs of all cells."""
+        return self.device.native_seconds
+
+    @property
+    def loads_again(self) -> int:
+        """How many matrices could not be shared with the target, and were loaded a second time."""
+        return sum(not shared for shared in self._tensors.shared.values())
+
+    def cells(self, n_cells: int) -> ExitCells:
+        """Return room for `n_cells` tokens of one conversation."""
+        return ExitCells(self, n_cells)
+
+    def build(self, caches: Sequence[KeyValueCache], n: int, length: int) -> Graph:
+        """Return the graph for n tokens that attend to the first `length` cells."""
+        with closing(GraphBuilder(self.device, _OPERATIONS * (self.n_layers + 1))) as builder:
+            tokens = builder.input("tokens", I32, n)
+            places = caches[0].places(builder, n, length)
+            factors = self._tensors.named("rope_freqs.weight") if self._has_factors else None
+            state = builder.get_rows(self._tensors.embedding(), tokens)
+            for layer, cache in enumerate(caches):
+                weights = _Layer(self._tensors, self._known, f"blk.{layer}.")
+                normed = builder.rms_norm(state, weights["attn_norm.weight"], self._norm_eps)
+                here = dataclasses.replace(places, cache=cache)
+                state = decoder_layer(
+                    builder, weights, normed, state, here, self._norm_eps, factors
+                )
+            normed = builder.rms_norm(
+                state, self._tensors.named("output_norm.weight"), self._norm_eps
+            )
+            builder.output("logits", builder.mul_mat(self.output, normed))
+            return builder.build()
+
+    @property
+    def _has_factors(self) -> bool:
+        return "rope_freqs.weight" in self._known
+
+    def close(self) -> None:
+        """Free the device; again does nothing."""
+        self._tensors.close()
+        self.device.close()
+
+
+class ExitCells:
+    """One conversation's keys and values of the first layers: cell i holds the text's token i.
+
+    `tokens` are those that the cells hold. Close it before the layers.
+    """
+
+    def __init__(self, layers: ExitLayers, n_cells: int) -> None:
+        self._layers, self.tokens = layers, list[int]()
+        self._native = NativeShare(layers.device)
+        self._graphs: dict[tuple[int, int], Graph] = {}
+        self._caches: list[KeyValueCache] = []
+        try:
+            for _ in range(layers.n_layers):
+                self._caches.append(KeyValueCache(layers.device, layers.attention, n_cells))
+        except BaseException:
+            self.close()
+            raise
+        self.n_cells = self._caches[0].n_cells
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in this conversation's graphs."""
+        return self._native.seconds
+
+    def rows(self, tokens: Sequence[int]) -> FloatRows:
+        """Evaluate tokens [n] that follow those in the cells; return their logits [n, vocab].
+
+        They are a view, which dies with the next evaluation.
+        """
+        n, start = len(tokens), len(self.tokens)
+        if start + n > self.n_cells:
+            raise OptionError(f"an early exit with {self.n_cells} cells cannot hold {start + n}")
+        if min(tokens) < 0 or max(tokens) >= self._layers.vocab_size:
+            raise OptionError(f"a token outside the {self._layers.vocab_size} of the target")
+        width = filled_width(n)
+        graph = self._graph(width, self._caches[0].length(start + n))
+        steps, sees = range(start, start + n), np.tri(n, dtype=np.bool_)
+        fill_places(graph, tokens, None, (steps, steps, start, sees), self._caches[0].spare)
+        with self._native:
+            graph.compute()
+        # Last, so that an interrupt anywhere above leaves a list that is true.
+        self.tokens += tokens
+        logits: FloatRows = graph.peek("logits")[:n].astype(np.float32, copy=False)
+        return logits
+
+    def after(self, text: Sequence[int], shared: int) -> FloatRows:
+        """Return the logits [vocab] after a text whose first `shared` tokens the cells hold."""
+        del self.tokens[min(shared, len(text) - 1) :]
+        row: FloatRows | None = None
+        while len(self.tokens) < len(text):
+            start = len(self.tokens)
+            row = self.rows(list(text[start : start + _PIECE]))[-1]
+        assert row is not None
+        return row
+
+    def _graph(self, width: int, length: int) -> Graph:
+        graph = self._graphs.get((width, length))
+        if graph is None:
+            # Each has memory of its own, so those of lengths that are behind go.
+            for key in [key for key in self._graphs if key[1] != length]:
+                self._graphs.pop(key).close()
+            graph = self._graphs[width, length] = self._layers.build(self._caches, width, length)
+        return graph
+
+    def close(self) -> None:
+        """Free graphs and cells; again does nothing."""
+        self.tokens.clear()
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+        while self._caches:
+            self._caches.pop().close()
+
+
+def _sizes(target: Model) -> tuple[AttentionSizes, float]:
+    """Return the attention of a target's layers, and the epsilon of its norms."""
+    name, metadata = target.architecture, target.header.metadata
+    refused = f"{target.path} has no early exit: "
+    if name not in _NEOX:
+        known = " and ".join(_NEOX)
+        raise UnsupportedModelError(f"{refused}its architecture is {name}, and not {known}")
+
+    def value(key: str, default: Any = None) -> Any:  # noqa: ANN401 - whatever it holds
+        return metadata.get(f"{name}.{key}", default)
+
+    heads = value("attention.head_count")
+    kv_heads = value("attention.head_count_kv", heads)
+    scaling = value("rope.scaling.type", "none")
+    factor = value("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+    plain = isinstance(heads, int) and isinstance(kv_heads, int) and heads > 0 < kv_heads
+    size = target.n_embd // heads if plain else 0
+    if not plain or target.n_embd % heads or heads % kv_heads or size % 2:
+        raise UnsupportedModelError(f"{refused}its layers differ, or its heads do not divide")
+    own = (value("attention.key_length", size), value("attention.value_length", size))
+    unusual = {
+        "experts": value("expert_count", 0),
+        f"rotary positions of {scaling}": scaling not in ("none", "linear"),
+        "heads of another size": own != (size, size) or value("rope.dimension_count", size) != size,
+        "a scale of its attention": value("attention.scale", 0),
+        "factors in its layers": value("residual_scale", 0) or value("logit_scale", 0),
+    }
+    found = [reason for reason, there in unusual.items() if there]
+    if found:
+        raise UnsupportedModelError(f"{refused}it has {found[0]}")
+    base = float(value("rope.freq_base", 10000.0))
+    rope = Rope(size, freq_base=base, freq_scale=1.0 / float(factor), neox=_NEOX[name])
+    eps = float(value("attention.layer_norm_rms_epsilon", 1e-5))
+    return AttentionSizes(heads, kv_heads, size, rope), eps
+
+
+# == The drafter ===================================================================================
+#
+# LayerSkip's self-speculative decoding (Elhoushi et al. 2024) without a file of its own, and what
+# predictive pipelined decoding (PPD, Yang et al. 2023) is on one device. PPD lets the exit's guess
+# start on a second device while the deep layers of the first still run. On one device nothing runs
+# meanwhile: when an evaluation ends, the exit's law of its last position is of a token that the
+# target's own row has just decided. So the first layers go on by themselves, over tokens that they
+# draft.
+
+
+ExitSampling = Literal["with", "argmax"]
+
+
+class EarlyExitDrafter(Drafter):
+    """Drafts up to `n` tokens, each drawn from its own law ("with") or the most likely ("argmax").
+
+    The keys and values of accepted drafts stay: they are what the first layers compute of the text
+    anyway. `p_min` and `length` end a chain as a draft model's. Owns the cells.
+    """
+
+    keeps_rows = True
+
+    def __init__(
+        self,
+        cells: ExitCells,
+        n: int,
+        *,
+        sampling: ExitSampling = "with",
+        p_min: float = 0.0,
+        length: DraftLength | None = None,
+        n_params: int = 0,
+        name: str = "early-exit",
+    ) -> None:
+        self.name, self.max_nodes = name, n
+        self._cells, self._sampling, self._p_min = cells, sampling, p_min
+        self._length, self._n_params = length, n_params
+        self._drafted: Sequence[int] = ()
+        self._row_memory = RowMemory()
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start an answer; what the cells hold of its prompt stays."""
+        self._drafted = ()
+        if self._length is not None:
+            self._length.begin()
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return a chain."""
+        rows = self._kept_rows(request)
+        chain = self._chain(request, rows)
+        return chain if rows is None else rows.of(chain)
+
+    def _chain(self, request: DraftRequest, rows: ChainRows | None) -> DraftTree:
+        start, cells = len(request.tokens), self._cells
+        # The last drafted token is not evaluated, hence one more than there are free cells.
+        room = cells.n_cells - start + 1
+        most = min(self.max_nodes, request.max_depth, request.max_nodes, room)
+        if most < 1:
+            return DraftTree()
+        points = self._sampling == "argmax" or request.params.is_greedy
+        params, reads_law = request.params, self._p_min > 0.0 or self._length is not None
+        if self._length is not None:
+            self._length.start(points=points)
+        if points and not reads_law:
+            params = params.replace(temperature=0.0)
+        elif params.is_greedy:
+            params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
+
+        def law_after(drafted: list[int]) -> Law:
+            # Views die with the next evaluation: each row becomes a law before the next is made.
+            row = cells.rows(drafted[-1:])[0] if drafted else self._root(request.tokens)
+            if rows is not None:
+                rows.take(len(drafted) - 1, row)
+            window = penalty_window(request.tokens, drafted, params)
+            return transformed_law(row, params, window, request.state)
+
+        chain = draft_chain(
+            law_after,
+            request.noise,
+            start,
+            most=most,
+            points=points,
+            threshold=self._p_min,
+            stop=self._length,
+            end_tokens=request.end_tokens,
+        )
+        self._drafted = chain.tokens
+        return chain
+
+    def _kept_rows(self, request: DraftRequest) -> ChainRows | None:
+        """Return what keeps the rows that the request asks for."""
+        if request.keep in ("nothing", "points"):
+            return None
+        cells, text = self._cells, request.tokens
+
+        def after(drafted: Sequence[int]) -> Logits | None:
+            if not drafted:
+                return self._root(text)
+            return cells.rows(drafted[-1:])[0] if len(cells.tokens) < cells.n_cells else None
+
+        copies = copies_rows(request, points=self._sampling == "argmax")
+        return ChainRows(self._row_memory, after, copies=copies)
+
+    def _root(self, tokens: Sequence[int]) -> FloatRows:
+        return self._cells.after(tokens, common_prefix(self._cells.tokens, tokens))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Learn how long chains pay."""
+        if self._length is not None:
+            self._length.observe(self._drafted, outcome)
+        self._drafted = ()
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs that this conversation ran."""
+        return self._cells.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The parameters of the first layers and the output matrix, which are the target's."""
+        return self._n_params
+
+    def close(self) -> None:
+        """Free the cells."""
+        self._cells.close()
+
+
+# == The builder of `early-exit(layers=4, n=auto)` =================================================
+
+
+def build_early_exit(
+    expression: Expression, env: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
+    """Build `early-exit(layers=a third, n=auto, sampling=with, p_min=0)`."""
+    options = options_of(expression)
+    n, n_layer = options.length("n"), env.target.n_layer
+    if n is not None and not 1 <= n < env.context.n_batch:
+        most = f"{env.context.n_batch - 1} tokens, as many as a batch holds"
+        raise OptionError(f"n is {n}: give 1 to {most}")
+    layers = options.integer("layers", max(1, n_layer // 3))
+    if not 1 <= layers < n_layer:
+        has = f"{env.target.path} has {n_layer}, all of which would be the target itself"
+        raise OptionError(f"{expression}: an exit after {layers} layers: {has}")
+    schemes = list(get_args(ExitSampling))
+    sampling = cast("ExitSampling", options.choice("sampling", schemes, "with"))
+    p_min = options.number("p_min", 0.0)
+    check_p_min(p_min)
+    if env.context.rope.stretches:
+        problem = "draws by the rotary positions of the file: leave out the options that scale them"
+        raise OptionError(f"{expression} {problem}")
+    exit_layers = ExitLayers(env.target, layers, n_threads=env.context.n_threads)
+    name, n_cells, n_params = str(expression), env.n_ctx, exit_layers.evaluated_params
+    share = n_params / max(1, env.target.n_params)
+
+    def start() -> EarlyExitDrafter:
+        cells = exit_layers.cells(n_cells)
+        try:
+            return EarlyExitDrafter(
+                cells,
+                n or env.most_drafted,
+                sampling=sampling,
+                p_min=p_min,
+                length=None if n is not None else env.draft_length(share),
+                n_params=n_params,
+                name=name,
+            )
+        except BaseException:
+            cells.close()
+            raise
+
+    pace = env.pace_of(chooses=n is None, draws=sampling != "argmax")
+    return DrafterWeights(name, start, [exit_layers], pace)

@@ -1,0 +1,582 @@
+"""Medusa (Cai et al. 2024): heads that each guess one of the next tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import itemgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import F32
+from specrun.bindings.ggml.graph import GraphBuilder
+from specrun.bindings.ggml.ready_graph import Graph
+from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
+from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.ggml.weights import TensorStore, load_tensors
+from specrun.bindings.models.model import Model
+from specrun.runtime.drafters.batching import DraftMeeting
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
+from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
+from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
+from specrun.runtime.heads import HeadFile, stored_accuracy
+from specrun.runtime.language import Expression, options_of
+from specrun.runtime.laws.transform import Logits
+from specrun.runtime.planning import TYPICAL_ACCURACY
+from specrun.runtime.planning.draft_size import TreeSize
+from specrun.runtime.planning.optimal_trees import medusa_tree
+from specrun.runtime.planning.theory import multiplied
+from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, Owned, RoundOutcome
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees import Topology
+from specrun.runtime.trees.tree import ROOT, DraftTree
+
+# == The heads (Cai et al. 2024, section 2.1.1) as a ggml graph ====================================
+#
+# Head k predicts the token k + 1 places after the one that the target itself predicts, from the
+# same final hidden state h: p_k = softmax(W2_k (SiLU(W1_k h + b_k) + h)). Several residual blocks
+# follow one another. Without W2_k of its own a head uses the target's output matrix.
+#
+# Tensors: `medusa.{k}.res.{j}.weight` (h, h) and `.bias` (h), `medusa.{k}.output.weight` (h,
+# vocab); metadata `medusa.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`.
+
+
+_MAX_HEADS, _MAX_BLOCKS = 32, 16
+_OPERATIONS = 40  # of a graph for each head, beside two for each tensor of its blocks
+MOST_STATES = 16
+"""Hidden states of one evaluation: of several conversations, or of a whole text."""
+
+
+@dataclass(slots=True)
+class HeadsSaid:
+    """What the heads say after a state: each one's tokens, the most likely first.
+
+    `probabilities` are those of the tokens by their heads, where these were prepared for that.
+    """
+
+    tokens: list[list[int]]
+    probabilities: list[list[float]]
+
+
+class MedusaHead:
+    """The weights of a file's heads on the target's device. Close it before the target.
+
+    What they say depends on the hidden state alone, so conversations share their graph, too.
+    `ranks[k]` is how many tokens head k has to name; heads without an entry are left out.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        *,
+        n_threads: int = 0,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        file = HeadFile(path, "medusa")
+        file.check_target(target)
+        self.n_heads = file.size("head_count", _MAX_HEADS)
+        self.accuracy = stored_accuracy(file, self.n_heads)
+        self.n_params = file.header.n_parameters
+        self._names = _tensor_names(file, self.n_heads)
+        self._width, self._vocab_size = target.n_embd, target.vocabulary.size
+        # Heads that read the target's output matrix: weights and biases of their blocks are pairs.
+        shared = sum(len(own) % 2 == 0 for own in self._names)
+        own = multiplied(file.header, file.header.tensors)
+        self.evaluated_params = own + shared * self._width * self._vocab_size
+        self.whole_rows = False
+        self._graphs: dict[int, Graph] = {}  # by how many states they take
+        self._ranks: tuple[int, ...] = ()
+        self._named: tuple[str, ...] = ()  # the outputs of each head's tokens
+        self._probabilities = False
+        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
+        self._target = TargetTensors(target, self.device)
+        self._weights: TensorStore | None = None
+        try:
+            names = [name for head in self._names for name in head]
+            self._weights = load_tensors(path, self.device, names)
+            if ranks is not None:
+                self.prepare(ranks)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs."""
+        return self.device.native_seconds
+
+    def prepare(
+        self, ranks: Sequence[int], *, probabilities: bool = False, whole_rows: bool = False
+    ) -> None:
+        """Build the graph for one hidden state and heads that name so many tokens each.
+
+        With `probabilities` it says those, too, with `whole_rows` all logits.
+        """
+        # Built before the old ones are closed: a refused shape leaves the heads as they were.
+        graph = self._build(ranks, 1, probabilities=probabilities, whole_rows=whole_rows)
+        self.whole_rows, self._probabilities = whole_rows, probabilities
+        self._close_graphs()
+        self._graphs[1], self._ranks = graph, tuple(ranks)
+        self._named = tuple(f"tokens{head}" for head in range(len(self._ranks)))
+
+    def _close_graphs(self) -> None:
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+
+    def tokens_along(
+        self, features: npt.NDArray[np.float32], ranks: int
+    ) -> Iterator[list[list[int]]]:
+        """Yield for each hidden state [n, hidden] what `said_of` names, `ranks` of each head.
+
+        Several states share an evaluation, and so the reading of the weights.
+        """
+        with closing(self._build([ranks] * self.n_heads, MOST_STATES)) as graph:
+            for start in range(0, len(features), MOST_STATES):
+                piece = features[start : start + MOST_STATES]
+                rows = graph.inputs["features"]
+                rows[: len(piece)], rows[len(piece) :] = piece, 0.0
+                found = self._compute(graph, self.n_heads)
+                for row in range(len(piece)):
+                    yield [tokens[row] for tokens in found]
+
+    def _build(
+        self,
+        ranks: Sequence[int],
+        rows: int,
+        *,
+        probabilities: bool = False,
+        whole_rows: bool = False,
+    ) -> Graph:
+        """Return the graph that names so many tokens of each head for `rows` hidden states."""
+        if not 0 < len(ranks) <= self.n_heads:
+            reach = f"these Medusa heads reach 1 to {self.n_heads} tokens deep"
+            raise OptionError(f"a tree of depth {len(ranks)}: {reach}")
+        if max(ranks) > self._vocab_size:
+            known = f"these Medusa heads know {self._vocab_size} tokens"
+            raise OptionError(f"a tree of {max(ranks)} branches: {known}")
+        n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
+        with closing(GraphBuilder(self.device, n_operations)) as builder:
+            features = builder.input("features", F32, self._width, rows)
+            for head, count in enumerate(ranks):
+                logits = self._logits(builder, head, features)
+                # Only the ranks leave the device: a row of logits is large.
+                best = builder.best(logits, count)
+                builder.output(f"tokens{head}", best[0])
+                if probabilities:
+                    total = builder.log_sum_exp(logits, best)
+                    builder.output(f"log_probs{head}", builder.sub(best[1], total))
+                if whole_rows:
+                    builder.output(f"logits{head}", logits)
+            return builder.build()
+
+    def said_of(self, states: npt.NDArray[np.float32]) -> list[HeadsSaid]:
+        """Return what the heads say after each final hidden state [n, hidden], in one evaluation.
+
+        At most `MOST_STATES`. Raises `OptionError` before the heads were prepared.
+        """
+        n = len(states)
+        if n == 1:
+            return [self.said_of_one(states)]
+        graph = self._graph_of(n)
+        rows = graph.inputs["features"]
+        rows[:n], rows[n:] = states, 0.0
+        tokens = self._compute(graph, len(self._ranks))
+        shares: list[npt.NDArray[np.float64]] = []
+        if self._probabilities:
+            heads = range(len(self._ranks))
+            shares = [np.exp(graph.peek(f"log_probs{head}")) for head in heads]
+        return [
+            HeadsSaid([own[row] for own in tokens], [own[row].tolist() for own in shares])
+            for row in range(n)
+        ]
+
+    def said_of_one(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
+        """Return what the heads say after one final hidden state [1, hidden], as `said_of`."""
+        graph = self._graphs.get(1) or self._graph_of(1)
+        graph.inputs["features"][...] = state
+        graph.compute()
+        tokens = graph.numbers(*self._named)
+        if not self._probabilities:
+            return HeadsSaid(tokens, [])
+        shares = (graph.peek(f"log_probs{head}") for head in range(len(self._ranks)))
+        return HeadsSaid(tokens, [np.exp(share[0]).tolist() for share in shares])
+
+    def _graph_of(self, n: int) -> Graph:
+        """Return a graph for n states: one, or the next power of two of them."""
+        if not self._graphs:
+            raise OptionError("Medusa heads need their tree before they can be asked")
+        width = 1 << (n - 1).bit_length()
+        if width not in self._graphs:
+            self._graphs[width] = self._build(
+                self._ranks, width, probabilities=self._probabilities, whole_rows=False
+            )
+        return self._graphs[width]
+
+    @property
+    def rows(self) -> list[npt.NDArray[np.float32]]:
+        """Each head's whole row of logits of the last state that was asked about alone: views."""
+        graph = self._graphs[1]
+        rows = [graph.peek(f"logits{head}")[0] for head in range(len(self._ranks))]
+        return [row.astype(np.float32, copy=False) for row in rows]
+
+    def _compute(self, graph: Graph, n_heads: int) -> list[list[list[int]]]:
+        """Return the tokens of each head for each row of the graph's inputs."""
+        graph.compute()
+        return [graph.peek(f"tokens{head}").tolist() for head in range(n_heads)]
+
+    def close(self) -> None:
+        """Free graph, weights and device."""
+        self._close_graphs()
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
+        self._target.close()
+        self.device.close()
+
+    def _logits(self, builder: GraphBuilder, head: int, features: Tensor) -> Tensor:
+        assert self._weights is not None
+        own = self._names[head]
+        # Blocks are pairs, so an odd number of names ends with an output matrix.
+        *blocks, output = own if len(own) % 2 else (*own, None)
+        state = features
+        for weight, bias in zip(blocks[0::2], blocks[1::2], strict=True):
+            linear = builder.mul_mat(Tensor(self._weights[str(weight)]), state)
+            activated = builder.silu(builder.add(linear, Tensor(self._weights[str(bias)])))
+            state = builder.add(state, activated)
+        matrix = self._target.output() if output is None else Tensor(self._weights[output])
+        return builder.mul_mat(matrix, state)
+
+
+def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
+    """Return each head's tensors, checked: weights and biases of its blocks, its output if any."""
+    hidden, vocab_size = file.size("embedding_length"), file.size("vocab_size")
+    n_blocks = file.size("block_count", _MAX_BLOCKS)
+    names: list[list[str]] = []
+    for head in range(n_heads):
+        own: list[str] = []
+        for block in range(n_blocks):
+            own.append(file.require(f"medusa.{head}.res.{block}.weight", (hidden, hidden)))
+            own.append(file.require(f"medusa.{head}.res.{block}.bias", (hidden,)))
+        output = f"medusa.{head}.output.weight"
+        names.append([*own, file.require(output, (hidden, vocab_size))] if output in file else own)
+    return names
+
+
+# == The heads for several conversations: their states are rows of one evaluation ==================
+#
+# What the heads say depends on a state alone, so any number of states have the same shape. Where
+# one conversation drafts alone, nothing is waited for.
+
+
+State = npt.NDArray[np.float32]
+
+
+class AskedState:
+    """A hidden state [1, hidden] that a conversation asks about, and what came of it."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.seconds = 0.0
+        self._said: HeadsSaid | SpecrunError | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the heads were asked."""
+        return self._said is not None
+
+    def answer(self, said: HeadsSaid | SpecrunError, seconds: float) -> None:
+        """Take what they said, which took so much of an evaluation's time."""
+        self._said, self.seconds = said, seconds
+
+    @property
+    def said(self) -> HeadsSaid:
+        """What they said; raises what their evaluation did."""
+        if isinstance(self._said, SpecrunError):
+            raise self._said
+        assert self._said is not None
+        return self._said
+
+
+class HeadsTogether:
+    """The heads at a meeting of conversations, and the states that they are asked about."""
+
+    def __init__(self, heads: MedusaHead, meeting: DraftMeeting) -> None:
+        self._heads, self._meeting = heads, meeting
+        self.asking: list[AskedState] = []
+        meeting.join(self)
+
+    @property
+    def waits(self) -> bool:
+        """Whether others draft at the same time, whom it is worth to wait for."""
+        return self._meeting.n_drafting > 1
+
+    def ask(self, state: State) -> AskedState:
+        """Ask about a state in the next evaluation."""
+        asked = AskedState(state)
+        self.asking.append(asked)
+        return asked
+
+    def withdraw(self, asked: AskedState) -> None:
+        """Ask for nothing any more: the answer has ended."""
+        if asked in self.asking:
+            self.asking.remove(asked)
+
+    def evaluate(self) -> float:
+        """Ask the heads about the states that came first; return the seconds."""
+        taken, self.asking = self.asking[:MOST_STATES], self.asking[MOST_STATES:]
+        before = self._heads.native_seconds
+        try:
+            said = self._heads.said_of(np.concatenate([asked.state for asked in taken]))
+        except SpecrunError as problem:
+            for asked in taken:
+                asked.answer(problem, 0.0)
+            return 0.0
+        seconds = self._heads.native_seconds - before
+        for asked, own in zip(taken, said, strict=True):
+            asked.answer(own, seconds / len(taken))
+        return seconds
+
+    def close(self) -> None:
+        """Leave the meeting; again does nothing."""
+        self._meeting.leave(self)
+
+
+# == The drafter and its builder ===================================================================
+
+
+class MedusaRows(KeptRows):
+    """Each head's row is the law of its depth: head k's, whatever the path of k tokens above.
+
+    Below the last head nothing is known.
+    """
+
+    def __init__(self, memory: RowMemory, rows: Sequence[Logits]) -> None:
+        super().__init__(memory, copies=True)
+        self._by_depth = [memory.copy_of(row) for row in rows]
+
+    def _found(self, node: int) -> Logits | None:
+        depth = 0 if node == ROOT else self._tree.depths[node]
+        return self._by_depth[depth] if depth < len(self._by_depth) else None
+
+
+class MedusaDrafter(Drafter):
+    """Children of depth k + 1 are head k's tokens by rank, whatever their parent: point masses.
+
+    The hidden state is the one from which the target's own token came, so a round's first drafts
+    need no evaluation of the target. In the first round of an answer it is the one before the
+    prompt's last token, which is evaluated even where its keys and values were cached; on models
+    that cannot branch it may be missing, and nothing is drafted.
+
+    With `size` a round has those nodes of the tree that pay.
+
+    The heads are shared and not closed here: the hidden state is all that a conversation has of its
+    own.
+    """
+
+    needs_hidden_states = True
+
+    def __init__(
+        self,
+        heads: MedusaHead,
+        topology: Topology,
+        *,
+        size: TreeSize | None = None,
+        together: HeadsTogether | None = None,
+        name: str = "medusa",
+    ) -> None:
+        self.name, self._size = name, size
+        self.max_nodes = len(topology)
+        self.max_leaves = topology.n_leaves
+        self._heads = heads
+        self._native_seconds = 0.0
+        self._together, self.waits = together, together is not None
+        self._asked: AskedState | None = None
+        self._topology = topology
+        # Takes the whole tree's tokens from those of all heads, in one call.
+        self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
+        # One value, so that Ctrl-C leaves no state with another one's length: the features
+        # [1, hidden], and how many tokens were committed then.
+        self._state: tuple[npt.NDArray[np.float32], int] | None = None
+        self._prompt_length = 0
+        self.keeps_rows = heads.whole_rows
+        self._row_memory = RowMemory()
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Forget the last answer's hidden state."""
+        self._withdraw()
+        self._state = None
+        self._prompt_length = len(tokens)
+        if self._size is not None:
+            self._size.begin()
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Keep the hidden state before the prompt's last token."""
+        # The last token is the root of the first round, so the prompt ends one before it.
+        if start + count == self._prompt_length - 1:
+            self._state = rows.hidden_states((count - 1,)), self._prompt_length
+
+    def prepare(self, request: DraftRequest) -> bool:
+        """Have the heads asked about this state with those of other conversations."""
+        if self._asked is not None:
+            return self._asked.is_answered
+        together = self._together
+        if together is None or not together.waits or self.keeps_rows:
+            return True
+        state = self._asked_about(request)
+        if state is None:
+            return True
+        if self._size is not None and not self._size.depth_to_ask():
+            return True
+        self._asked = together.ask(state)
+        return False
+
+    def _asked_about(self, request: DraftRequest) -> npt.NDArray[np.float32] | None:
+        """Return the state to draft from; of another length of text it would be a wrong one."""
+        state = self._state
+        return None if state is None or len(request.tokens) != state[1] else state[0]
+
+    def _ask(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
+        """Return what the heads say of a state, if they were not asked about it before."""
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.state is state and asked.is_answered:
+            self._native_seconds += asked.seconds
+            return asked.said
+        device, before = self._heads.device, self._heads.device.native_seconds
+        said = self._heads.said_of_one(state)
+        self._native_seconds += device.native_seconds - before
+        return said
+
+    def _withdraw(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None and self._together is not None:
+            self._together.withdraw(asked)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the tree of the heads' tokens, cut where a limit asks for it."""
+        tree = self._drafted_tree(request)
+        if request.keep in ("nothing", "points") or not self.keeps_rows:
+            return tree
+        state = self._asked_about(request)
+        if state is None:
+            return tree
+        if not len(tree):  # then nobody asked the heads, maybe
+            self._ask(state)
+        return MedusaRows(self._row_memory, self._heads.rows).of(tree)
+
+    def _drafted_tree(self, request: DraftRequest) -> DraftTree:
+        topology = self._topology.limited(request.max_depth, request.max_nodes)
+        state = self._asked_about(request)
+        if state is None or not topology.parents:
+            return DraftTree()
+        if self._size is not None:
+            return self._what_pays(topology, state, self._size)
+        named = self._ask(state).tokens
+        # Medusa's tree is a Cartesian product cut to a shape: a
+        # token depends on depth and rank alone.
+        if topology is not self._topology or len(topology.parents) < 2:
+            places = zip(topology.depths, topology.ranks, strict=True)
+            tokens = (named[depth - 1][rank] for depth, rank in places)
+            return DraftTree.of_points((*tokens,), topology.parents)
+        if self._pick is None:
+            self._pick = _picker(topology, [*map(len, named)])
+        return DraftTree.of_points(self._pick([*chain.from_iterable(named)]), topology.parents)
+
+    def _what_pays(
+        self, topology: Topology, state: npt.NDArray[np.float32], size: TreeSize
+    ) -> DraftTree:
+        """Return those nodes of the tree that pay, by the heads' probabilities."""
+        if not size.depth_to_ask():
+            return DraftTree()
+        said = self._ask(state)
+        named, probabilities = said.tokens, said.probabilities
+        values: list[float] = []
+        places = list(zip(topology.depths, topology.ranks, strict=True))
+        for (depth, rank), parent in zip(places, topology.parents, strict=True):
+            above = 1.0 if parent == ROOT else values[parent]
+            values.append(above * probabilities[depth - 1][rank])
+        kept = size.best(values, topology.parents, len(values))
+        new = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
+        tokens = [named[places[node][0] - 1][places[node][1]] for node in kept]
+        parents = tuple(new[topology.parents[node]] for node in kept)
+        return size.drafted(DraftTree.of_points(tokens, parents))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Keep the hidden state that the target's own token came from."""
+        # Row 0 is the root's: the state before the target's own token is the last accepted node's.
+        row = outcome.path[-1] + 1 if outcome.path else 0
+        self._state = outcome.rows.hidden_states((row,)), len(outcome.tokens)
+        if self._size is not None:
+            self._size.observe(outcome)
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the heads' graph that this conversation ran."""
+        return self._native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The heads' parameters."""
+        return self._heads.n_params
+
+    @property
+    def depth_params(self) -> float:
+        """A head's, and the output matrix that it reads."""
+        return self._heads.evaluated_params / self._heads.n_heads
+
+
+def _picker(topology: Topology, n_named: Sequence[int]) -> Callable[[list[int]], tuple[int, ...]]:
+    """Return what takes a tree's tokens from those that the heads name, one head after the other.
+
+    `n_named` says how many that are of each; the tree has at least two nodes.
+    """
+    first = [0, *accumulate(n_named)]
+    places = zip(topology.depths, topology.ranks, strict=True)
+    return itemgetter(*(first[depth - 1] + rank for depth, rank in places))
+
+
+def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `medusa(heads.gguf)`, with `tree=4x2` or `nodes=16, accuracy=FILE.csv`.
+
+    Where neither says which nodes there are, a round verifies what pays of the largest tree.
+    """
+    options = options_of(expression)
+    path = model_file_of(expression, env)
+    head = MedusaHead(path, env.target, n_threads=env.context.n_threads)
+    share = head.evaluated_params / env.target.n_params
+    chosen = options.optional("tree") is None and options.optional("nodes") in (None, "auto")
+    try:
+        if chosen:
+            accuracy = head_accuracy(options, head.n_heads, head.accuracy)
+            topology = medusa_tree(accuracy or TYPICAL_ACCURACY[: head.n_heads], env.most_drafted)
+        else:
+            topology = head_tree(
+                expression,
+                options,
+                env,
+                stored=head.accuracy,
+                n_depths=head.n_heads,
+                depth_cost=share / head.n_heads,
+            )
+        ranks = list(ranks_by_depth(topology))
+        if env.keeps_rows and len(ranks) < head.n_heads:
+            ranks.append(1)  # of the token after a whole draft
+        head.prepare(ranks, probabilities=chosen, whole_rows=env.keeps_rows)
+    except BaseException:
+        head.close()
+        raise
+    name = str(expression)
+    together = None if env.meeting is None else HeadsTogether(head, env.meeting)
+
+    def start() -> MedusaDrafter:
+        size = env.tree_size(share) if chosen else None
+        return MedusaDrafter(head, topology, size=size, together=together, name=name)
+
+    owned: list[Owned] = [head] if together is None else [together, head]
+    return DrafterWeights(name, start, owned, env.pace_of(chooses=chosen))

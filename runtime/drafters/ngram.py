@@ -1,0 +1,442 @@
+"""N-gram laws: smoothed counts that are drawn from (Leviathan et al. 2023, bigram drafters)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
+from specrun.runtime.drafters.lookahead.pool import load_pool
+from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.retrieval import read_reference_tokens
+from specrun.runtime.grammar import GrammarState
+from specrun.runtime.language import Expression, options_of
+from specrun.runtime.laws.law import FloatArray, IdArray, Law
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.laws.transform import Logits, transformed_law
+from specrun.runtime.planning.draft_size import DraftLength
+from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees import draft_chain
+from specrun.runtime.trees.tree import DraftTree
+
+# == N-gram counts: of a growing text, which can be cut back, and of fixed texts ===================
+#
+# `GrowingCounts` are hash tables, quick to change; `TextCounts` a trie in sorted arrays, which
+# holds millions of n-grams in some bytes each and is searched by bisection. Both say which tokens
+# followed a context, how often.
+
+
+MAX_ORDER = 5
+Followers = tuple[IdArray, FloatArray]
+"""Tokens that followed a context, ascending, and how often each did."""
+
+_NOTHING: Followers = (np.zeros(0, np.intp), np.zeros(0))
+
+
+def check_order(order: int) -> None:
+    """Raise OptionError for n-grams that are not counted."""
+    if not 1 <= order <= MAX_ORDER:
+        raise OptionError(f"order is {order}: n-grams of 1 to {MAX_ORDER} tokens are counted")
+
+
+class TextCounts:
+    """The n-grams of texts, of 1 to `order` tokens; none reaches from one text into the next.
+
+    Level j of the trie has an entry for each different j-gram, sorted by the number of its first
+    j - 1 tokens on the level above and then by its last token: so what followed a context is a
+    stretch of a level, and a context is found by a bisection a token.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]], order: int, vocab_size: int) -> None:
+        check_order(order)
+        self.order, self._size = order, vocab_size
+        self._keys: list[npt.NDArray[np.int64]] = []
+        self._counts: list[FloatArray] = []
+        tokens = np.array([token for text in texts for token in text], np.int64)
+        # How many tokens of its text come after each.
+        left = np.concatenate([np.arange(len(text))[::-1] for text in texts] or [tokens])
+        starts = np.arange(len(tokens))
+        above = np.zeros(len(tokens), np.int64)
+        for length in range(1, order + 1):
+            inside = left[starts] >= length - 1
+            starts, above = starts[inside], above[inside]
+            # An entry's number and a token: two numbers in one, below 2^62 for any text in memory.
+            packed = above * vocab_size + tokens[starts + length - 1]
+            keys, places, counts = np.unique(packed, return_inverse=True, return_counts=True)
+            self._keys.append(keys)
+            self._counts.append(counts.astype(np.float64))
+            above = places.astype(np.int64)
+        self._all: Followers = self._keys[0].astype(np.intp), self._counts[0]
+
+    def __len__(self) -> int:
+        """Return how many different n-grams there are, of all lengths."""
+        return sum(map(len, self._keys))
+
+    def followers(self, context: Sequence[int]) -> Followers:
+        """Return what followed a context of fewer than `order` tokens; the tokens for an empty."""
+        if not context:
+            return self._all
+        entry = 0
+        for level, token in enumerate(context):
+            keys = self._keys[level]
+            key = entry * self._size + token
+            entry = int(keys.searchsorted(key))
+            if entry == len(keys) or keys[entry] != key:
+                return _NOTHING
+        keys, counts = self._keys[len(context)], self._counts[len(context)]
+        start, end = keys.searchsorted((entry * self._size, (entry + 1) * self._size))
+        return (keys[start:end] - entry * self._size).astype(np.intp), counts[start:end]
+
+
+class GrowingCounts:
+    """The n-grams of one text of 1 to `order` tokens, which grows and is cut back at its end."""
+
+    def __init__(self, order: int) -> None:
+        check_order(order)
+        self.order = order
+        self.tokens: list[int] = []
+        self._followers: dict[tuple[int, ...], dict[int, int]] = {}
+        # All tokens of the text, sorted: every law asks for them, and a round changes few.
+        self._all: Followers | None = None
+        # Set while tokens and counts change: an interrupt leaves it set, and all is counted anew.
+        self._changing = False
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Turn to another text; what it shares with the one before stays counted."""
+        shared = common_prefix(self.tokens, tokens)
+        if self._changing:
+            self.tokens, self._followers, self._all, shared = [], {}, None, 0
+        self.cut(shared)
+        self.extend(tokens[shared:])
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Count the n-grams that end in these tokens, which go on the text."""
+        text, table = self.tokens, self._followers
+        self._changing = True
+        for token in tokens:
+            end = len(text)
+            for length in range(min(self.order, end + 1)):
+                found = table.setdefault(tuple(text[end - length :]), {})
+                found[token] = found.get(token, 0) + 1
+            text.append(token)
+            self._note(token, 1.0)
+        self._changing = False
+
+    def cut(self, length: int) -> None:
+        """Take back the tokens from `length` on, and the n-grams that end in them."""
+        text, table = self.tokens, self._followers
+        self._changing = True
+        while len(text) > length:
+            token = text.pop()
+            end = len(text)
+            for size in range(min(self.order, end + 1)):
+                context = tuple(text[end - size :])
+                found = table[context]
+                if found[token] > 1:
+                    found[token] -= 1
+                elif len(found) > 1:
+                    del found[token]
+                else:
+                    del table[context]
+            self._note(token, -1.0)
+        self._changing = False
+
+    def followers(self, context: Sequence[int]) -> Followers:
+        """Return what followed a context of fewer than `order` tokens; the tokens for an empty."""
+        if not context:
+            if self._all is None:
+                self._all = _sorted(self._followers.get((), {}))
+            return self._all
+        return _sorted(self._followers.get(tuple(context), {}))
+
+    def _note(self, token: int, change: float) -> None:
+        """Change a token's own count; one that comes or goes changes the array of all."""
+        if self._all is None:
+            return
+        ids, counts = self._all
+        place = int(ids.searchsorted(token))
+        if place < len(ids) and ids[place] == token and counts[place] + change > 0.0:
+            counts[place] += change
+        else:
+            self._all = None
+
+
+def _sorted(found: Mapping[int, int]) -> Followers:
+    if not found:
+        return _NOTHING
+    tokens = sorted(found)
+    return np.array(tokens, np.intp), np.array([found[token] for token in tokens], np.float64)
+
+
+# == Witten-Bell smoothing (Witten and Bell 1991) ==================================================
+#
+# With c(h w) how often token w followed the context h, c(h) = sum_w c(h w) and N(h) how many
+# different tokens did,
+#
+#     P(w | h) = (c(h w) + N(h) P(w | h')) / (c(h) + N(h))
+#
+# where h' is h without its first token (Chen and Goodman 1999, equation 17, the interpolated form
+# of Jelinek and Mercer): a context in which many things followed leaves more to the shorter one.
+# The text's own counts are interpolated with those of files in the same way, as if files were a
+# still shorter context: P(w | nothing) of the text is smoothed by the file's P(w | h), a cache
+# model. At the bottom are relative frequencies; the law has mass on tokens that were counted, which
+# is enough to be drawn from.
+
+
+_NO_IDS = np.zeros(0, np.intp)
+
+
+class Counts(Protocol):
+    """Counts of n-grams: of a growing text or of files."""
+
+    order: int
+
+    def followers(self, context: Sequence[int]) -> Followers:
+        """Return the tokens that followed a context, ascending, and how often.
+
+        Of the empty context the array of tokens is the same object while they are the same.
+        """
+
+
+class NgramLaw:
+    """The smoothed law of several counts: `sources` from what says least of the text to most."""
+
+    def __init__(self, sources: Sequence[Counts]) -> None:
+        self._sources = sources
+        # The tokens that any source has, and where each source's are among them. They are worked
+        # out again when a source has other tokens: most rounds bring none.
+        self._known: list[IdArray] = []
+        self._ids = _NO_IDS
+        self._places: list[IdArray] = []
+
+    def after(self, tokens: Sequence[int]) -> Law | None:
+        """Return the law of the next token, on the tokens that were counted; None without any."""
+        self._align()
+        if not len(self._ids):
+            return None
+        probs, is_empty = np.zeros(len(self._ids)), True
+        for source, all_places in zip(self._sources, self._places, strict=True):
+            for length in range(min(source.order, len(tokens) + 1)):
+                followers, counts = source.followers(tokens[len(tokens) - length :])
+                if not len(followers):
+                    break  # a longer context was not seen either
+                places = all_places if length == 0 else self._ids.searchsorted(followers)
+                total = float(counts.sum())
+                if not is_empty:
+                    n_different = float(len(followers))
+                    total += n_different
+                    probs *= n_different / total
+                probs[places] += counts / total
+                is_empty = False
+        return Law(probs, self._ids)
+
+    def _align(self) -> None:
+        known = [source.followers(())[0] for source in self._sources]
+        if len(known) == len(self._known) and all(map(operator.is_, known, self._known)):
+            return
+        ids = known[0] if len(known) == 1 else np.unique(np.concatenate([_NO_IDS, *known]))
+        self._ids, self._places = ids, [ids.searchsorted(tokens) for tokens in known]
+        self._known = known
+
+
+# == The drafter ===================================================================================
+
+
+NgramSampling = Literal["with", "argmax"]
+
+
+class NgramRows(KeptRows):
+    """Logarithms of the smoothed law at the places of a draft, as rows of logits."""
+
+    def __init__(self, memory: RowMemory, law: NgramLaw, last: Sequence[int]) -> None:
+        super().__init__(memory, copies=False)
+        self._law, self._last = law, last
+
+    def _found(self, node: int) -> Logits | None:
+        tree = self._tree
+        path = [tree.tokens[above] for above in tree.path_to(node)]
+        law = self._law.after([*self._last, *path])
+        if law is None or law.ids is None:
+            return None
+        row = np.full(int(law.ids.max()) + 1, -np.inf, np.float32)
+        row[law.ids] = np.log(law.probs)
+        return row
+
+
+class NgramDrafter(Drafter):
+    """Drafts up to `num_draft_tokens` tokens by counts of the text so far, and of `sources`.
+
+    `sampling` "with" draws each token from the smoothed law, cut and tempered like the target's,
+    and stores that law; "argmax" takes its most likely token as a point mass. Penalties and biases
+    of the target are not applied: they would cost the whole vocabulary, and what they change is
+    tested all the same. `p_min` ends a chain before a token of a law that gives none so much; with
+    `length` a chain is as long as it pays.
+    """
+
+    keeps_rows = True
+
+    def __init__(
+        self,
+        order: int,
+        sources: Sequence[Counts] = (),
+        *,
+        num_draft_tokens: int = 5,
+        sampling: NgramSampling = "with",
+        p_min: float = 0.0,
+        length: DraftLength | None = None,
+        name: str = "ngram",
+    ) -> None:
+        if num_draft_tokens < 1:
+            raise OptionError(f"n is {num_draft_tokens}: draft at least 1 token (or use none)")
+        check_p_min(p_min)
+        self.name, self.max_nodes = name, num_draft_tokens
+        self._text = GrowingCounts(order)
+        self._law = NgramLaw([*sources, self._text])
+        self._sampling, self._p_min, self._length = sampling, p_min, length
+        self._order = max(order, *(source.order for source in sources), 1)
+        self._drafted: Sequence[int] = ()
+        self._row_memory = RowMemory()
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Count the prompt; what it shares with the text before stays counted."""
+        self._text.begin(tokens)
+        if self._length is not None:
+            self._length.begin()
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return a chain; none before anything was counted."""
+        tokens, params = request.tokens, request.params
+        self._text.extend(tokens[len(self._text.tokens) :])
+        count = min(self.max_nodes, request.max_depth, request.max_nodes)
+        place = request.state.grammar
+        if place is not None:
+            place = place.after(tokens[place.length :])
+        last = list(tokens[1 - self._order :]) if self._order > 1 else []
+        if self._law.after(last) is None:
+            return DraftTree()
+        points = self._sampling == "argmax" or params.is_greedy
+        if self._length is not None:
+            self._length.start(points=points)
+        if params.is_greedy:
+            params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
+        params = without_penalties(params)
+        tree = draft_chain(
+            lambda drafted: self._law_after(last, drafted, params, place),
+            request.noise,
+            len(tokens),
+            most=count,
+            points=points,
+            threshold=self._p_min,
+            stop=self._length,
+            end_tokens=request.end_tokens,
+        )
+        self._drafted = tree.tokens
+        if request.keep in ("nothing", "points"):
+            return tree
+        return NgramRows(self._row_memory, self._law, last).of(tree)
+
+    def _law_after(
+        self,
+        last: list[int],
+        drafted: Sequence[int],
+        params: SamplingParams,
+        place: GrammarState | None,
+    ) -> Law:
+        law = self._law.after([*last, *drafted])
+        assert law is not None  # what was counted once is counted in every context
+        return transformed(law if place is None else allowed(law, place.after(drafted)), params)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Count what was committed; learn how far drafts pay."""
+        self._text.extend(outcome.tokens[len(self._text.tokens) :])
+        if self._length is not None:
+            self._length.observe(self._drafted, outcome)
+        self._drafted = ()
+
+    def rewind(self, length: int) -> None:
+        """Take back the tokens from position `length` on."""
+        self._text.cut(length)
+
+
+def without_penalties(params: SamplingParams) -> SamplingParams:
+    """Return the settings that cut and temper, without those that name tokens."""
+    if not (params.has_penalties or params.logit_bias):
+        return params
+    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    return params.replace(logit_bias={}, grammar=None, **off)
+
+
+def allowed(law: Law, place: GrammarState) -> Law:
+    """Return a law on few tokens given that a grammar allows them; itself, if it allows none."""
+    ids = np.arange(len(law.probs)) if law.ids is None else law.ids
+    weights = np.where(place.allowed(ids), law.probs, 0.0)
+    kept = weights.nonzero()[0]
+    return Law.normalised(weights[kept], ids[kept]) if len(kept) else law
+
+
+def transformed(law: Law, params: SamplingParams) -> Law:
+    """Return a law on few tokens as settings without penalties cut and temper it."""
+    # In float32, as every model's rows: transforms expect that.
+    row = np.log(law.probs).astype(np.float32)
+    found = transformed_law(row, params)
+    return Law(found.probs, _chosen(law.ids, found.ids))
+
+
+def _chosen(ids: IdArray | None, places: IdArray | None) -> IdArray | None:
+    return ids if places is None else places if ids is None else ids[places]
+
+
+# == The builder of `ngram(order=2, file=FILE, pool=FILE)` =========================================
+
+
+ORDER = 2
+"""Bigrams, as in Leviathan et al. (2023)."""
+
+
+def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `ngram(order=2, file=F, pool=F, n=auto, sampling=with, p_min=0)`.
+
+    Raises OptionError for an order that is not counted, and what reading the files raises.
+    """
+    options = options_of(expression)
+    order, n = options.integer("order", ORDER), options.length("n")
+    check_order(order)
+    schemes = list(get_args(NgramSampling))
+    sampling = cast("NgramSampling", options.choice("sampling", schemes, "with"))
+    p_min = options.number("p_min", 0.0)
+    vocabulary = env.target.vocabulary
+    texts: list[Sequence[int]] = []
+    file, pool = options.optional("file"), options.optional("pool")
+    if file is not None:
+        texts.append(read_reference_tokens(Path(file).expanduser(), vocabulary))
+    if pool is not None:
+        texts += load_pool(Path(pool).expanduser(), vocabulary)
+    sources = [TextCounts(texts, order, vocabulary.size)] if texts else []
+
+    count = env.most_drafted if n is None else n
+    if count + 1 > env.context.n_batch:
+        raise OptionError(
+            f"{expression}: a chain of {count} tokens and its root do not fit a batch of "
+            f"{env.context.n_batch}: lower n, or raise the batch size (-b)"
+        )
+
+    def start() -> NgramDrafter:
+        return NgramDrafter(
+            order,
+            sources,
+            num_draft_tokens=count,
+            sampling=sampling,
+            p_min=p_min,
+            length=env.draft_length(0.0) if n is None else None,
+            name=str(expression),
+        )
+
+    return DrafterWeights(str(expression), start)

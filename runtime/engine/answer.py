@@ -1,0 +1,452 @@
+"""An answer in the making: rounds of the loop, their text and events, and what was counted.
+
+A session's stream makes it step by step, in an engine beside others'.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
+from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
+from specrun.runtime.drafters.combinators.guided import GuidedDrafter
+from specrun.runtime.engine.sequential import SequentialSettings, sequential_rounds, small_model
+from specrun.runtime.grammar import GrammarState
+from specrun.runtime.grammar.compiled import compiled
+from specrun.runtime.laws.noise import SeededNoise
+from specrun.runtime.laws.samplers import FRESH, SamplerState, sequence_breakers
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.online import RejectionNotes
+from specrun.runtime.round.backend_laws import candidates_needed, sampled_on_device
+from specrun.runtime.round.drafter import Drafter
+from specrun.runtime.round.loop import (
+    NOT_EVALUATED,
+    Conversation,
+    DecodeSettings,
+    Round,
+    RoundLimits,
+    Witness,
+    decode_rounds,
+)
+from specrun.runtime.round.results import (
+    Departures,
+    FinishReason,
+    GenerationResult,
+    LogprobKeeper,
+    Origin,
+    RoundCounter,
+    SpecStats,
+    TokenEvent,
+    Usage,
+)
+from specrun.runtime.round.target import Target, TargetModel
+from specrun.runtime.round.text import TextAssembler
+from specrun.runtime.trees.tree import count_candidates
+
+Stage = Literal["reading", "waiting", "masking", "round"]
+"""Why an answer in the making gave back control: a piece of its prompt was read; its tree waits for
+others to be evaluated with; its grammar has not said yet what may follow; there is a round to hand
+out."""
+
+Making = Generator[Stage, None, None]
+"""An answer that is being made, step by step: it knows itself whether it has begun and ended."""
+
+
+_PATIENCE = 0.02  # seconds that others may wait for what a grammar says of a draft
+
+
+class Answering(Protocol):
+    """What an answer is made with: see `Session`."""
+
+    target: TargetModel
+    rule: Rule | SequentialCascade
+    vocabulary: Vocabulary
+    conversation: Conversation
+    backend_sampling: bool
+    settles: bool
+    memory_note: Callable[[], str]
+    rejections: RejectionNotes | None
+
+    @property
+    def drafter(self) -> Drafter:
+        """The conversation's drafter."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+
+    def native_seconds(self) -> tuple[float, float]:
+        """Return the native evaluation time of target and drafter so far."""
+
+    def turn_to(self, prompt: Sequence[int]) -> int:
+        """Take a prompt that is yet to be read; return how many of its tokens are cached."""
+
+    def read_prompt(self) -> Iterator[None]:
+        """Read the prompt that was turned to; yields after each piece."""
+
+    def require_open(self) -> None:
+        """Raise `ClosedError` where it was closed."""
+
+
+@dataclass(slots=True)
+class AnswerClock:
+    """Wall time inside the runtime, without what the consumer of a stream does between tokens."""
+
+    started: float
+    native_before: tuple[float, float]
+    elsewhere: float = 0.0
+    prompt_s: float = 0.0
+    reused_before: int | None = None  # graphs, when the prompt was read
+    first_token_s: float | None = None
+    left: float | None = None  # when the consumer was given what it has now
+
+    def elapsed(self) -> float:
+        """Return the seconds so far."""
+        now = time.perf_counter() if self.left is None else self.left
+        return now - self.started - self.elsewhere
+
+    def note_first(self, now: float) -> None:
+        """Note that the consumer has the first token."""
+        self.first_token_s = now - self.started - self.elsewhere
+
+    def come_back(self) -> None:
+        """Note that the runtime goes on."""
+        left, self.left = self.left, None
+        if left is not None:
+            self.elsewhere += time.perf_counter() - left
+
+
+class Answer:
+    """What a stream has generated so far, and the generator that goes on with it.
+
+    `make` decodes, a round at a time. What the round says is handed out token by token, as events,
+    or at once, without: of a drained stream nobody reads events.
+    """
+
+    def __init__(
+        self,
+        session: Answering,
+        prompt: list[int],
+        params: SamplingParams,
+        seed: int,
+        index: int,
+        max_tokens: int | None,
+        *,
+        logprobs: bool,
+        n_max: int | None = None,
+        n_top: int = 0,
+        witness: Witness | None = None,
+    ) -> None:
+        self._seed = seed
+        self._witness = witness
+        self._index = index
+        self._logprobs, self._n_top = logprobs or n_top > 0, n_top
+        self.session = session
+        self._prompt = prompt
+        self._params = params.effective()
+        self._max_tokens, self._n_max = max_tokens, n_max
+        # Compiled before anything is evaluated: what the compiler has against it is said at once.
+        grammar = params.grammar
+        self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
+        self._place: GrammarState | None = None  # where the text begins under it
+        self._guided: GuidedDrafter | None = None
+        self._counter = RoundCounter()
+        # Depths and candidates of the tree that was counted last, with `count_candidates` of them.
+        self._counted: tuple[tuple[int, ...], tuple[bool, ...], tuple[int, int]] = (), (), (0, 0)
+        self._departures = Departures()
+        self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
+        self._keeper = LogprobKeeper()
+        # Tokens, and the text that became certain with them: an item is handed out as a whole.
+        self._said: list[tuple[Sequence[int], str]] = []
+        # The round that is handed out, its number, its tokens' pieces, and how many items there
+        # were before it: a tuple, because they change together. None where all of it was.
+        self.spoken: tuple[Round, int, list[bytes], int] | None = None
+        self._cached = 0
+        self._finish: FinishReason = "cancelled"
+        self.clock = AnswerClock(0.0, (0.0, 0.0))
+        self._stats: SpecStats | None = None
+        self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
+
+    @property
+    def result(self) -> GenerationResult:
+        """The answer so far, complete once the stream is exhausted or closed."""
+        token_ids = [token for tokens, _ in self._said for token in tokens]
+        text = "".join(text for _, text in self._said)
+        usage = Usage(len(self._prompt), len(token_ids), self._cached)
+        stats = self._stats or self._statistics()
+        return GenerationResult(text, token_ids, self._finish, usage, stats, self._seed)
+
+    # -- making it ---------------------------------------------------------------------------------
+
+    def make(self) -> Making:
+        """Decode the answer; at every yield it says why it gives back control."""
+        session = self.session
+        try:
+            self.clock = AnswerClock(time.perf_counter(), session.native_seconds())
+            target = self._verifier()
+            self._cached = session.turn_to(self._prompt)
+            yield "reading"
+            for _ in session.read_prompt():
+                yield "reading"
+            self.clock.prompt_s = self.clock.elapsed()
+            self.clock.reused_before = session.target.graphs_reused
+            yield from self._decode(target)
+        except SpecrunError as error:
+            if self.hand_out is not None:  # what was decided before it is said
+                self.hand_out()
+            session.require_open()  # whatever it met then: that is why
+            if isinstance(error, (DecodeMemoryError, OutOfMemoryError)):
+                error.add_note(session.memory_note())
+            raise
+        finally:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        self.spoken = None  # what was not handed out was not said
+        if self._finish == "cancelled":
+            # What waited for the rest of a character or a stop string was said.
+            self._said.append(((), self._assembler.finish()))
+        self._stats = self._statistics()
+        if self._place is not None:
+            self._place.close()
+        if self.session.rejections is not None:
+            self.session.rejections.end_answer(self.session.conversation.tokens)
+        try:
+            self._keeper.finish()
+        except SpecrunError:
+            # A closed context's rows are gone: nothing of them can be saved.
+            if not self.session.closed:
+                raise
+
+    def _verifier(self) -> Target:
+        """Return what verifies drafts: the target, or the one that sends what laws need."""
+        session, params = self.session, self._params
+        # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
+        rule = session.rule
+        by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
+        reads_rows = session.drafter.reads_logits or session.rejections is not None
+        sampled = session.backend_sampling and by_law and not reads_rows
+        whole = self._logprobs or not sampled
+        needed = None if whole else candidates_needed(params, session.vocabulary.size)
+        return sampled_on_device(session.target, needed)
+
+    def _decode(self, target: Target) -> Making:
+        session, conversation = self.session, self.session.conversation
+        end_tokens = session.vocabulary.end_of_generation
+        limits = RoundLimits(
+            n_ctx=session.target.n_positions,
+            max_nodes=session.target.max_nodes,
+            max_tokens=self._max_tokens,
+            n_max=self._n_max,
+        )
+        conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
+        rounds = self._rounds(target, limits, end_tokens)
+        # A full context counts as length, like the token limit.
+        finish: FinishReason = "length"
+        number, pieces_of, rejections = 0, session.vocabulary.pieces, session.rejections
+        for this_round in rounds:
+            if this_round is None:
+                yield "waiting" if self._guided is None or self._guided.may_draft else "masking"
+                continue
+            if self.hand_out is not None:  # the last round, if it was not evaluated on a device
+                self.hand_out()
+            tokens = this_round.new
+            pieces = pieces_of(tokens)
+            if tokens[-1] in end_tokens:
+                pieces[-1] = b""
+            if this_round.is_whole:
+                finish = "stop"
+            self._count(this_round)
+            if rejections is not None and this_round.rejected:
+                note_rejected(rejections, conversation, this_round)
+            self.spoken = this_round, number, pieces, len(self._said)
+            yield "round"
+            if self._stops and self._assembler.stopped_by is not None:
+                finish = "stop"
+                break
+            self._keeper.before_evaluation()
+            number += 1
+        self._finish = finish
+
+    def _rounds(
+        self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
+    ) -> Iterator[Round | None]:
+        session, conversation, rule = self.session, self.session.conversation, self.session.rule
+        state = self._sampler_state()
+        if isinstance(rule, SequentialCascade):
+            small = small_model(rule, session.drafter)
+            alone = SequentialSettings(rule, self._params, limits, end_tokens, state)
+            return sequential_rounds(session.target, conversation, small, alone)
+        if self._grammar is not None:
+            self._guided = GuidedDrafter(session.drafter)
+        verifying = DecodeSettings(
+            rule, self._params, limits, end_tokens, state, self._witness, self._guided
+        )
+        return decode_rounds(target, conversation, verifying)
+
+    def _sampler_state(self) -> SamplerState:
+        """Return what samplers know before the first token."""
+        if "dry" not in self._params.chain and self._grammar is None:
+            return FRESH
+        texts = self._params.dry_sequence_breakers if "dry" in self._params.chain else ()
+        if self._grammar is not None:
+            # Beside others it must not hold them up.
+            patience = _PATIENCE if self.session.settles else None
+            self._place = self._grammar.start(len(self._prompt), patience)
+        return SamplerState(sequence_breakers(self.session.vocabulary, texts), grammar=self._place)
+
+    def _count(self, this_round: Round) -> None:
+        if this_round.rows is NOT_EVALUATED:
+            self._counter.count_spoken(len(this_round.new))
+            return
+        tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.new)
+        if this_round.laws:
+            conversation = self.session.conversation
+            start = len(conversation.tokens) - n_new
+            self._departures.count(this_round.laws, this_round.new, conversation.noise, start)
+        n_nodes = len(tree.tokens)
+        if not n_nodes:
+            self._counter.kinds[0, 0, 0, n_new, 0, 0] += 1
+            return
+        # A path that was cut at its end token was not refused there.
+        tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
+        depths, candidates, counted = self._counted
+        if depths is not tree.depths or candidates is not tree.is_candidate:
+            counted = count_candidates(tree.depths, tree.is_candidate)
+            self._counted = tree.depths, tree.is_candidate, counted
+        n_candidates, depth = counted
+        others = n_nodes - n_candidates
+        self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
+
+    # -- handing it out ----------------------------------------------------------------------------
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a round may be handed out while a device evaluates the next one.
+
+        Not where its text decides whether there is one, nor where its rows are read.
+        """
+        return (
+            self.session.target.context.waits_for_device
+            and not self._params.stop
+            and not self._logprobs
+        )
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether there is no round after the one that is to be handed out."""
+        return self.spoken is not None and self.spoken[0].is_last
+
+    def next_event(self) -> TokenEvent | None:
+        """Hand out the next token of the round; None: all of them were."""
+        spoken = self.spoken
+        if spoken is None:
+            return None
+        this_round, number, pieces, base = spoken
+        said = self._said
+        index = len(said) - base
+        left = len(pieces) - index
+        if not left or (self._stops and self._assembler.stopped_by is not None):
+            self.spoken = None
+            return None
+        text = self._assembler.push(pieces[index])
+        if left == 1 and this_round.is_last:
+            text += self._held_back()
+        token = this_round.new[index]
+        origin: Origin = "drafted" if index < len(this_round.path) else "target"
+        if self._logprobs and this_round.rows is not NOT_EVALUATED:
+            # Read when somebody asks: a softmax for every token would be most of the overhead.
+            event = TokenEvent(text, token, origin, number, this_round, index, self._n_top)
+            if self.session.settles:
+                event.settle()
+            else:
+                self._keeper.current.append(weakref.ref(event))
+        else:
+            event = TokenEvent(text, token, origin, number, None)
+        said.append(((token,), text))
+        if left == 1:
+            self.spoken = None
+        clock = self.clock
+        clock.left = now = time.perf_counter()
+        if clock.first_token_s is None:
+            clock.note_first(now)
+        return event
+
+    def take_round(self) -> None:
+        """Hand out what is left of the round, if anything, without events."""
+        spoken, self.spoken = self.spoken, None
+        if spoken is None or self._assembler.stopped_by is not None:
+            return
+        this_round, _, pieces, base = spoken
+        start = len(self._said) - base
+        text, count = self._assembler.push_all(pieces[start:])
+        if this_round.is_last:
+            text += self._held_back()
+        self._said.append((this_round.new[start : start + count], text))
+        if self.clock.first_token_s is None:
+            self.clock.note_first(time.perf_counter())
+        self.clock.left = None
+
+    def _held_back(self) -> str:
+        """Return the text that the answer's last token carries beside its own."""
+        return self._assembler.finish() if self._assembler.stopped_by is None else ""
+
+    def _statistics(self) -> SpecStats:
+        session, counter, clock = self.session, self._counter, self.clock
+        wall = clock.elapsed() if clock.started else 0.0
+        target_s = drafter_s = 0.0
+        if clock.started:
+            times = zip(session.native_seconds(), clock.native_before, strict=True)
+            target_s, drafter_s = (now - before for now, before in times)
+        reused, before = session.target.graphs_reused, clock.reused_before
+        decoding, n_tokens = wall - clock.prompt_s, sum(len(tokens) for tokens, _ in self._said)
+        # The prompt's last token is the first round's root, not part of the prefill; in sequential
+        # cascades none of it is.
+        lazy = isinstance(session.rule, SequentialCascade)
+        evaluated = 0 if lazy else len(self._prompt) - self._cached - 1
+        return SpecStats(
+            drafter=session.drafter.name,
+            rule=session.rule.name,
+            exact=session.rule.exact,
+            rounds=counter.rounds,
+            drafted=counter.drafted,
+            accepted=counter.accepted,
+            acceptance_rate=counter.acceptance_rate,
+            mean_accepted_length=counter.mean_accepted_length,
+            acceptance_by_position=tuple(counter.acceptance_by_position),
+            tokens_per_second=_rate(n_tokens, decoding),
+            prompt_tokens_per_second=_rate(evaluated, clock.prompt_s),
+            time_to_first_token_s=clock.first_token_s,
+            target_s=target_s,
+            drafter_s=drafter_s,
+            overhead_s=max(0.0, wall - target_s - drafter_s),
+            wall_s=wall,
+            drafting=session.drafter.report(),
+            non_candidates=counter.non_candidates,
+            acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
+            tested_by_position=tuple(counter.tested_by_position),
+            width=session.target.width,
+            total_variation=self._departures.total_variation,
+            changed_share=self._departures.changed_share,
+            rebuilt=None
+            if reused is None or before is None
+            else max(0, counter.rounds - max(0, reused - before)),
+            forced=0 if self._guided is None else self._guided.forced,
+            forced_accepted=0 if self._guided is None else self._guided.forced_accepted,
+        )
+
+
+def note_rejected(notes: RejectionNotes, conversation: Conversation, this_round: Round) -> None:
+    """Keep the row where a round's draft was rejected: the one that its last token came from."""
+    if this_round.next_token is None or this_round.rows is NOT_EVALUATED:
+        return
+    notes.note(len(conversation.tokens) - 2, this_round.logits_of(len(this_round.path)))
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return count / seconds if count > 0 and seconds > 0 else None

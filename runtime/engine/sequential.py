@@ -1,0 +1,193 @@
+"""Decodes sequential cascades: a small model speaks, and the large one where that is not sure.
+
+Where the small model speaks the target is not evaluated, not even on the prompt: it catches up when
+it is asked, on everything that it missed in one batch. The rules are `acceptance.build`'s.
+
+All tokens of a token cascade are drawn with the same noise, keyed by their position: where both
+models agree it says what either would say alone. In a sequence cascade the small model has noise of
+its own, so that an answer of the large one is plain decoding's, and whether it is asked tells
+nothing of what it says.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import Rule, SequenceCascade, SequentialCascade, TokenCascade
+from specrun.runtime.drafters.draft_model.drafter import ModelDrafter
+from specrun.runtime.laws.noise import NoiseSource
+from specrun.runtime.laws.samplers import FRESH, SamplerState
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.laws.transform import Logits, log_probability, penalty_window, transformed_law
+from specrun.runtime.round.drafter import Drafter
+from specrun.runtime.round.loop import NOT_EVALUATED, Conversation, Round, RoundLimits, is_whole
+from specrun.runtime.round.target import CachedText, EvaluatedRows
+from specrun.runtime.trees.tree import DraftTree
+
+_NOTHING = DraftTree()
+
+
+class CatchingUp(Protocol):
+    """A target that may fall behind: it evaluates what it missed when it is asked."""
+
+    def catch_up(self, text: CachedText) -> EvaluatedRows:
+        """Evaluate all tokens that are not cached; row 0 is the last one's."""
+
+
+class Speaker(Protocol):
+    """A small model that speaks: the row after a text, and where its own context ends."""
+
+    def row_after(self, tokens: list[int]) -> Logits:
+        """Return its logits after these tokens, of which it caches all."""
+
+    def rewind(self, length: int) -> None:
+        """Forget the tokens from position `length` on."""
+
+    def has_room(self, tokens: list[int]) -> bool:
+        """Whether it can read these tokens, of which it may have cached a beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialSettings:
+    """How an answer is decoded: as `DecodeSettings`, with a cascade in the rule's place."""
+
+    rule: SequentialCascade
+    params: SamplingParams
+    limits: RoundLimits
+    end_tokens: frozenset[int] = frozenset()
+    state: SamplerState = FRESH
+
+
+def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> ModelDrafter:
+    """Return the drafter as a model that can speak; raises `OptionError` if it has none."""
+    if isinstance(drafter, ModelDrafter):
+        return drafter
+    needed = "lets a small model of its own speak"
+    advice = 'name one: -md SMALL, or --drafter draft("SMALL")'
+    raise OptionError(f"{rule.name} {needed}, and the drafter is {drafter.name}: {advice}")
+
+
+def sequential_rounds(
+    target: CatchingUp, conversation: Conversation, small: Speaker, settings: SequentialSettings
+) -> Iterator[Round]:
+    """Yield one token a round until an end token, the token limit or the end of the context.
+
+    A round whose rows are `NOT_EVALUATED` is the small model's. State is consistent at
+    each yield: a consumer may stop there.
+    """
+    answer = _Answer(target, conversation, small, settings)
+    rule = settings.rule
+    if isinstance(rule, TokenCascade):
+        return answer.token_by_token(rule)
+    return answer.as_a_whole(rule)
+
+
+class _Answer:
+    """One answer of two models in the making."""
+
+    def __init__(
+        self,
+        target: CatchingUp,
+        conversation: Conversation,
+        small: Speaker,
+        settings: SequentialSettings,
+    ) -> None:
+        self._target, self._conversation, self._small = target, conversation, small
+        self._params, self._limits = settings.params, settings.limits
+        self._end_tokens, self._state = settings.end_tokens, settings.state
+        self._has_no_room()  # from here on the limits count
+
+    def token_by_token(self, rule: TokenCascade) -> Iterator[Round]:
+        """Let the small model speak where it is sure, else ask the target."""
+        tokens, noise = self._conversation.tokens, self._conversation.noise
+        over = self._has_no_room()
+        while not over:
+            row = self._small_row(tokens)
+            if row is None or rule.defers(math.exp(_largest(row))):
+                this_round = self._ask_target(_NOTHING)
+            else:
+                this_round = self._spoken(self._draw(row, noise, tokens, self._state))
+            yield this_round
+            over = this_round.is_last
+
+    def as_a_whole(self, rule: SequenceCascade) -> Iterator[Round]:
+        """Let the small model answer; keep that, or ask the target."""
+        start = len(self._conversation.tokens)
+        said, log_probs, whole = self._small_answer(start)
+        if whole and not rule.defers(log_probs):
+            for token in said:
+                yield self._spoken(token)
+            return
+        self._small.rewind(start)
+        # The whole answer was a draft, which is rejected: the target's first token stands for it.
+        rejected, over = DraftTree.chain(said), self._has_no_room()
+        while not over:
+            this_round = self._ask_target(rejected)
+            yield this_round
+            rejected, over = _NOTHING, this_round.is_last
+
+    def _small_answer(self, start: int) -> tuple[list[int], list[float], bool]:
+        """Return what the small model says, log q of each token, and whether it came to its end."""
+        tokens, noise = [*self._conversation.tokens], self._conversation.noise.for_drafting(start)
+        log_probs: list[float] = []
+        limits, state = copy.copy(self._limits), self._state
+        while limits.next_round(len(tokens)):
+            row = self._small_row(tokens)
+            if row is None:
+                return tokens[start:], log_probs, False
+            token = self._draw(row, noise, tokens, state)
+            log_probs.append(log_probability(row, token))
+            tokens.append(token)
+            if state.grammar is not None:
+                state = state.at(state.grammar.after((token,)))
+            if is_whole(tokens, self._end_tokens, state):
+                break
+        return tokens[start:], log_probs, True
+
+    def _small_row(self, tokens: list[int]) -> Logits | None:
+        """Return the small model's row after a text; None: its context has no room for that."""
+        return self._small.row_after(tokens) if self._small.has_room(tokens) else None
+
+    def _draw(self, row: Logits, noise: NoiseSource, tokens: list[int], state: SamplerState) -> int:
+        """Draw the token that follows these from a model's row after them."""
+        noise.seek(len(tokens))
+        window = penalty_window(tokens, (), self._params)
+        return noise.choose(transformed_law(row, self._params, window, state))
+
+    def _spoken(self, token: int) -> Round:
+        """Commit a token of the small model; the target will read it when it is asked."""
+        is_last, whole = self._commit(token)
+        outcome = self._conversation.tokens, DraftTree.chain([token]), (0,), None, NOT_EVALUATED
+        return Round(*outcome, [token], False, is_last, is_whole=whole)
+
+    def _ask_target(self, rejected: DraftTree) -> Round:
+        """Commit a token of the target, which reads what it missed."""
+        conversation = self._conversation
+        rows = self._target.catch_up(conversation)
+        token = self._draw(rows.logits(0), conversation.noise, conversation.tokens, self._state)
+        is_last, whole = self._commit(token)
+        was_rejected = bool(rejected.tokens)
+        outcome = conversation.tokens, rejected, (), token, rows
+        return Round(*outcome, [token], was_rejected, is_last, is_whole=whole)
+
+    def _commit(self, token: int) -> tuple[bool, bool]:
+        """Append a token; return whether it is the answer's last, and whether that is whole."""
+        tokens, state = self._conversation.tokens, self._state
+        tokens.append(token)
+        if state.grammar is not None:
+            self._state = state.at(state.grammar.moved(token))
+        whole = is_whole(tokens, self._end_tokens, self._state)
+        return whole or self._has_no_room(), whole
+
+    def _has_no_room(self) -> bool:
+        return not self._limits.next_round(len(self._conversation.tokens))
+
+
+def _largest(row: Logits) -> float:
+    """Return log max q of the raw law: minus the logarithm of a sum of exponentials."""
+    return log_probability(row, int(row.argmax()))

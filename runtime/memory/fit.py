@@ -1,0 +1,626 @@
+"""Layers and context that fit the devices of this machine: -ngl auto, -c 0, and their texts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.errors import DecodeMemoryError, OptionError, OutOfMemoryError, SpecrunError
+from specrun.bindings.gguf import read_header
+from specrun.bindings.library import quiet_log
+from specrun.bindings.machine.devices import Device
+from specrun.bindings.machine.placement import Placement, current_placement, resolve_placement
+from specrun.bindings.memory_breakdown import HOST as HOST_NAME
+from specrun.runtime.memory.count import (
+    HEADS,
+    STEP,
+    TARGET,
+    AskedCounts,
+    Counts,
+    ModelPart,
+    asked_on_devices,
+    parts_of,
+)
+from specrun.runtime.memory.plan import MemoryPlan, PlanRequest, PlanRow, PlanSettings, count_plan
+from specrun.runtime.memory.shape import HOST, memory_device, this_machine
+
+# == The choice of layers and context by memory, and ways out if nothing fits ======================
+#
+# Layers go before context: all layers on devices with as much context as fits, at least `LEAST_CTX`
+# of the trained tokens; where they do not fit so, as many layers as do, and then what is left is
+# context. Draft models stay on their devices while a layer of the target can give way.
+
+
+LEAST_CTX = 4096
+"""Tokens of context that come before the last layers, as in llama.cpp's own -fit."""
+
+_MOST_WAYS = 3
+
+_Count = Callable[[int, int, int], MemoryPlan]
+"""Counts a plan of so much context, layers of the target on devices, and of drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for; None is to be chosen, `n_ctx` up to `most_ctx`. -1 layers are all."""
+
+    n_ctx: int | None
+    n_gpu_layers: int | None
+    n_gpu_layers_draft: int | None
+    most_ctx: int
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    """Other settings that fit, with what to write for them."""
+
+    options: str
+    plan: MemoryPlan
+
+
+def choose_plan(request: PlanRequest, wish: Wish, counts: Counts) -> MemoryPlan:
+    """Return the plan with the most layers on devices, then the most context, that fits.
+
+    Where nothing fits, the plan that comes nearest, which does not `fit`.
+    """
+    least = wish.n_ctx or min(LEAST_CTX, wish.most_ctx)
+    n_layers = request.target.model.n_layers + 1
+
+    def count(n_ctx: int, layers: int, drafts: int) -> MemoryPlan:
+        wanted = -1 if layers >= n_layers else layers
+        return count_plan(request, PlanSettings(n_ctx, wanted, drafts), counts)
+
+    best: MemoryPlan | None = None
+    for drafts in _draft_choices(request, wish):
+        if wish.n_gpu_layers is None:
+            layers = _most_layers(least, n_layers, drafts, count)
+        else:
+            layers = n_layers if wish.n_gpu_layers < 0 else wish.n_gpu_layers
+        best = count(least, layers, drafts)
+        if not best.excess_on_devices:
+            break
+    assert best is not None
+    if wish.n_ctx is None and best.fits:
+        layers, drafts = best.layers_on_devices, best.settings.n_gpu_layers_draft
+        best = count(_longest(least, wish.most_ctx, count, layers, drafts), layers, drafts)
+    return best
+
+
+def _most_layers(n_ctx: int, n_layers: int, drafts: int, count: _Count) -> int:
+    def fits(layers: int) -> bool:
+        return not count(n_ctx, layers, drafts).excess_on_devices
+
+    # A card that has every layer needs no room to take weights over, so the last step may be free.
+    return n_layers if fits(n_layers) else max(0, _largest(0, n_layers - 1, fits))
+
+
+def _draft_choices(request: PlanRequest, wish: Wish) -> list[int]:
+    if wish.n_gpu_layers_draft is not None:
+        return [wish.n_gpu_layers_draft]
+    return [-1, 0] if request.has_drafts else [-1]
+
+
+def _longest(least: int, most: int, count: _Count, layers: int, drafts: int) -> int:
+    """Return the longest context that fits, where the least does."""
+    if count(most, layers, drafts).fits:
+        return most
+    steps = _largest(
+        -(-least // STEP), most // STEP, lambda n: count(n * STEP, layers, drafts).fits
+    )
+    return max(least, steps * STEP)
+
+
+def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number of a range that fits, first - 1 where none does.
+
+    What fits is taken to be a beginning of the range.
+    """
+    low, high = first - 1, last
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def ways_out(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
+    """Return up to three ways to make a plan fit, each counted anew: it fits.
+
+    A smaller context; keys and values of q8_0, with less context if that is needed; fewer layers on
+    devices.
+    """
+    request, settings = plan.request, plan.settings
+    found: list[WayOut] = []
+
+    def shorter(request: PlanRequest) -> MemoryPlan | None:
+        steps = _largest(
+            1,
+            max(1, settings.n_ctx // STEP),
+            lambda n: count_plan(request, replace(settings, n_ctx=n * STEP), counts).fits,
+        )
+        n_ctx = min(steps * STEP, settings.n_ctx)
+        return count_plan(request, replace(settings, n_ctx=n_ctx), counts) if steps else None
+
+    less = shorter(request)
+    if less is not None:
+        found.append(WayOut(f"-c {less.settings.n_ctx}", less))
+    if can_quantize(request):
+        small = request.with_cache("q8_0")
+        whole = count_plan(small, settings, counts)
+        option = "-ctk q8_0 -ctv q8_0"
+        if whole.fits:
+            found.append(WayOut(option, whole))
+        else:
+            quantized = shorter(small)
+            if quantized is not None:
+                found.append(WayOut(f"{option} -c {quantized.settings.n_ctx}", quantized))
+    fewer = _fewer_layers(plan, counts)
+    if fewer is not None:
+        found.append(WayOut(f"-ngl {fewer.settings.n_gpu_layers}", fewer))
+    if len(found) < _MOST_WAYS:
+        found += _combined(plan, counts)[: _MOST_WAYS - len(found)]
+    return found
+
+
+def _combined(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
+    """Return fewer layers together with less cache, which leaves more of them on devices."""
+    variants: list[tuple[str, MemoryPlan]] = []
+    n_ctx = min(LEAST_CTX, plan.settings.n_ctx)
+    if n_ctx < plan.settings.n_ctx:
+        settings = replace(plan.settings, n_ctx=n_ctx)
+        variants.append((f"-c {n_ctx}", replace(plan, settings=settings)))
+    if can_quantize(plan.request):
+        small = plan.request.with_cache("q8_0")
+        variants.append(("-ctk q8_0 -ctv q8_0", replace(plan, request=small)))
+    found = []
+    for options, variant in variants:
+        fewer = _fewer_layers(variant, counts)
+        if fewer is not None:
+            found.append(WayOut(f"{options} -ngl {fewer.settings.n_gpu_layers}", fewer))
+    return found
+
+
+def can_quantize(request: PlanRequest) -> bool:
+    """Whether q8_0 would make keys and values smaller, and llama.cpp takes it for them."""
+    context, layers = request.target.context, request.target.model.layers
+    types = context.cache_type_k, context.cache_type_v
+    wide = any(kind in ("f32", "f16", "bf16") for kind in types)
+    blocks = all(layer.keys % 32 == 0 and layer.values % 32 == 0 for layer in layers)
+    return wide and blocks and context.flash_attention != "off"
+
+
+def _fewer_layers(plan: MemoryPlan, counts: Counts) -> MemoryPlan | None:
+    request, settings = plan.request, plan.settings
+    layers = plan.layers_on_devices
+    most = _largest(
+        0,
+        layers - 1,
+        lambda n: count_plan(request, replace(settings, n_gpu_layers=n), counts).fits,
+    )
+    if most < 0 or not request.target_places:
+        return None
+    return count_plan(request, replace(settings, n_gpu_layers=most), counts)
+
+
+# == Texts of memory plans: the chosen plan, refusals, and what takes less =========================
+
+
+def size_text(n_bytes: int) -> str:
+    """Return a size in binary units with the digits that a plan is good for."""
+    if n_bytes < 1 << 20:
+        return f"{n_bytes / 1024:.0f} KiB"
+    if n_bytes < 1 << 30:
+        return f"{n_bytes / 2**20:.0f} MiB"
+    return f"{n_bytes / 2**30:.2f} GiB"
+
+
+def plan_line(plan: MemoryPlan, *, chose_context: bool, chose_layers: bool) -> str:
+    """Return what was chosen and why, in a line."""
+    request, settings = plan.request, plan.settings
+    context = f"{settings.n_ctx:,} tokens of context"
+    target = request.target
+    if target.n_texts > 1:
+        whole = target.n_ctx(settings.n_ctx)
+        each = "together" if target.shared else f"each, {whole:,} together"
+        context += f" for {target.n_texts} conversations {each}"
+    if not request.devices:
+        here = request.host
+        there = "" if here is None else f" of {size_text(here.free)} free"
+        why = "all it was trained for" if settings.n_ctx >= _trained(plan) else "what fits"
+        used = size_text(plan.total(HOST))
+        if plan.excess:
+            why = (
+                "the least, and not even that fits: weights are read from the disk again and again"
+            )
+        return f"memory: {context}, {why}: {used}{there} (-c N chooses another)"
+    on_devices = plan.layers_on_devices
+    layers = f"all {plan.n_layers} layers"
+    if on_devices < plan.n_layers:
+        why = ", as many as fit," if chose_layers else ""
+        layers = f"{on_devices} of {plan.n_layers} layers{why}"
+    names = ", ".join(
+        f"{size_text(plan.total(place))} of {size_text(device.free)} free on {device.name}"
+        for place, device in enumerate(request.devices)
+    )
+    if chose_context:
+        all_of_it = settings.n_ctx >= _trained(plan)
+        context += ", all it was trained for" if all_of_it else ", as much as fits"
+    margins = " and ".join(size_text(device.margin) for device in request.devices)
+    chosen = [*(["-ngl"] if chose_layers else []), *(["-c"] if chose_context else [])]
+    return (
+        f"memory: {layers} of the target{_drafts_text(plan)} with {context}: {names}, with a "
+        f"margin of {margins} ({', '.join(chosen)} N to choose otherwise)"
+    )
+
+
+def _drafts_text(plan: MemoryPlan) -> str:
+    names = [part.title for part in plan.request.parts if part.title != TARGET]
+    if not names:
+        return ""
+    on_devices = plan.settings.n_gpu_layers_draft != 0 or HEADS in names
+    there = "" if on_devices else " (in this machine's memory)"
+    return f" and the {' and the '.join(dict.fromkeys(names))}{there}"
+
+
+def _trained(plan: MemoryPlan) -> int:
+    return plan.request.target.model.n_ctx_train
+
+
+def refusal(plan: MemoryPlan, place: int, ways: Sequence[WayOut]) -> str:
+    """Return why a plan cannot be had on a device, with both numbers and what could be."""
+    device = plan.request.devices[place]
+    needed, settings = size_text(plan.total(place)), plan.settings
+    problem = (
+        f"{plan.layers_on_devices} of {plan.n_layers} layers with {settings.n_ctx:,} tokens of "
+        f"context need {needed} on {device.name}, and {size_text(device.free)} are there, of "
+        f"which {size_text(device.margin)} are to be left alone"
+    )
+    if not ways:
+        return f"{problem}: use a smaller model"
+    return f"{problem}. What fits: {ways_text(ways, place)}"
+
+
+def ways_text(ways: Sequence[WayOut], place: int) -> str:
+    """Return the options that fit, with what each takes."""
+    return "; ".join(f"{way.options} ({size_text(way.plan.total(place))})" for way in ways)
+
+
+def alternatives(plan: MemoryPlan, counts: Counts) -> str:
+    """Return what a plan takes by place and part, and what half of each would."""
+    request, settings = plan.request, plan.settings
+    places = [(HOST, "this machine"), *((n, d.name) for n, d in enumerate(request.devices))]
+    lines = []
+    for place, name in places:
+        rows = [(row, row.by_place.get(place, 0)) for row in plan.rows]
+        parts = [f"{row.part} {row.kind} {size_text(n)}" for row, n in rows if n >= 1 << 14]
+        if parts:
+            lines.append(f"  {name}: {size_text(plan.total(place))} ({', '.join(parts)})")
+    scarce = max(range(len(request.devices)), key=lambda place: plan.total(place), default=HOST)
+    ways: list[tuple[str, MemoryPlan]] = []
+    half = max(256, settings.n_ctx // 512 * 256)
+    if half < settings.n_ctx:
+        ways.append((f"-c {half}", count_plan(request, replace(settings, n_ctx=half), counts)))
+    if can_quantize(request):
+        small = count_plan(request.with_cache("q8_0"), settings, counts)
+        ways.append(("-ctk q8_0 -ctv q8_0", small))
+    if request.devices and plan.layers_on_devices > 0:
+        layers = plan.layers_on_devices // 2
+        fewer = count_plan(request, replace(settings, n_gpu_layers=layers), counts)
+        ways.append((f"-ngl {layers}", fewer))
+    head = f"the plan, with {settings.n_ctx:,} tokens of context:"
+    less = [(text, other.total(scarce)) for text, other in ways]
+    shown = "; ".join(f"{text} takes {size_text(n)}" for text, n in less)
+    where = dict(places)[scarce]
+    tail = [f"  less on {where}: {shown}"] if shown else []
+    return "\n".join([head, *lines, *tail])
+
+
+# == GPU offload (-ngl): layers on the GPU, as given or as many as its free memory holds ===========
+
+
+LayerCount = int | Literal["auto", "all"]
+# Of the free memory: the rest is for the KV cache, compute buffers and the display.
+_SHARE_FOR_WEIGHTS = 0.75
+
+
+def parse_layer_count(text: str) -> LayerCount:
+    """Return the value of -ngl: a number, "auto" or "all"."""
+    if text == "auto":
+        return "auto"
+    if text == "all":
+        return "all"
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"GPU layers is {text!r}: give a number, auto or all") from None
+
+
+def resolve_gpu_layers(wanted: LayerCount, path: Path, *, drafts: bool = False) -> int:
+    """Return llama.cpp's n_gpu_layers (-1: all) for a file, of a target or of what `drafts`.
+
+    "auto" gives every layer if the weights fit into three quarters of the free memory of the
+    devices that are to be used (`placing`), otherwise the share that fits. 0 without a device,
+    whatever was asked for.
+    """
+    placed = resolve_placement(current_placement(drafts=drafts))
+    if wanted == "all":
+        wanted = -1
+    if wanted != "auto":
+        if wanted < -1:
+            raise OptionError(f"GPU layers is {wanted}: give -1 (all), 0 (none) or a count")
+        return placed.layers_offloaded(wanted)
+    free = placed.memory_free
+    if not free:
+        return 0
+    header = read_header(path)
+    weights = sum(tensor.n_bytes for tensor in header.tensors)
+    budget = int(free * _SHARE_FOR_WEIGHTS)
+    if weights <= budget:
+        return -1
+    layers = header.metadata.get(f"{header.architecture}.block_count")
+    return budget * layers // weights if isinstance(layers, int) else 0
+
+
+# == The devices of this machine: -ngl auto and -c 0 ===============================================
+#
+# The plan is chosen with graphs counted on the CPU, then llama.cpp is asked what its devices would
+# allocate; where that is more, the plan is made anew with as much less.
+
+
+logger = logging.getLogger("specrun.memory")
+
+_MOST_CORRECTIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How a runtime is to be loaded: what a plan needs to know. `files` are the demo's.
+
+    Several conversations share a context that is given; one that is chosen is for each of them.
+    """
+
+    target: Path
+    drafter: str
+    context: ContextOptions
+    n_gpu_layers: LayerCount
+    n_gpu_layers_draft: LayerCount
+    files: Mapping[str, Path]
+    n_texts: int = 1
+
+    @property
+    def leaves_context(self) -> bool:
+        """Whether the context is to be chosen."""
+        return self.context.n_ctx == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A plan that was chosen, and what it says for users in a line."""
+
+    plan: MemoryPlan
+    line: str
+
+    def applied_to(self, loading: Loading) -> Loading:
+        """Return how to load by this plan."""
+        settings, request = self.plan.settings, self.plan.request
+        draft = settings.n_gpu_layers_draft if request.draft_places else 0
+        return replace(
+            loading,
+            context=replace(loading.context, n_ctx=settings.n_ctx),
+            n_gpu_layers=settings.n_gpu_layers if request.target_places else 0,
+            n_gpu_layers_draft=draft,
+        )
+
+
+def fit_here(loading: Loading) -> Fitted | None:
+    """Choose layers and context for the devices in force (`placing`); None: nothing to choose.
+
+    Raises `OutOfMemoryError`, with the numbers and ways out, where layers that were asked for need
+    more than is free on a device. Files that cannot be read, and a llama.cpp that does not tell
+    what it allocates, are left to those who open them: None.
+    """
+    devices, target, draft = _devices_in_force()
+    if not devices and not loading.leaves_context:
+        return None
+    try:
+        with quiet_log(), AskedCounts() as counts:
+            request = _request(loading, devices, target, draft)
+            wish = _wish(loading, request)
+            plan = _confirmed(choose_plan(request, wish, counts), wish, counts)
+            _require_room(plan, devices, counts)
+    except OutOfMemoryError:
+        raise
+    except SpecrunError as error:
+        logger.info("no memory plan: %s", error)
+        return None
+    context, layers = wish.n_ctx is None, bool(devices) and wish.n_gpu_layers is None
+    if not (context or layers):
+        return Fitted(plan, "")
+    line = plan_line(plan, chose_context=context, chose_layers=layers)
+    logger.info("%s", line)
+    # That all of it fits without a device is what anybody expects.
+    expected = not devices and plan.fits and plan.settings.n_ctx >= wish.most_ctx
+    return Fitted(plan, "" if expected else line)
+
+
+def layers_here(
+    target: Path,
+    context: ContextOptions,
+    n_gpu_layers: LayerCount,
+    *,
+    drafter: str = "none",
+    n_gpu_layers_draft: LayerCount = "auto",
+) -> tuple[int, LayerCount]:
+    """Return n_gpu_layers (-1: all) of a target and of what drafts, as a `Runtime` takes them.
+
+    For what measures models that a runtime will use. Without a plan, the latter is what was asked
+    for. Raises as `fit_here`.
+    """
+    loading = Loading(target, drafter, context, n_gpu_layers, n_gpu_layers_draft, {})
+    found = fit_here(loading)
+    if found is not None:
+        loading = found.applied_to(loading)
+    return resolve_gpu_layers(loading.n_gpu_layers, target), loading.n_gpu_layers_draft
+
+
+def plan_in_use(loading: Loading) -> str:
+    """Return what a runtime takes, with what else would take less; "" where it cannot be counted.
+
+    For what ran out of memory: how much a device would have given is not known then.
+    """
+    try:
+        devices, target, draft = _devices_in_force()
+        with quiet_log(), AskedCounts() as counts:
+            request = _request(loading, devices, target, draft)
+            wish = _wish(loading, request)
+            settings = PlanSettings(
+                wish.n_ctx or wish.most_ctx,
+                -1 if wish.n_gpu_layers is None else wish.n_gpu_layers,
+                -1 if wish.n_gpu_layers_draft is None else wish.n_gpu_layers_draft,
+            )
+            return alternatives(count_plan(request, settings, counts), counts)
+    except SpecrunError as error:
+        logger.info("no memory plan: %s", error)
+        return ""
+
+
+@contextmanager
+def noting_plan(loading: Loading) -> Iterator[None]:
+    """Note the plan on errors of memory that leave this block."""
+    try:
+        yield
+    except (OutOfMemoryError, DecodeMemoryError) as error:
+        note = plan_in_use(loading)
+        if note:
+            error.add_note(note)
+        raise
+
+
+def _devices_in_force() -> tuple[list[Device], tuple[int, ...], tuple[int, ...]]:
+    """Return all devices that layers may go to, and the numbers of the target's and the drafts'."""
+    placement = current_placement()
+    known: list[Device] = []
+
+    def numbers(chosen: Sequence[Device]) -> tuple[int, ...]:
+        for device in chosen:
+            if all(device.handle != other.handle for other in known):
+                known.append(device)
+        handles = [device.handle for device in known]
+        return tuple(handles.index(device.handle) for device in chosen)
+
+    target = numbers(resolve_placement(placement).offload)
+    draft = numbers(resolve_placement(placement.for_drafts).offload)
+    return known, target, draft
+
+
+def _request(
+    loading: Loading, devices: Sequence[Device], target: tuple[int, ...], draft: tuple[int, ...]
+) -> PlanRequest:
+    placement = current_placement()
+    parts = parts_of(
+        loading.target, loading.drafter, loading.context, loading.files, loading.n_texts
+    )
+    return PlanRequest(
+        tuple(parts),
+        tuple(memory_device(device) for device in devices),
+        target,
+        draft,
+        placement.tensor_split,
+        _overrides(placement, devices),
+        this_machine() if loading.leaves_context else None,
+    )
+
+
+def _overrides(placement: Placement, devices: Sequence[Device]) -> tuple[tuple[str, int], ...]:
+    places = {device.name.lower(): number for number, device in enumerate(devices)}
+    return tuple(
+        (pattern, places.get(name.strip().lower(), HOST))
+        for pattern, name in placement.override_tensors
+    )
+
+
+def _wish(loading: Loading, request: PlanRequest) -> Wish:
+    context, model = loading.context, request.target.model
+
+    def layers(wanted: LayerCount, places: tuple[int, ...]) -> int | None:
+        if not places:
+            return 0
+        if wanted == "auto":
+            return None
+        return -1 if wanted == "all" else wanted
+
+    sizes = [
+        context.rope.context_size(asked, model.n_ctx_train, model.rope_factor)
+        for asked in (context.n_ctx, 0)
+    ]
+    given = context.n_ctx if request.target.shared else sizes[0]
+    return Wish(
+        None if loading.leaves_context else given,
+        layers(loading.n_gpu_layers, request.target_places),
+        layers(loading.n_gpu_layers_draft, request.draft_places),
+        sizes[1],
+    )
+
+
+def _confirmed(plan: MemoryPlan, wish: Wish, counts: Counts) -> MemoryPlan:
+    """Return a plan with what llama.cpp counts on its devices in place of what was estimated.
+
+    Where that is more than fits, and something is left to choose, another plan.
+    """
+    request = plan.request
+    for _ in range(_MOST_CORRECTIONS):
+        if not request.devices:
+            return plan
+        asked = _asked(plan)
+        if not asked.excess_on_devices or not plan.fits:
+            return asked
+        devices = tuple(
+            replace(device, kept=device.kept + max(0, asked.total(place) - device.budget))
+            for place, device in enumerate(asked.request.devices)
+        )
+        request = replace(request, devices=devices)
+        plan = choose_plan(request, wish, counts)
+    return _asked(plan)
+
+
+def _asked(plan: MemoryPlan) -> MemoryPlan:
+    request, settings = plan.request, plan.settings
+    names = {device.name: place for place, device in enumerate(request.devices)}
+    rows = [row for row in plan.rows if row.kind == "output rows"]
+    known = {part.title for part in request.parts if isinstance(part, ModelPart)}
+    rows += [row for row in plan.rows if row.part not in known]
+    for part in request.parts:
+        if not isinstance(part, ModelPart):
+            continue
+        layers = settings.n_gpu_layers_draft if part.drafts else settings.n_gpu_layers
+        found = asked_on_devices(part, part.n_ctx(settings.n_ctx), layers)
+        for kind, name in (
+            ("weights", "weights"),
+            ("keys and values", "cells"),
+            ("compute", "compute"),
+        ):
+            places = {
+                HOST if device == HOST_NAME else names[device]: getattr(counts, name)
+                for device, counts in found.items()
+                if device == HOST_NAME or device in names
+            }
+            rows.append(PlanRow(part.title, kind, places))  # type: ignore[arg-type]
+    order = [part.title for part in request.parts]
+    rows.sort(key=lambda row: order.index(row.part))
+    return replace(plan, rows=tuple(rows))
+
+
+def _require_room(plan: MemoryPlan, devices: Sequence[Device], counts: Counts) -> None:
+    """Raise where a card of this machine has less than what would lie on it."""
+    for place, device in enumerate(plan.request.devices):
+        needed = plan.total(place)
+        # What shares this machine's memory may get more than it says is free.
+        if devices[place].kind == "gpu" and device.free and needed > device.free:
+            raise OutOfMemoryError(refusal(plan, place, ways_out(plan, counts)))

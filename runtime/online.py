@@ -1,0 +1,484 @@
+"""Online speculative decoding (Liu et al. 2023): rejected drafts, kept to learn from."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.atomic import atomic_path, state_folder
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    ModelError,
+    OptionError,
+    SpecrunError,
+)
+from specrun.bindings.kept_file import DAMAGE, count_in, json_object, list_in, read_kept, text_in
+from specrun.bindings.models.model import Model
+from specrun.bindings.regular_file import read_regular
+from specrun.runtime.laws.transform import Logits
+from specrun.runtime.planning.plans import describe_file
+
+# == The replay buffer (Liu et al. 2023, section 3.2) ==============================================
+#
+# Where a draft is rejected, the target's row at that place says what should have been drafted. The
+# buffer keeps it with the text before it: contexts and laws, answer by answer, the oldest dropped
+# first. Of a row it keeps the law at temperature 1, whatever the answer was sampled at: its
+# KEPT_TOKENS most likely tokens with their log-probabilities in float16, and how much is left for
+# all others together. That is 390 bytes a place where a whole row of 32,000 tokens takes 64,000,
+# and a divergence of the two coarser laws is never more than that of the whole ones (data
+# processing).
+#
+# The paper empties its buffer after every update. This one forgets the oldest only: a drafter that
+# learns from few places again and again unlearns the others.
+
+
+KEPT_TOKENS = 64
+"""How many tokens of a law are kept by name."""
+
+MOST_BYTES = 16 << 20
+"""What a buffer holds at most: about 40,000 places."""
+
+_LEAST = -30.0  # the logarithm that stands for nothing at all: finite, also in float16
+_ANSWER_BYTES = 64
+
+TokenArray: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLaws:
+    """Laws of `n` places: token ids [n, K], and their log-probabilities [n, K + 1] in float16.
+
+    The last column is the logarithm of what all other tokens have together.
+    """
+
+    ids: TokenArray
+    log_probs: npt.NDArray[np.float16]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedAnswer:
+    """A text and the places in it where drafts were rejected.
+
+    `tokens` [T] end with the last of them; the law `laws[i]` is that of the token after
+    `positions[i]`, ascending.
+    """
+
+    tokens: TokenArray
+    positions: TokenArray
+    laws: KeptLaws
+
+    @property
+    def n_bytes(self) -> int:
+        """What it takes, in memory and in a file, nearly."""
+        arrays = (self.tokens, self.positions, self.laws.ids, self.laws.log_probs)
+        return _ANSWER_BYTES + sum(array.nbytes for array in arrays)
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of its text: what decides whether it is learnt or measured on."""
+        return hashlib.sha256(self.tokens.tobytes()).digest()
+
+
+def likeliest(logits: Logits, count: int) -> tuple[TokenArray, npt.NDArray[np.float16]]:
+    """Return the `count` most likely tokens of a row, ascending by id, and the law's logarithms.
+
+    Those are float16 [count + 1], the last one of all other tokens together. Raises OptionError for
+    a row without a finite number.
+    """
+    row = logits.astype(np.float64)
+    highest = float(row.max())
+    if not np.isfinite(highest):
+        raise OptionError(f"a row of logits has the largest number {highest}: it is no law")
+    weights = np.exp(row - highest)
+    count = min(count, len(row))
+    ids = np.sort(np.argpartition(row, len(row) - count)[len(row) - count :])
+    rest = weights.sum() - weights[ids].sum()
+    kept = np.append(weights[ids], max(rest, 0.0)) / weights.sum()
+    logs = np.log(np.maximum(kept, np.exp(_LEAST)))
+    return ids.astype(np.int32), logs.astype(np.float16)
+
+
+class RejectionNotes:
+    """What was rejected in the answer that one conversation is making, for a buffer of all answers.
+
+    `note` takes places while an answer is made, `end_answer` closes it. Nothing is kept of an
+    answer whose drafts were all accepted.
+    """
+
+    def __init__(self, buffer: RejectionBuffer) -> None:
+        self._buffer = buffer
+        self._pending: list[tuple[int, TokenArray, npt.NDArray[np.float16]]] = []
+
+    def note(self, position: int, logits: Logits) -> None:
+        """Note that a draft after the token at `position` was rejected; copy what the row says."""
+        self._pending.append((position, *likeliest(logits, self._buffer.kept_tokens)))
+
+    def end_answer(self, tokens: Sequence[int]) -> None:
+        """Keep what was noted of an answer whose prompt and tokens these are."""
+        places, self._pending = self._pending, []
+        places = [place for place in places if place[0] < len(tokens)]
+        if not places:
+            return
+        positions = np.array([position for position, _, _ in places], np.int32)
+        laws = KeptLaws(np.stack([ids for _, ids, _ in places]), np.stack([p for *_, p in places]))
+        text = np.array(tokens[: int(positions[-1]) + 1], np.int32)
+        self._buffer.add(RejectedAnswer(text, positions, laws))
+
+
+class RejectionBuffer:
+    """Answers with rejected drafts, at most `most_bytes` of them; the oldest go first.
+
+    Every conversation that fills it has `notes` of its own.
+    """
+
+    def __init__(self, *, most_bytes: int = MOST_BYTES, kept_tokens: int = KEPT_TOKENS) -> None:
+        if most_bytes < 1 or kept_tokens < 1:
+            raise OptionError(f"a buffer of {most_bytes} bytes, {kept_tokens} tokens a law: give 1")
+        self.most_bytes, self.kept_tokens = most_bytes, kept_tokens
+        self._answers: deque[RejectedAnswer] = deque()
+        self._n_bytes = 0
+        self.n_changes = 0
+        """Counts up whenever it changes."""
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def __iter__(self) -> Iterator[RejectedAnswer]:
+        return iter(tuple(self._answers))
+
+    @property
+    def n_places(self) -> int:
+        """How many rejected drafts it tells of."""
+        return sum(len(answer.laws) for answer in self._answers)
+
+    @property
+    def n_bytes(self) -> int:
+        """What its answers take."""
+        return self._n_bytes
+
+    def notes(self) -> RejectionNotes:
+        """Return what takes the rejected drafts of another conversation."""
+        return RejectionNotes(self)
+
+    def add(self, answer: RejectedAnswer) -> None:
+        """Add an answer, and drop the oldest until all fit; one that is too large is not kept."""
+        if answer.n_bytes > self.most_bytes:
+            return
+        self._answers.append(answer)
+        self.n_changes += 1
+        self._n_bytes += answer.n_bytes
+        while self._n_bytes > self.most_bytes:
+            self._n_bytes -= self._answers.popleft().n_bytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._answers.clear()
+        self._n_bytes = 0
+        self.n_changes += 1  # it is another buffer now
+
+
+# == The file of a replay buffer ===================================================================
+#
+# The file is little-endian, versioned, bound to one target, and written whole or not at all:
+#
+#     magic "SPECLEARN" | version u8 | length u32 of the facts | the facts, JSON
+#     of each answer: tokens i32 | positions i32 | ids i32 [n, K] | logarithms f16 [n, K + 1]
+#     SHA-256 of all before
+#
+# Only its owner can read it: it holds what was asked and answered.
+
+
+_MAGIC = b"SPECLEARN"
+_VERSION = 1
+_HEAD = struct.Struct("<9sBI")
+_DIGEST = 32
+MOST_FILE_BYTES = 1 << 30
+"""The most bytes of a file."""
+BUFFER_NAME = "buffer.bin"
+"""The file of a buffer in its target's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferKey:
+    """The target that a buffer belongs to: `model` is a hash of its file, `vocabulary` of tokens.
+
+    `name` is the file's, for users to know it by.
+    """
+
+    name: str
+    model: str
+    vocabulary: str
+    n_tokens: int
+
+    @classmethod
+    def of(cls, target: Model) -> BufferKey:
+        """Return the key of an open target."""
+        described = json.dumps(describe_file(target.path), sort_keys=True)
+        digest = hashlib.sha256(described.encode()).hexdigest()
+        vocabulary = target.vocabulary
+        return cls(target.path.name, digest, vocabulary.fingerprint.hex(), vocabulary.size)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferFacts:
+    """What a buffer's file says of itself, without its texts."""
+
+    path: Path
+    key: BufferKey
+    n_answers: int
+    n_places: int
+    n_bytes: int
+
+
+def learn_folder(key: BufferKey) -> Path:
+    """Return where what is learnt for a target is kept: its buffer and its drafters."""
+    return state_folder() / "learn" / f"{Path(key.name).stem[:40]}-{key.model[:16]}"
+
+
+def kept_folders() -> list[Path]:
+    """Return the folders of all targets that something is kept for."""
+    root = state_folder() / "learn"
+    return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+
+
+def save_rejections(buffer: RejectionBuffer, path: Path, key: BufferKey) -> None:
+    """Write a buffer over `path`; after a crash at any moment the old file or the new one is there.
+
+    Raises SpecrunError if the disk is full or the folder cannot be written.
+    """
+    answers = list(buffer)
+    sizes = [[len(answer.tokens), len(answer.positions)] for answer in answers]
+    kept = answers[0].laws.ids.shape[1] if answers else buffer.kept_tokens
+    facts = json.dumps({"target": asdict(key), "kept": kept, "answers": sizes}).encode()
+    content = bytearray(_HEAD.pack(_MAGIC, _VERSION, len(facts)) + facts)
+    for answer in answers:
+        for array, kind in _arrays(answer):
+            content += np.ascontiguousarray(array, kind).tobytes()
+    content += hashlib.sha256(content).digest()
+    with atomic_path(path, force=True) as aside:
+        aside.chmod(0o600)
+        aside.write_bytes(content)
+
+
+def load_rejections(path: Path, key: BufferKey | None, buffer: RejectionBuffer) -> BufferKey:
+    """Add the answers of a file to `buffer`, and return whose they are.
+
+    Raises FileMissingError, MalformedFileError for a file that is no buffer, damaged or of another
+    version, and ModelError for one of another target than `key` (None: of any).
+    """
+    return parse_rejections(path, _read(path), key, buffer)
+
+
+def parse_rejections(
+    path: Path, content: bytes, key: BufferKey | None, buffer: RejectionBuffer
+) -> BufferKey:
+    """Do what `load_rejections` does with the `content` of the file `path`."""
+    facts = _facts(path, content)
+    if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
+        raise _malformed(path, "is damaged (its checksum is wrong)")
+    try:
+        found = _key(facts["target"])
+        kept = count_in(facts["kept"], 1)
+        sizes = [(count_in(t, 1), count_in(p, 1)) for t, p in list_in(facts["answers"])]
+    except DAMAGE:
+        raise _malformed(path, "contradicts itself") from None
+    require_same_target(path, found, key)
+    start = _HEAD.size + int.from_bytes(content[10:14], "little")
+    expected = start + sum(_size(t, p, kept) for t, p in sizes) + _DIGEST
+    if len(content) != expected:
+        raise _malformed(path, f"has {len(content)} bytes instead of {expected}")
+    buffer.kept_tokens = kept
+    for answer in _answers(content, start, sizes, kept):
+        if not _is_sound(answer, found.n_tokens):
+            raise _malformed(path, "contradicts itself")
+        buffer.add(answer)
+    return found
+
+
+def _key(value: Mapping[str, Any]) -> BufferKey:
+    key = BufferKey(**value)
+    for text in (key.name, key.model, key.vocabulary):
+        text_in(text)
+    count_in(key.n_tokens, 1)
+    return key
+
+
+def require_same_target(path: Path, found: BufferKey, wanted: BufferKey | None) -> None:
+    """Raise ModelError unless a buffer belongs to the target that is asked for."""
+    if wanted is not None and found.model != wanted.model:
+        raise ModelError(
+            f"{path} holds what drafts for {found.name} got wrong (hash {found.model[:12]}), and "
+            f"the target is {wanted.name} (hash {wanted.model[:12]}): give each target its own"
+        )
+
+
+def read_facts(path: Path) -> BufferFacts:
+    """Return what a buffer's file says of itself; raises as `load_rejections`."""
+    buffer = RejectionBuffer(most_bytes=MOST_FILE_BYTES)
+    key = load_rejections(path, None, buffer)
+    return BufferFacts(path, key, len(buffer), buffer.n_places, path.stat().st_size)
+
+
+def _arrays(answer: RejectedAnswer) -> list[tuple[Any, str]]:
+    laws = answer.laws
+    return [
+        *((answer.tokens, "<i4"), (answer.positions, "<i4")),
+        *((laws.ids, "<i4"), (laws.log_probs, "<f2")),
+    ]
+
+
+def _size(n_tokens: int, n_places: int, kept: int) -> int:
+    return 4 * n_tokens + n_places * (4 + 4 * kept + 2 * (kept + 1))
+
+
+def _answers(
+    content: bytes, start: int, sizes: list[tuple[int, int]], kept: int
+) -> Iterator[RejectedAnswer]:
+    place = start
+
+    def take(kind: str, *shape: int) -> Any:  # noqa: ANN401 - arrays of two types
+        nonlocal place
+        count = int(np.prod(shape))
+        found = np.frombuffer(content, kind, count, place).reshape(shape)
+        place += found.nbytes
+        return found
+
+    for n_tokens, n_places in sizes:
+        tokens, positions = take("<i4", n_tokens), take("<i4", n_places)
+        laws = KeptLaws(take("<i4", n_places, kept), take("<f2", n_places, kept + 1))
+        yield RejectedAnswer(tokens, positions, laws)
+
+
+def _is_sound(answer: RejectedAnswer, n_tokens: int) -> bool:
+    laws = answer.laws
+    ids_known = all(ids.min() >= 0 and ids.max() < n_tokens for ids in (answer.tokens, laws.ids))
+    places = answer.positions
+    ordered = (
+        bool((np.diff(places) > 0).all()) and places[0] >= 0 and places[-1] < len(answer.tokens)
+    )
+    sums = np.exp(laws.log_probs.astype(np.float64)).sum(-1)
+    return bool(ids_known and ordered and (abs(sums - 1.0) < 0.05).all())
+
+
+def _facts(path: Path, content: bytes) -> dict[str, Any]:
+    if content[: len(_MAGIC)] != _MAGIC:
+        raise MalformedFileError(f"{path} holds no rejected drafts; name another file")
+    if len(content) < _HEAD.size + _DIGEST:
+        raise _malformed(path, f"is cut off after {len(content)} bytes")
+    _, version, length = _HEAD.unpack_from(content)
+    if version != _VERSION:
+        raise _malformed(path, f"has format version {version}, this specrun reads {_VERSION}")
+    try:
+        return json_object(content[_HEAD.size : _HEAD.size + length])
+    except DAMAGE:
+        raise _malformed(path, "is damaged") from None
+
+
+def _malformed(path: Path, problem: str) -> MalformedFileError:
+    return MalformedFileError(f"{path} {problem}; delete it to begin anew (specrun learn forget)")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise MalformedFileError(f"{path} is too large for rejected drafts; name another file")
+        return read_regular(path)
+    except FileNotFoundError:
+        raise FileMissingError(f"there is no file {path}") from None
+    except OSError as error:
+        raise FileMissingError(f"{path} cannot be read: {error.strerror}") from error
+
+
+# == The buffer of one runtime: in memory, or in a file that is saved when the runtime closes ======
+
+
+LearnFrom: TypeAlias = "bool | str | os.PathLike[str]"
+"""False: nothing is kept; True: in memory, until the runtime is closed; "keep": in the user's state
+folder; or the path of a file."""
+
+KEEP = "keep"
+
+
+class RejectionStore:
+    """A buffer with the target that it belongs to, and the file where it is kept, if any."""
+
+    def __init__(self, buffer: RejectionBuffer, key: BufferKey, path: Path | None = None) -> None:
+        self.buffer, self.key, self.path = buffer, key, path
+        self._saved = buffer.n_changes
+
+    def save(self) -> None:
+        """Write what is new, where the user asked for that."""
+        now = self.buffer.n_changes
+        if self.path is not None and now != self._saved:
+            save_rejections(self.buffer, self.path, self.key)
+            self._saved = now
+
+    def close(self) -> None:
+        """Save; the buffer stays usable."""
+        self.save()
+
+
+def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
+    """Return the store that `learn` asks for, with what is kept there of this target.
+
+    What is damaged in the user's state folder is left out, with a warning in the log. Raises as
+    `load_rejections`, and SpecrunError where the folder cannot be made.
+    """
+    if learn is False:
+        return None
+    key, buffer = BufferKey.of(target), RejectionBuffer()
+    if learn is True:
+        return RejectionStore(buffer, key)
+    path = learn_folder(key) / BUFFER_NAME if learn == KEEP else Path(learn).expanduser()
+    if learn == KEEP:
+        buffer = _kept(path, key) or buffer
+    elif path.exists():
+        load_rejections(path, key, buffer)
+    if not path.exists():
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecrunError(
+                f"{path.parent} cannot be made ({error.strerror}); name a file elsewhere"
+            ) from error
+    return RejectionStore(buffer, key, path)
+
+
+def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
+    """Return what the user's state folder has of a target; None if that is nothing, or damaged.
+
+    A damaged file is renamed, so that nothing overwrites it. Raises ModelError for a whole file of
+    another target.
+    """
+
+    def parse(content: bytes) -> tuple[BufferKey, RejectionBuffer]:
+        buffer = RejectionBuffer()
+        return parse_rejections(path, content, None, buffer), buffer
+
+    aside = path.with_suffix(".damaged")
+    what, advice = (
+        "what was kept of rejected drafts",
+        f"it is now {aside}, and learning begins anew",
+    )
+    found = read_kept(path, parse, what=what, advice=advice, most=MOST_FILE_BYTES)
+    if found is None:
+        with contextlib.suppress(OSError):  # usually there is none
+            path.replace(aside)
+        return None
+    require_same_target(path, found[0], key)
+    return found[1]

@@ -1,0 +1,374 @@
+"""Cost curves: seconds of an evaluation by its number of tokens, measured or learnt."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.trees import Topology
+
+# == Cost curves ===================================================================================
+
+
+_WORTH_PADDING = 0.05  # of the time of a batch: what padding must save at the least
+
+
+class _Times(dict[int, float]):
+    """Times by number of tokens: drafters that plan ask for the same few in every round."""
+
+    def __init__(self, sizes: tuple[int, ...], times: tuple[float, ...]) -> None:
+        self._measured = sizes, times
+
+    def __missing__(self, n: int) -> float:
+        self[n] = seconds = _seconds(*self._measured, n)
+        return seconds
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds of one evaluation of n tokens, measured at ascending `sizes`.
+
+    `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its
+    graph; `rebuilt` the time after one of another shape. `spread` is by which share the median of
+    the repetitions of a size lay above the least, which is what counts; empty where nothing was
+    repeated.
+    """
+
+    sizes: tuple[int, ...]
+    reused: tuple[float, ...]
+    rebuilt: tuple[float, ...]
+    spread: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.sizes) == len(self.reused) == len(self.rebuilt) > 0:
+            raise OptionError("a cost curve needs at least one size, and two times for each")
+        if self.spread and len(self.spread) != len(self.sizes):
+            raise OptionError("the spread of a cost curve is given for each size, or for none")
+        if self.sizes[0] != 1 or any(a >= b for a, b in itertools.pairwise(self.sizes)):
+            raise OptionError("the sizes of a cost curve start at 1 and ascend")
+        if not all(0.0 < seconds < float("inf") for seconds in (*self.reused, *self.rebuilt)):
+            raise OptionError("the times of a cost curve are positive")
+        if not all(0.0 <= share < float("inf") for share in self.spread):
+            raise OptionError("the spread of a cost curve is a share, 0 or more")
+
+    @staticmethod
+    def flat(seconds: Sequence[float]) -> CostCurve:
+        """Return the curve of these times for 1, 2, 3, ... tokens, rebuilding for nothing."""
+        return CostCurve(tuple(range(1, len(seconds) + 1)), tuple(seconds), tuple(seconds))
+
+    def seconds(self, n: int, *, rebuilt: bool = False) -> float:
+        """Return the time of n tokens, on straight lines between what was measured and beyond."""
+        return (self._rebuilt_at if rebuilt else self._reused_at)[n]
+
+    @functools.cached_property
+    def _reused_at(self) -> _Times:
+        return _Times(self.sizes, self.reused)
+
+    @functools.cached_property
+    def _rebuilt_at(self) -> _Times:
+        return _Times(self.sizes, self.rebuilt)
+
+    def spread_at(self, n: int) -> float:
+        """Return the spread of the nearest sizes, the larger of two; 0 where it is not known."""
+        if not self.spread:
+            return 0.0
+        above = min(bisect_left(self.sizes, n), len(self.sizes) - 1)
+        below = above if self.sizes[above] <= n else above - 1
+        return max(self.spread[below], self.spread[above])
+
+    def wider(self, n: int, most: int) -> int:
+        """Return how many tokens to evaluate in place of n, at most so many: n, or what is cheaper.
+
+        Kernels of quantized weights may take less for 8 tokens than for 5: then 3 are added that
+        nobody reads. What is cheaper by no more than the spread may only be noise. A single token
+        stays alone: that is plain decoding, which all else is compared with.
+        """
+        if n < 2 or not self.spread:
+            return n
+        sizes = [size for size in self.sizes if n < size <= most]
+        best = min(sizes, key=self.seconds, default=n)
+        margin = 1.0 + max(_WORTH_PADDING, self.spread_at(n), self.spread_at(best))
+        return best if self.seconds(best) * margin < self.seconds(n) else n
+
+    def as_padded(self) -> CostCurve:
+        """Return what counts where batches are padded: from two tokens on, min over m >= n of T(m).
+
+        Within the spread nothing is padded, but then T(n) is no more than T(m) either: a batch is
+        a part of the larger one, and noise only adds.
+        """
+
+        def least(times: tuple[float, ...]) -> tuple[float, ...]:
+            from_above = [*itertools.accumulate(reversed(times[1:]), min)]
+            return (times[0], *reversed(from_above))
+
+        return CostCurve(self.sizes, least(self.reused), least(self.rebuilt), self.spread)
+
+
+def _seconds(sizes: tuple[int, ...], times: tuple[float, ...], n: int) -> float:
+    """Return the time of n tokens; see `CostCurve.seconds`."""
+    if n in sizes:
+        return times[sizes.index(n)]
+    # One point gives no slope: proportional is the cautious guess, and makes no tree look cheap.
+    if len(sizes) == 1:
+        return times[0] * n
+    # Beyond the largest size the last measured segment goes on.
+    above = next((i for i, size in enumerate(sizes) if size > n), len(sizes) - 1)
+    (a, b), (low, high) = sizes[above - 1 : above + 1], times[above - 1 : above + 1]
+    # Noise can make a segment fall: without the floor, times beyond it would go to 0 and below.
+    return max(low + (high - low) * (n - a) / (b - a), min(times))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """All that decides how long a round takes.
+
+    The target evaluates the same shape round after round, so its graph is reused; the draft model's
+    is where one depth is as wide as the one before. The others are seconds of Python around the
+    evaluations: `per_round` in any round, `per_tree` in one that drafts, `per_law` for each
+    evaluated draft node, `per_node` for each drafted one.
+    """
+
+    target: CostCurve
+    draft: CostCurve
+    per_round: float = 0.0
+    per_tree: float = 0.0
+    per_law: float = 0.0
+    per_node: float = 0.0
+
+    @property
+    def plain_seconds(self) -> float:
+        """Seconds of one token without drafting."""
+        return self.target.seconds(1) + self.per_round
+
+    def depth_seconds(self, width: int, before: int | None) -> float:
+        """Return what the draft model takes for `width` nodes after `before` (None: the root)."""
+        rebuilt = before is not None and width != before
+        return self.draft.seconds(width, rebuilt=rebuilt) + width * self.per_law
+
+    def verify_seconds(self, nodes: int) -> float:
+        """Return what the target and the loop take for a tree of so many nodes."""
+        python = self.per_round + self.per_tree + nodes * self.per_node
+        # The root, the token that was decided last, is evaluated with the tree.
+        return self.target.seconds(nodes + 1) + python
+
+    def round_seconds(self, topology: Topology) -> float:
+        """Return what a round with this tree takes."""
+        widths = topology.inner_widths
+        # Each depth with the width before it, which says whether the draft model's graph is
+        # rebuilt.
+        drafting = sum(map(self.depth_seconds, widths, (None, *widths)))
+        return self.verify_seconds(len(topology)) + drafting
+
+
+def levelled(row: Sequence[float]) -> list[float]:
+    """Return shares that do not rise with rank: runs that do, by noise, become their mean.
+
+    Whoever drafts a later token drafts the earlier ones too: only the sum counts, which stays.
+    """
+    groups: list[tuple[float, int]] = []  # sum and length of runs of equal shares
+    for share in row:
+        total, length = share, 1
+        # Pool adjacent violators, the means compared as products: no division on the way.
+        while groups and groups[-1][0] * length < total * groups[-1][1]:
+            before = groups.pop()
+            total, length = total + before[0], length + before[1]
+        groups.append((total, length))
+    return [total / length for total, length in groups for _ in range(length)]
+
+
+# == Cost curves that every round of decoding corrects =============================================
+#
+# It begins as the curve that was measured or is typical, and is believed as far as nothing else was
+# seen. For each width the lower median of its last rounds counts, over that of rounds of one token:
+# pauses of the machine lengthen single rounds, and whatever slows all of them cancels out. Between
+# widths that were seen the correction (a factor, in logarithms) is interpolated, and goes on beyond
+# the largest; it fades while a width is not seen, so that one bad round is not believed for ever.
+# The whole then ascends (isotonic regression): no more tokens for less time, unless that was seen
+# of two tokens and one.
+
+
+_KEPT = 9  # rounds of a width that count
+_ENOUGH = 3  # rounds of one token from which they alone say what one token takes
+STALL = 2.0
+"""Rounds that take more than so many usual ones were disturbed, and count as so many."""
+_DOUBT = 0.5  # rounds that the first belief counts for, beside those that were seen of a width
+_FADING = 256  # rounds after which half of what an unseen width showed is forgotten
+_STALE = 8  # rounds after which the curve is fitted again
+_OFTEN = 4  # of rounds of one token, which come by the hundred, every fourth is counted
+_TICK = 1e-9  # the shortest round: clocks may stand still
+_BELIEVED = 3  # drafts that what was reckoned counts for: as many are cold at first
+
+
+class LiveCurve(CostCurve):
+    """A curve that goes on learning: `seconds` says what is believed now, the fields how it began.
+
+    Whatever plans with a `CostCurve` plans with this one. Where nothing is learnt it stays as it
+    began.
+    """
+
+    def __init__(self, start: CostCurve) -> None:
+        super().__init__(start.sizes, start.reused, start.rebuilt, start.spread)
+        # The fields of a frozen dataclass cannot be assigned to, and this is none of them.
+        object.__setattr__(self, "_learnt", _Learnt(start))
+
+    _learnt: _Learnt
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def learn(self, width: int, seconds: float) -> None:
+        """Count a round in which so many tokens were evaluated."""
+        self._learnt.learn(width, seconds)
+
+    def pass_over(self, rounds: int) -> None:
+        """Count rounds of one token that nobody timed."""
+        self._learnt.pass_over(rounds)
+
+    @property
+    def widest(self) -> int:
+        """The largest width that was seen; 0 until two rounds of a single token were."""
+        times = self._learnt.times
+        return max(times) if len(times.get(1, ())) > 1 else 0
+
+    def seconds(self, n: int, *, rebuilt: bool = False) -> float:
+        """Return the time of n tokens, as it is believed now."""
+        seconds = self._learnt.seconds(n)
+        if not rebuilt:
+            return seconds
+        return seconds * super().seconds(n, rebuilt=True) / super().seconds(n)
+
+
+class _Learnt:
+    """What was seen of each width, and the curve fitted to it: `_table[n]` for n tokens."""
+
+    def __init__(self, start: CostCurve) -> None:
+        self._start, self._single = start, start.seconds(1)
+        self.times: dict[int, deque[float]] = {}
+        self._seen: dict[int, int] = {}  # the round in which a width was last seen
+        self._round = self._fitted = self._n_single = 0
+        self._estimates: dict[int, float] = {}
+        self._table: list[float] = []
+
+    def learn(self, width: int, seconds: float) -> None:
+        """Count a round."""
+        self._round += 1
+        self._seen[width] = self._round
+        times = self.times.get(width)
+        if width == 1:
+            self._n_single += 1
+            if times is not None and len(times) == _KEPT and self._n_single % _OFTEN != 1:
+                return
+        if times is None:
+            times = self.times[width] = deque(maxlen=_KEPT)
+            self._estimates[width] = seconds
+        times.append(max(_TICK, min(seconds, STALL * self._estimates[width])))
+        # A fit takes some tens of microseconds: it waits, unless little was known.
+        if len(times) <= _ENOUGH or self._round - self._fitted >= _STALE:
+            self._fit()
+
+    def pass_over(self, rounds: int) -> None:
+        """Count rounds that nobody timed: what was seen before them is as much older."""
+        self._round += rounds
+
+    def seconds(self, n: int) -> float:
+        """Return the time of n tokens."""
+        table = self._table
+        if n < len(table):
+            return table[n]
+        if not table:
+            return self._start.seconds(n)
+        # Beyond the largest width that was seen it goes on as it began.
+        last = len(table) - 1
+        return table[last] * self._start.seconds(n) / self._start.seconds(last)
+
+    def _fit(self) -> None:
+        self._fitted = self._round
+        self._estimates = {width: lower_median(times) for width, times in self.times.items()}
+        single = self._single_seconds()
+        factors = [(1, 0.0)]
+        for width in sorted(self.times):
+            if width > 1:
+                factors.append((width, self._factor(width, single)))
+        most = factors[-1][0]
+        ratios = [self._expected(n) * math.exp(_between(factors, n)) for n in range(most, 1, -1)]
+        # One token stands apart: two cost less where a kernel likes them better.
+        self._table = [single, single, *(single * ratio for ratio in reversed(levelled(ratios)))]
+
+    def _single_seconds(self) -> float:
+        """Return the time of one token."""
+        alone = self.times.get(1, ())
+        if alone:
+            # The first round of an answer is often slow: of few the least counts.
+            return self._estimates[1] if len(alone) >= _ENOUGH else min(alone)
+        return min(min(times) / self._expected(width) for width, times in self.times.items())
+
+    def _factor(self, width: int, single: float) -> float:
+        """Return the logarithm of what a width takes over what was expected, as far as believed."""
+        count, age = len(self.times[width]), self._round - self._seen[width]
+        weight = count / (count + _DOUBT) * math.exp2(-age / _FADING)
+        return weight * math.log(self._estimates[width] / single / self._expected(width))
+
+    def _expected(self, width: int) -> float:
+        """Return what a width took over one token, as it began."""
+        return self._start.seconds(width) / self._single
+
+
+class DraftCost:
+    """What a draft takes: `rounds` plain ones for so many depths, and what they are in seconds.
+
+    At first a plain round is one of the target's (`plain`), for a drafter takes what it reads of
+    that. Where a `clock` is told when a draft starts and ends it is what its drafts say, the lower
+    median of the last ones: graphs are built and weights read for the first time in a few of them.
+    Nothing is believed before `told` says that the target's rounds are timed, too.
+    """
+
+    def __init__(
+        self,
+        rounds: Callable[[int], float],
+        plain: Callable[[], float],
+        clock: Callable[[], float] | None = None,
+        told: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._rounds, self._plain, self._clock, self._told = rounds, plain, clock, told
+        self._seen: deque[float] = deque(maxlen=_KEPT)  # seconds of a plain round
+        self._usual: float | None = None  # their median: rounds ask for it several times
+        self._started: float | None = None
+
+    def seconds(self, depth: int) -> float:
+        """Return what a draft of so many depths takes, as it is believed now."""
+        return (self._usual or self._plain()) * self._rounds(depth)
+
+    def start(self) -> None:
+        """Note that a draft begins."""
+        if self._clock is not None:
+            self._started = self._clock()
+
+    def end(self, depth: int) -> None:
+        """Note that a draft of so many depths is done."""
+        started, self._started = self._started, None
+        if self._clock is not None and started is not None and depth and self._told():
+            self._seen.append(max(_TICK, self._clock() - started) / self._rounds(depth))
+            self._usual = lower_median([self._plain()] * _BELIEVED + [*self._seen])
+
+
+def lower_median(times: Sequence[float] | deque[float]) -> float:
+    """Return the median, of an even number of times the lower of the two."""
+    return sorted(times)[(len(times) - 1) // 2]
+
+
+def _between(points: Sequence[tuple[int, float]], n: int) -> float:
+    """Return the value at n, on straight lines over log n, and level behind the last point."""
+    above = bisect_left(points, (n, -math.inf))
+    if above == len(points):
+        return points[-1][1]
+    (size, value), (before, low) = points[above], points[above - 1]
+    share = math.log(n / before) / math.log(size / before)
+    return low + share * (value - low)

@@ -1,0 +1,224 @@
+"""Measuring what evaluations cost on this machine, by the number of tokens.
+
+A size is evaluated twice in a row: the first time after another size, so that llama.cpp has to
+rebuild its graph, then with the graph reused. Sizes are visited forwards and backwards in turn, so
+that a machine that warms up or slows down does so for all of them. The least of a size's times
+counts, for other programs only add to it; how far the median lies above is told as the spread. What
+contradicts its neighbours is measured again: a size that takes longer than a larger one by more
+than the spread, of which a tenth is believed at most (where times differ by more, their least may
+be no better), or far more than the line between the sizes beside it. What stays so is a kernel's
+doing. All tokens give output rows, as a tree's do, at a position where a text would be in the
+middle of its answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.bindings.models.model import Model
+from specrun.runtime.memory import layers_here
+from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.models.pairing import check_draftable
+from specrun.runtime.planning.curves import CostCurve
+
+MEASURED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+_LARGEST = max(MEASURED_SIZES)
+_FEWEST, _MOST = 3, 60  # passes
+_PATIENCE = 4  # times the given seconds, after which fewer passes will do
+# Times a single token: no tree yields so much more, so larger sizes are not measured.
+_TOO_DEAR = 8.0
+_MOST_SPREAD = 0.1  # that excuses a size from being doubted
+_ABOVE = 1.3  # times the line between its neighbours, from which a size is doubted
+# What is doubted is measured again, at most so often, with its neighbours so many times each.
+_DOUBTED, _AGAIN = 3, 3
+
+
+def measure_cost_curve(
+    context: Context,
+    *,
+    seconds: float,
+    sizes: tuple[int, ...] = MEASURED_SIZES,
+    depth: int = 256,
+    progress: Callable[[float], None] = lambda _: None,
+) -> CostCurve:
+    """Return the curve of a context, which is left empty, in about so many seconds.
+
+    The context needs output rows for the largest size, and room for it after `depth` tokens. Three
+    passes are made unless they take four times as long. `progress` is told the share that is done.
+    """
+    largest = max(sizes)
+    if min(context.n_outputs, context.n_batch) < largest:
+        problem = f"evaluations of {largest} tokens need a batch and output rows of that size"
+        raise OptionError(problem)
+    times = EvaluationTimes(context, max(0, min(depth, context.n_ctx - largest)))
+    sizes = times.worth_measuring(sizes)
+    started = time.perf_counter()
+    for number in range(_MOST):
+        for index, size in enumerate(sizes if number % 2 == 0 else reversed(sizes)):
+            times.visit(size)
+            passes = (number + (index + 1) / len(sizes)) / _FEWEST
+            progress(min(1.0, passes, (time.perf_counter() - started) / seconds))
+        elapsed = time.perf_counter() - started
+        if elapsed >= seconds * (1 if number + 1 >= _FEWEST else _PATIENCE):
+            break
+    curve = times.curve(sizes)
+    for _ in range(_DOUBTED):
+        again = beside(doubted(curve), curve.sizes)
+        for size in again * _AGAIN:
+            times.visit(size)
+        if not again:
+            break
+        curve = times.curve(sizes)
+    progress(1.0)
+    context.memory.clear()
+    return curve
+
+
+def doubted(curve: CostCurve) -> list[int]:
+    """Return the sizes whose times contradict those of others."""
+    sizes = curve.sizes
+
+    def contradicts(times: tuple[float, ...], place: int) -> bool:
+        behind = range(place + 1, len(sizes))
+        spread = min(max((*curve.spread[place:], 0.0)), _MOST_SPREAD)
+        if any(times[other] * (1.0 + spread) < times[place] for other in behind):
+            return True
+        if not 0 < place < len(sizes) - 1:
+            return False
+        (low, high), (a, b) = times[place - 1 : place + 2 : 2], sizes[place - 1 : place + 2 : 2]
+        return times[place] > _ABOVE * (low + (high - low) * (sizes[place] - a) / (b - a))
+
+    return [
+        size
+        for place, size in enumerate(sizes)
+        if contradicts(curve.reused, place) or contradicts(curve.rebuilt, place)
+    ]
+
+
+def beside(doubtful: Sequence[int], sizes: tuple[int, ...]) -> list[int]:
+    """Return these sizes with those next to them, which may be what is wrong."""
+    places = {sizes.index(size) + step for size in doubtful for step in (-1, 0, 1)}
+    return [size for place, size in enumerate(sizes) if place in places]
+
+
+class EvaluationTimes:
+    """Times evaluations behind `depth` cached tokens, by their size and what was evaluated last.
+
+    The context is emptied, and needs room and output rows as in `measure_cost_curve`.
+    """
+
+    def __init__(self, context: Context, depth: int) -> None:
+        self._context, self._depth = context, depth
+        self._batch = Batch(context.n_batch, 1)
+        self._reused: dict[int, list[float]] = {}
+        self._rebuilt: dict[int, list[float]] = {}
+        self._last = 0
+        _fill(context, self._batch, depth)
+
+    def visit(self, size: int) -> None:
+        """Time a size after another one, and again; where passes turn it is the same size again."""
+        first = self._reused if size == self._last else self._rebuilt
+        first.setdefault(size, []).append(self._timed(size))
+        self._reused.setdefault(size, []).append(self._timed(size))
+
+    def curve(self, sizes: tuple[int, ...]) -> CostCurve:
+        """Return what was timed: the least, and how far the medians lie above it."""
+        reused = tuple(min(self._reused[size]) for size in sizes)
+        # A single size never comes after another one.
+        rebuilt = tuple(min(self._rebuilt.get(size, self._reused[size])) for size in sizes)
+        medians = (statistics.median(self._reused[size]) for size in sizes)
+        spread = (median / least - 1.0 for median, least in zip(medians, reused, strict=True))
+        return CostCurve(sizes, reused, rebuilt, tuple(spread))
+
+    def typical(self) -> CostCurve:
+        """Return the medians of all sizes that were visited.
+
+        Answers that were timed meanwhile have met the same disturbances: what is compared with
+        them must not be the least. One visit of a size gives a rebuilt and a reused time.
+        """
+        sizes = tuple(sorted(self._reused))
+        reused = tuple(statistics.median(self._reused[size]) for size in sizes)
+        rebuilt = tuple(
+            statistics.median(self._rebuilt.get(size, self._reused[size])) for size in sizes
+        )
+        return CostCurve(sizes, reused, rebuilt)
+
+    def worth_measuring(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sizes up to the first that costs too much; touches all weights once."""
+        self._timed(sizes[0])
+        single = self._timed(sizes[0])
+        for index, size in enumerate(sizes):
+            # Index 8 is size 10 of MEASURED_SIZES: up to there the curve is measured at any price.
+            # A size that seems too dear is looked at again, for it may have been disturbed.
+            dear = (self._timed(size) > _TOO_DEAR * single for _ in range(_AGAIN))
+            if all(dear) and index >= 8:
+                return sizes[: index + 1]
+        return sizes
+
+    def _timed(self, n: int) -> float:
+        """Return the seconds of evaluating n tokens, and drop them again."""
+        context, start = self._context, self._depth
+        self._batch.fill_chain(_tokens(context, start, n), start, [0], n)
+        # Time inside llama.cpp alone: Python's own is stated apart, in RoundCosts.
+        before = context.native_seconds
+        context.decode(self._batch)
+        taken = context.native_seconds - before
+        context.memory.truncate(start)
+        self._last = n
+        return taken
+
+
+def _fill(context: Context, batch: Batch, depth: int) -> None:
+    """Cache `depth` tokens, in pieces that fit the batch."""
+    context.memory.clear()
+    for start in range(0, depth, context.n_batch):
+        n = min(context.n_batch, depth - start)
+        # One output row is enough: nobody reads these logits.
+        batch.fill_chain(_tokens(context, start, n), start, [0], min(n, 1))
+        context.decode(batch)
+
+
+def _tokens(context: Context, start: int, n: int) -> list[int]:
+    """Return n tokens of the vocabulary, different ones: experts of a mixture depend on them."""
+    size = context.model.vocabulary.size
+    # Steps of a prime spread over the whole vocabulary, and do not repeat within it.
+    tokens: list[int] = (np.arange(start, start + n) * 7919 % size).tolist()
+    return tokens
+
+
+def measure_target_costs(
+    target: Path,
+    context: ContextOptions,
+    *,
+    n_gpu_layers: LayerCount = "auto",
+    seconds: float = 12.0,
+    use_mmap: bool = True,
+    progress: Callable[[float], None] = lambda _: None,
+) -> CostCurve:
+    """Return the target's cost curve with these settings, measured in about so many seconds.
+
+    `progress` is told the share that is done. Raises as `Model` and `Context` do, and
+    UnsupportedModelError for a model that cannot verify drafts.
+    """
+    layers, _ = layers_here(target, context, n_gpu_layers)
+    with Model(target, n_gpu_layers=layers, use_mmap=use_mmap) as model:
+        check_draftable(model)
+        options = dataclasses.replace(sized_to_measure(context, model), n_outputs=_LARGEST)
+        with Context(model, options) as opened:
+            return measure_cost_curve(opened, seconds=seconds, progress=progress)
+
+
+def sized_to_measure(context: ContextOptions, model: Model) -> ContextOptions:
+    """Return the settings of a context of the model's size whose batch holds all MEASURED_SIZES."""
+    n_batch = max(_LARGEST, context.n_batch)
+    return dataclasses.replace(context, n_ctx=context.size_for(model), n_batch=n_batch)

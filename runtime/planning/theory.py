@@ -1,0 +1,528 @@
+"""Theory of speculative decoding: expected tokens, speed-ups, memory bandwidth, chain tables."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.bindings.gguf import (
+    ArrayValue,
+    GGUFHeader,
+    MetadataValue,
+    TensorInfo,
+    read_header,
+    stored_bytes,
+)
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.nextn import nextn_tensors, split_headers
+from specrun.runtime.laws.law import FloatArray
+from specrun.runtime.planning.curves import CostCurve, RoundCosts
+
+# == Formulas ======================================================================================
+#
+# Notation of the formulas: P the target's law, Q the drafter's, a (alpha) the probability that a
+# drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one drafter step
+# over one plain target step, T(n) the measured time of a target evaluation of n tokens. "Leviathan"
+# is Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
+# `chain_theory` puts together what they say about chains of a tuned pair.
+
+
+SecondsOf = Callable[[int], float]
+"""A measured cost curve: the seconds of one evaluation of n tokens."""
+
+
+# -- chains ----------------------------------------------------------------------------------------
+
+
+def expected_tokens(acceptance: float, n_draft: int) -> float:
+    """Return the expected tokens of a round, the target's own included: (1 - a^(g+1)) / (1 - a).
+
+    Leviathan, equation 1: a geometric law capped at g + 1. Computed as 1 + a + ... + a^g, so that a
+    = 1 gives g + 1.
+    """
+    _require_probability("acceptance", acceptance)
+    _require_count("n_draft", n_draft)
+    return math.fsum(acceptance**index for index in range(n_draft + 1))
+
+
+def wall_clock_improvement(acceptance: float, n_draft: int, cost_ratio: float) -> float:
+    """Return tokens per second over plain decoding's: (1 - a^(g+1)) / ((1 - a) (g c + 1)).
+
+    Leviathan, theorem 3.8, where a target evaluation takes as long for g + 1 tokens as for one.
+    """
+    _require_cost("cost_ratio", cost_ratio)
+    return expected_tokens(acceptance, n_draft) / (n_draft * cost_ratio + 1.0)
+
+
+def operation_ratio(acceptance: float, n_draft: int, operation_cost_ratio: float) -> float:
+    """Return operations per token over plain decoding's: (1 - a) (g c' + g + 1) / (1 - a^(g+1)).
+
+    Leviathan, theorem 3.11; c' (c-hat) is the drafter's operations per token over the target's.
+    """
+    _require_cost("operation_cost_ratio", operation_cost_ratio)
+    return (n_draft * operation_cost_ratio + n_draft + 1.0) / expected_tokens(acceptance, n_draft)
+
+
+def best_draft_length(acceptance: float, cost_ratio: float, max_draft: int = 64) -> int:
+    """Return the g of 0..max_draft with most `wall_clock_improvement`, the shortest of equals.
+
+    Leviathan, section 3.5. Drafting pays exactly if a > c, and then gains at least (1 + a) / (1 +
+    c) (corollary 3.9).
+    """
+    _require_count("max_draft", max_draft)
+    return _best(lambda n_draft: wall_clock_improvement(acceptance, n_draft, cost_ratio), max_draft)
+
+
+# -- measured costs --------------------------------------------------------------------------------
+
+
+def predicted_tokens_per_second(
+    tokens: float, n_drafted: int, target_seconds: SecondsOf, drafter_seconds: float
+) -> float:
+    """Return E / (T(n + 1) + d): E tokens a round, n drafted ones and the root, d to draft.
+
+    Leviathan's theorem 3.8 with the machine's own T, whose growth with n that theorem leaves out;
+    for trees it is Sequoia's objective (Chen et al. 2024, section 3.3: hardware-aware tree
+    optimisation).
+    """
+    _require_count("n_drafted", n_drafted)
+    _require_cost("drafter_seconds", drafter_seconds)
+    return tokens / (_seconds(target_seconds, n_drafted + 1) + drafter_seconds)
+
+
+def measured_improvement(
+    tokens: float, n_drafted: int, target_seconds: SecondsOf, drafter_seconds: float
+) -> float:
+    """Return E T(1) / (T(n + 1) + d): `predicted_tokens_per_second` over plain decoding's."""
+    plain = _seconds(target_seconds, 1)
+    return plain * predicted_tokens_per_second(tokens, n_drafted, target_seconds, drafter_seconds)
+
+
+def best_measured_draft_length(
+    acceptance: float, target_seconds: SecondsOf, drafter_step_seconds: float, max_draft: int = 64
+) -> int:
+    """Return the g of 0..max_draft with most tokens a second, by the measured T(g + 1).
+
+    T has steps where kernels change, so that the gain has several peaks: every length is tried.
+    """
+    _require_count("max_draft", max_draft)
+
+    def speed(n_draft: int) -> float:
+        tokens, drafting = expected_tokens(acceptance, n_draft), n_draft * drafter_step_seconds
+        return predicted_tokens_per_second(tokens, n_draft, target_seconds, drafting)
+
+    return _best(speed, max_draft)
+
+
+# -- what acceptance is made of --------------------------------------------------------------------
+
+
+def acceptance_probability(target_probs: FloatArray, draft_probs: FloatArray) -> float:
+    """Return the probability that a draw from Q is accepted: sum min(P, Q) = 1 - TV(P, Q).
+
+    Leviathan, theorem 3.5; its mean over positions is alpha (corollary 3.6). No rule accepts one
+    draw more often.
+    """
+    return min(1.0, float(np.minimum(target_probs, draft_probs).sum()))  # rounding may exceed 1
+
+
+# -- a tuned pair ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChainTheory:
+    """Leviathan et al. (2023) for one acceptance rate: `acceptance` is alpha, `cost_ratio` c.
+
+    `flat_length` and `flat_improvement` are for a machine on which verifying more tokens costs
+    nothing (theorem 3.8); `length` and `improvement` for this one, with the measured T(g + 1).
+    `expected_tokens` (equation 1) and `operations` (theorem 3.11) are those of `length`.
+    Improvements are over plain decoding; a length of 0 is plain decoding.
+    """
+
+    acceptance: float
+    cost_ratio: float
+    flat_length: int
+    flat_improvement: float
+    length: int
+    improvement: float
+    expected_tokens: float
+    operations: float
+
+
+def chain_theory(
+    acceptance: float, costs: RoundCosts, operation_cost_ratio: float, *, max_length: int = 16
+) -> ChainTheory:
+    """Return what the formulas say; `operation_cost_ratio` is c-hat (`operation_ratio`)."""
+
+    def target_seconds(n: int) -> float:
+        # T(1) is plain decoding, which pays for no tree and no drafted node.
+        return costs.plain_seconds if n == 1 else costs.verify_seconds(n - 1)
+
+    # c counts Python's share on both sides: it is the ratio of what the machine really takes.
+    step = costs.depth_seconds(1, None)
+    ratio = step / costs.plain_seconds
+    flat = best_draft_length(acceptance, ratio, max_length)
+    length = best_measured_draft_length(acceptance, target_seconds, step, max_length)
+    tokens = expected_tokens(acceptance, length)
+    return ChainTheory(
+        acceptance=acceptance,
+        cost_ratio=ratio,
+        flat_length=flat,
+        flat_improvement=wall_clock_improvement(acceptance, flat, ratio),
+        length=length,
+        improvement=measured_improvement(tokens, length, target_seconds, length * step),
+        expected_tokens=tokens,
+        operations=operation_ratio(acceptance, length, operation_cost_ratio),
+    )
+
+
+# -- what may be asked -----------------------------------------------------------------------------
+
+
+def _best(gain: Callable[[int], float], highest: int) -> int:
+    # -count: of equal gains the shortest.
+    return max(range(highest + 1), key=lambda count: (gain(count), -count))
+
+
+def _seconds(target_seconds: SecondsOf, n_tokens: int) -> float:
+    seconds = target_seconds(n_tokens)
+    if not (math.isfinite(seconds) and seconds > 0.0):
+        problem = f"the cost curve gives {seconds} seconds for {n_tokens} tokens"
+        raise OptionError(f"{problem}: it must be above 0")
+    return seconds
+
+
+def _require_probability(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise OptionError(f"{name} is {value}: it must be between 0 and 1")
+
+
+def _require_count(name: str, value: int) -> None:
+    if value < 0:
+        raise OptionError(f"{name} is {value}: it must be 0 or more")
+
+
+def _require_cost(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise OptionError(f"{name} is {value}: it must be a number of 0 or more")
+
+
+# == Memory bandwidth: bytes that evaluations read, and what drafting saves of them ================
+#
+# Where decoding waits for memory, an evaluation takes as long as its bytes: the weights, once for
+# all its tokens, and the keys and values of the text before them (Leviathan et al. 2023, section
+# 3.4: reads of both shrink by the expected tokens of a round, while operations grow, theorem 3.11).
+# Two things break that rule, and both are counted here. The keys and values of a long text are read
+# besides the weights: a drafter that keeps less of it saves them (TriForce, Sun et al. 2024). And
+# mixtures of experts read more weights for more tokens, since each token chooses its own experts.
+
+
+_EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_exps\.")
+_LOOKED_UP = ("token_embd.weight", "embed_tokens.weight")
+_BLOCK = 256  # elements of which whole rows of every cache type consist
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTraffic:
+    """What a model's evaluations read.
+
+    `dense` bytes of weights are read in every evaluation. `experts` bytes are those of all
+    `n_experts`, of which each token uses `n_used`; 0 where there are none. `per_position` bytes are
+    the keys and values of one cached token in all layers.
+    """
+
+    dense: float
+    per_position: float
+    experts: float = 0.0
+    n_experts: int = 0
+    n_used: int = 0
+
+    def weights(self, n_tokens: int) -> float:
+        """Return the bytes of weights that an evaluation of n tokens reads."""
+        if not self.n_experts:
+            return self.dense
+        read = expected_experts(self.n_experts, self.n_used, n_tokens)
+        return self.dense + self.experts * read / self.n_experts
+
+    def evaluation(self, n_tokens: int, n_context: float = 0.0) -> float:
+        """Return the bytes of an evaluation of n tokens after `n_context` cached ones."""
+        return self.weights(n_tokens) + n_context * self.per_position
+
+
+def expected_experts(n_experts: int, n_used: int, n_tokens: int) -> float:
+    """Return how many experts of a layer n tokens read: E (1 - (1 - k/E)^n).
+
+    Each token uses k of E experts; taken as if each chose independently and all alike. Tokens of
+    one text choose more alike than that, so this is what to expect at most.
+    """
+    if n_experts < 1 or not 0 <= n_used <= n_experts or n_tokens < 0:
+        given = f"{n_used} of {n_experts} experts for each of {n_tokens} tokens"
+        raise OptionError(
+            f"{given} make no mixture: give 0 <= used <= experts and 0 or more tokens"
+        )
+    return n_experts * (1.0 - (1.0 - n_used / n_experts) ** n_tokens)
+
+
+def bytes_per_token(
+    target: MemoryTraffic,
+    draft: MemoryTraffic,
+    acceptance: float,
+    n_draft: int,
+    *,
+    n_context: float = 0.0,
+    n_draft_context: float | None = None,
+) -> float:
+    """Return the bytes that a round of g drafts reads for each of its tokens.
+
+    (T(g + 1) + g D(1)) / E: T and D the bytes of evaluations of target and drafter, E the expected
+    tokens of the round (Leviathan et al. 2023, equation 1). The drafter has `n_draft_context`
+    tokens cached, None: as many as the target.
+    """
+    cached = n_context if n_draft_context is None else n_draft_context
+    drafting = n_draft * draft.evaluation(1, cached)
+    tokens = expected_tokens(acceptance, n_draft)
+    return (target.evaluation(n_draft + 1, n_context) + drafting) / tokens
+
+
+def bytes_ratio(
+    target: MemoryTraffic,
+    draft: MemoryTraffic,
+    acceptance: float,
+    n_draft: int,
+    *,
+    n_context: float = 0.0,
+    n_draft_context: float | None = None,
+) -> float:
+    """Return `bytes_per_token` over plain decoding's: below 1 it is faster where memory decides."""
+    spent = bytes_per_token(
+        target,
+        draft,
+        acceptance,
+        n_draft,
+        n_context=n_context,
+        n_draft_context=n_draft_context,
+    )
+    return spent / target.evaluation(1, n_context)
+
+
+# -- what files say --------------------------------------------------------------------------------
+
+
+def memory_traffic(model: Model, options: ContextOptions | None = None) -> MemoryTraffic:
+    """Return what a model's evaluations read, with keys and values as these options store them."""
+    header = read_header(model.path)
+    own = sum(tensor.n_bytes for tensor in header.tensors) or 1
+    experts = sum(tensor.n_bytes for tensor in header.tensors if _EXPERTS.match(tensor.name))
+    total = float(model.n_bytes)
+    # Of a table of embeddings a few rows are read, unless it is the output matrix, too.
+    names = {tensor.name: tensor.n_bytes for tensor in header.tensors}
+    if "output.weight" in names:
+        total -= names.get("token_embd.weight", 0)
+    # A model in several files: the first one's share stands for all.
+    mixed = float(model.n_bytes) * experts / own
+    n_experts, n_used = mixture(header)
+    if not n_experts:
+        mixed = 0.0
+    return MemoryTraffic(
+        max(1.0, total - mixed), bytes_per_position(header, options), mixed, n_experts, n_used
+    )
+
+
+def multiplications(model: Model) -> float:
+    """Return how many multiplications with weights a token takes: c-hat is the ratio of two models.
+
+    Embeddings are looked up, and are the output matrix where there is no other. Attention over the
+    text is left out, and so are NextN blocks, which only draft.
+    """
+    headers = split_headers(model.path, model.header)
+    sizes = {tensor.name: tensor.n_elements for part in headers for tensor in part.tensors}
+    total = sum(multiplied(model.header, part.tensors) for part in headers)
+    total -= multiplied(model.header, nextn_tensors(model.path, model.header))
+    if "output.weight" not in sizes:
+        total += sizes.get("token_embd.weight", 0)
+    return total or float(model.n_params)
+
+
+def multiplied(header: GGUFHeader, tensors: Iterable[TensorInfo]) -> float:
+    """Return how many multiplications these tensors take for a token, embeddings none.
+
+    Each element of a matrix is multiplied once; of experts, as the header has them, those in use.
+    """
+    n_experts, n_used = mixture(header)
+    total = 0.0
+    for tensor in tensors:
+        if len(tensor.shape) < 2 or tensor.name.endswith(_LOOKED_UP):
+            continue
+        mixed = n_experts and _EXPERTS.match(tensor.name)
+        total += tensor.n_elements * (n_used / n_experts if mixed else 1.0)
+    return total
+
+
+def mixture(header: GGUFHeader) -> tuple[int, int]:
+    """Return how many experts a layer has and how many of them a token uses; (0, 0) without."""
+    n_experts, n_used = (_count(header, f"expert_{name}count") for name in ("", "used_"))
+    return (n_experts, min(max(n_used, 0), n_experts)) if n_experts > 1 else (0, 0)
+
+
+def bytes_per_position(header: GGUFHeader, options: ContextOptions | None = None) -> float:
+    """Return the bytes of the keys and values of one token, in all layers; 0 where no file says.
+
+    Sliding windows are counted as whole layers: a cache that takes tokens back keeps all of them.
+    """
+    options = options or ContextOptions()
+    layers, heads = _count(header, "block_count"), _count(header, "attention.head_count")
+    if not layers or not heads:
+        return 0.0
+    groups = _sum_over_layers(header, "attention.head_count_kv", layers, heads)
+    rank = _count(header, "attention.kv_lora_rank")
+    if rank and _count(header, "attention.key_length_mla"):
+        # Multi-head latent attention keeps one compressed vector, and no values.
+        width = rank + _count(header, "rope.dimension_count")
+        return layers * _stored(width, options.cache_type_k)
+    width = _count(header, "embedding_length") // heads
+    key = _count(header, "attention.key_length") or width
+    value = _count(header, "attention.value_length") or width
+    pair = _stored(key, options.cache_type_k) + _stored(value, options.cache_type_v)
+    return groups * pair
+
+
+def _stored(width: int, cache_type: str) -> float:
+    return width * stored_bytes([_BLOCK], cache_type.upper()) / _BLOCK
+
+
+def _value(header: GGUFHeader, key: str) -> MetadataValue | None:
+    return header.metadata.get(f"{header.architecture}.{key}")
+
+
+def _count(header: GGUFHeader, key: str) -> int:
+    value = _value(header, key)
+    if isinstance(value, ArrayValue):
+        value = max((number for number in value if isinstance(number, int)), default=0)
+    return value if isinstance(value, int) else 0
+
+
+def _sum_over_layers(header: GGUFHeader, key: str, layers: int, default: int) -> int:
+    value = _value(header, key)
+    if isinstance(value, ArrayValue):
+        return sum(int(number) for number in value[:layers] if isinstance(number, int))
+    # No list of the layers: a damaged file may claim any number of them.
+    return layers * (value if isinstance(value, int) else default)
+
+
+# == Theory of chains: tokens a round, speed-up, operations and bytes by draft length ==============
+#
+# All are relative to plain decoding, from alpha (the chance that a drafted token is accepted), c (a
+# drafted token's time over a plain one's), c-hat (its operations over the target's) and, if they
+# are known, the measured T(n) and the bytes that evaluations read.
+
+
+LONGEST = 64
+"""The longest chain that is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainInputs:
+    """alpha, c and c-hat; T(n) as a curve, and what target and drafter read, where known.
+
+    `n_context` tokens are cached in both. Raises `OptionError` for numbers that make no sense.
+    """
+
+    acceptance: float
+    cost_ratio: float
+    operation_cost_ratio: float
+    curve: CostCurve | None = None
+    traffic: tuple[MemoryTraffic, MemoryTraffic] | None = None
+    n_context: float = 0.0
+
+    def __post_init__(self) -> None:
+        wall_clock_improvement(self.acceptance, 1, self.cost_ratio)
+        operation_ratio(self.acceptance, 1, self.operation_cost_ratio)
+        if not self.n_context >= 0.0:
+            raise OptionError(f"n_context is {self.n_context}: give 0 or more tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRow:
+    """Chains of `n_draft`: tokens of a round, and over plain decoding the rest.
+
+    `improvement` is of tokens a second where verifying more tokens costs nothing, `measured` with
+    the curve; `operations` and `bytes` are those of a token. None: not known.
+    """
+
+    n_draft: int
+    tokens: float
+    improvement: float
+    operations: float
+    measured: float | None
+    bytes: float | None
+
+
+def chain_row(inputs: ChainInputs, n_draft: int) -> ChainRow:
+    """Return what the formulas say of chains of so many drafts; 0 is plain decoding."""
+    alpha, curve, measured, read = inputs.acceptance, inputs.curve, None, None
+    tokens = expected_tokens(alpha, n_draft)
+    if curve is not None:
+        drafting = n_draft * inputs.cost_ratio * curve.seconds(1)
+        measured = measured_improvement(tokens, n_draft, curve.seconds, drafting)
+    if inputs.traffic is not None:
+        read = bytes_ratio(*inputs.traffic, alpha, n_draft, n_context=inputs.n_context)
+    return ChainRow(
+        n_draft,
+        tokens,
+        wall_clock_improvement(alpha, n_draft, inputs.cost_ratio),
+        operation_ratio(alpha, n_draft, inputs.operation_cost_ratio),
+        measured,
+        read,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BestLengths:
+    """The best chains: `flat` where more tokens cost nothing, by T(n), and by what is read."""
+
+    flat: int
+    measured: int | None
+    by_bytes: int | None
+
+    @property
+    def longest(self) -> int:
+        """The longest of them."""
+        return max(self.flat, self.measured or 0, self.by_bytes or 0)
+
+
+def best_lengths(inputs: ChainInputs, most: int = LONGEST) -> BestLengths:
+    """Return the lengths of 0 to `most` that gain most, the shortest of equals."""
+    rows = [chain_row(inputs, n_draft) for n_draft in range(most + 1)]
+
+    def best(gain: Callable[[ChainRow], float | None]) -> int | None:
+        found = [(value, -row.n_draft) for row in rows if (value := gain(row)) is not None]
+        return -max(found)[1] if found else None
+
+    flat = best(lambda row: row.improvement)
+    assert flat is not None
+    return BestLengths(
+        flat,
+        best(lambda row: row.measured),
+        best(lambda row: None if row.bytes is None else -row.bytes),
+    )
+
+
+def tokens_per_second_by_bandwidth(
+    inputs: ChainInputs, n_draft: int, bytes_per_second: float
+) -> float:
+    """Return the tokens a second where memory alone decides: bandwidth over bytes of a token.
+
+    Leviathan et al. (2023), section 3.4: an evaluation reads the weights once for all its tokens.
+    """
+    if inputs.traffic is None:
+        raise OptionError("what evaluations read is not known: give the files of both models")
+    if not 0.0 < bytes_per_second < float("inf"):
+        raise OptionError(f"a bandwidth of {bytes_per_second:g} bytes a second: give more than 0")
+    read = bytes_per_token(*inputs.traffic, inputs.acceptance, n_draft, n_context=inputs.n_context)
+    return bytes_per_second / read

@@ -1,1 +1,0 @@
-"""llama.cpp's samplers over plain arrays: what `transform` chains to make a law of logits."""

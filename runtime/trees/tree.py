@@ -1,0 +1,360 @@
+"""The draft tree: the tokens that are evaluated, and the draws that acceptance has to test."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, pairwise
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.compiled import UnmadeLaw
+from specrun.runtime.laws.law import Law, LawWithout, made_law
+
+ROOT = -1
+"""The last committed token, parent of the first drafted ones."""
+
+
+class DraftRows(Protocol):
+    """What a drafter itself said at the places of its tree, for rules that weigh its laws."""
+
+    def logits(self, node: int) -> npt.NDArray[np.float32] | None:
+        """Return its row after a node (or ROOT), [n_vocab or fewer]; None if there is none.
+
+        It may be evaluated only now: that of the last token of a whole draft.
+        """
+
+
+class Draw(NamedTuple):
+    """One drafted child: its node and the law it was drawn from, None for a point mass.
+
+    The law is that of the draw given everything before it, including its earlier siblings.
+    """
+
+    node: int
+    law: Law | None = None
+
+
+# Not frozen: that costs a call for every field, in every round. Trees share what they are made of.
+@dataclass(slots=True)
+class DraftTree:
+    """Nodes are what the target evaluates; draws are what acceptance tests. Nothing changes one.
+
+    `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the
+    root). `draws[parent]` lists the draws made at a parent in the order they were made: equal
+    tokens share a node, but each keeps its draw, because dropping one biases the output. Nodes with
+    `is_candidate[i]` False are evaluated and reported back, never accepted. `rows` is what the
+    drafter said there itself, where the request asked for it and the drafter knows.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    is_candidate: tuple[bool, ...] = ()
+    draws: Mapping[int, tuple[Draw, ...]] = field(default_factory=dict)
+    rows: DraftRows | None = field(default=None, compare=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def max_depth(self) -> int:
+        """The depth of the deepest node, 0 for an empty tree."""
+        return max(self.depths, default=0)
+
+    @property
+    def n_candidates(self) -> int:
+        """How many nodes can be accepted."""
+        return count_candidates(self.depths, self.is_candidate)[0]
+
+    @property
+    def candidate_depth(self) -> int:
+        """The depth of the deepest node that can be accepted, 0 without any."""
+        return count_candidates(self.depths, self.is_candidate)[1]
+
+    @property
+    def draws_below(self) -> Callable[[int], tuple[object, ...] | None]:
+        """What gives a parent's draws, or None, to compiled code: unmade where that can be."""
+        draws = self.draws
+        return draws.get if type(draws) is dict else getattr(draws, "unmade", draws.get)
+
+    def path_to(self, node: int) -> list[int]:
+        """Return the nodes from the first below the root down to `node`; empty for ROOT."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        path.reverse()
+        return path
+
+    def extends(self, other: DraftTree) -> bool:
+        """Whether the nodes of `other` come first in this tree: asked before its rows are read."""
+        n = len(other)
+        if self is other:
+            return True
+        # Rows depend on tokens and parents alone: draws do not change what is evaluated.
+        return self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
+
+    @staticmethod
+    def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
+        """Return a tree of point masses below `parents`: no two siblings may be equal."""
+        known, structure = _RECENT[0]
+        if known is not parents:
+            structure = _structure(parents)
+            _RECENT[0] = parents, structure
+        depths, candidates, draws = structure
+        return DraftTree(tuple(tokens), parents, depths, candidates, draws)
+
+    @staticmethod
+    def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
+        """Return a chain of tokens, drawn from `laws` in turn or, without them, point masses."""
+        n = len(tokens)
+        parents, depths, candidates, draws = _CHAINS.get(n) or _chain_structure(n)
+        tree = DraftTree(tuple(tokens), parents, depths, candidates, draws)
+        if laws:
+            # Node i hangs below i - 1, and ROOT is -1.
+            tree.draws = {i - 1: (Draw(i, laws[i]),) for i in range(len(tokens))}
+        return tree
+
+    @staticmethod
+    def drawn_chain(tokens: list[int], draws: ChainDraws) -> DraftTree:
+        """Return a chain of tokens with the draws that they are from."""
+        n = len(tokens)
+        parents, depths, candidates, _ = _CHAINS.get(n) or _chain_structure(n)
+        return DraftTree(tuple(tokens), parents, depths, candidates, draws)
+
+    @staticmethod
+    def of_siblings(
+        tokens: tuple[int, ...], parents: tuple[int, ...], siblings: Mapping[int, _AnySiblings]
+    ) -> DraftTree:
+        """Return a tree all of which was drawn without replacement: siblings by their parents."""
+        shape = _RECENT_SHAPE[0]
+        if shape[0] != parents:
+            shape = _RECENT_SHAPE[0] = _depths_below(parents)
+        return DraftTree(tokens, *shape, _SiblingDraws({}, siblings))
+
+
+@functools.lru_cache(maxsize=256)
+def count_candidates(depths: tuple[int, ...], is_candidate: tuple[bool, ...]) -> tuple[int, int]:
+    """Return how many nodes can be accepted, and the depth of the deepest of them."""
+    return sum(is_candidate), max(compress(depths, is_candidate), default=0)
+
+
+_Structure = tuple[tuple[int, ...], tuple[bool, ...], Mapping[int, tuple[Draw, ...]]]
+
+
+# Rounds repeat a few shapes: each is worked out once and shared, hence read-only.
+@functools.lru_cache(maxsize=256)
+def _structure(parents: tuple[int, ...]) -> _Structure:
+    """Return the depths, candidates and draws of a tree of point masses."""
+    draws: dict[int, list[Draw]] = {}
+    for node, parent in enumerate(parents):
+        draws.setdefault(parent, []).append(Draw(node))
+    shared = MappingProxyType({parent: tuple(drawn) for parent, drawn in draws.items()})
+    _, depths, candidates = _depths_below(parents)
+    return depths, candidates, shared
+
+
+@functools.lru_cache(maxsize=256)
+def _depths_below(
+    parents: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]]:
+    """Return the shape, one tuple for all that are equal, its depths, and all as candidates."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return parents, tuple(depths), (True,) * len(parents)
+
+
+# The last one: a tuple's hash is not kept, and mostly the same shape is asked for again.
+_RECENT: list[tuple[tuple[int, ...], _Structure]] = [((), _structure(()))]
+
+
+# The last one that was drawn: equal tuples are compared in less time than one is hashed.
+_RECENT_SHAPE = [_depths_below(())]
+
+
+# By their lengths, of which there are few: a cache with a limit would note every look.
+_CHAINS: dict[int, tuple[tuple[int, ...], *_Structure]] = {}
+
+
+def _chain_structure(n: int) -> tuple[tuple[int, ...], *_Structure]:
+    """Return the parents, depths, candidates and draws of a chain of n point masses."""
+    parents = (*range(ROOT, n - 1),)
+    return _CHAINS.setdefault(n, (parents, *_structure(parents)))
+
+
+class ChainDraws(Mapping[int, tuple[Draw, ...]]):
+    """The draws of a chain, by their parents; laws are made when they are asked for.
+
+    Draw i is from `laws[i]`. Acceptance in compiled code reads these themselves: `unmade` gives it
+    the draws of a parent as (node, unmade law).
+    """
+
+    __slots__ = ("_made", "_places", "unmade")
+
+    def __init__(self, laws: Sequence[UnmadeLaw]) -> None:
+        places = [((node, law),) for node, law in enumerate(laws)]
+        # At i what hangs below node i: nothing below the last. ROOT is -1, and so the last place.
+        self._places = [*places[1:], (), places[0]]
+        self.unmade = self._places.__getitem__
+        self._made: dict[int, tuple[Draw, ...]] = {}
+
+    def __getitem__(self, parent: int) -> tuple[Draw, ...]:
+        if parent not in self._made:
+            if not ROOT <= parent < len(self) - 1:
+                raise KeyError(parent)
+            [(node, law)] = self._places[parent]
+            self._made[parent] = (Draw(node, made_law(law)),)
+        return self._made[parent]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(ROOT, len(self) - 1))
+
+    def __len__(self) -> int:
+        return len(self._places) - 1
+
+
+class Siblings(NamedTuple):
+    """Children drawn without replacement: different tokens of consecutive nodes.
+
+    The first was drawn from `law`, each other from what the earlier ones left of it.
+    """
+
+    first: int
+    tokens: Sequence[int]
+    law: Law | UnmadeLaw
+
+    def draws(self) -> tuple[Draw, ...]:
+        """Return them as draws, each with its own law."""
+        law = self.law if isinstance(self.law, Law) else made_law(self.law)
+        drawn = [Draw(self.first, law)]
+        for node, (earlier, _) in enumerate(pairwise(self.tokens), self.first + 1):
+            law = LawWithout(law, earlier)
+            drawn.append(Draw(node, law))
+        return tuple(drawn)
+
+
+# As `Siblings` itself would, without a call of Python: trees are grown of them.
+_siblings = functools.partial(tuple.__new__, Siblings)
+
+
+_AnySiblings = tuple[int, Sequence[int], Law | UnmadeLaw]
+"""`Siblings`, or what compiled code makes of them: a tuple like it."""
+
+
+class _SiblingDraws(Mapping[int, tuple[Draw, ...]]):
+    """Draws by their parents, made when they are asked for: acceptance visits few of them.
+
+    `unmade` returns a parent's draws without making them, if they are siblings.
+    """
+
+    __slots__ = ("_made", "_siblings", "unmade")
+
+    def __init__(
+        self, made: dict[int, tuple[Draw, ...]], siblings: Mapping[int, _AnySiblings]
+    ) -> None:
+        self._made, self._siblings = made, siblings
+        self.unmade = self._unmade if made else siblings.get
+
+    def __getitem__(self, parent: int) -> tuple[Draw, ...]:
+        drawn = self._made.get(parent)
+        if drawn is None:
+            drawn = self._made[parent] = Siblings(*self._siblings[parent]).draws()
+        return drawn
+
+    def _unmade(self, parent: int) -> tuple[object, ...] | None:
+        return self._siblings.get(parent) or self._made.get(parent)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter({**self._siblings, **self._made})
+
+    def __len__(self) -> int:
+        return len({**self._siblings, **self._made})
+
+
+class TreeBuilder:
+    """Grows a draft tree node by node, parents before children."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._hidden: set[int] = set()  # nodes that are no candidates
+        self._draws: dict[int, list[Draw]] = {}
+        self._children: dict[tuple[int, int], int] = {}
+        self._siblings: dict[int, Siblings] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, parent: int, token: int, law: Law | None = None) -> int:
+        """Record a draw of `token` below `parent`; return its node, that of an equal sibling."""
+        if parent in self._siblings:
+            self._part(parent)
+        # Equal siblings stand for one text: one row of the target decides below both.
+        node = self._children.get((parent, token))
+        if node is None:
+            node = self._children[parent, token] = self._append(parent, token)
+        draws = self._draws.get(parent)
+        if draws is None:
+            draws = self._draws[parent] = []
+        draws.append(Draw(node, law))
+        return node
+
+    def add_siblings(self, parent: int, tokens: Sequence[int], law: Law) -> range:
+        """Record draws without replacement (see `Siblings`) below a parent; return their nodes.
+
+        It has no children yet.
+        """
+        first, n = len(self._tokens), len(tokens)
+        if not ROOT <= parent < first or parent in self._hidden:
+            self._require_parent(parent, first, True)
+        self._tokens.extend(tokens)
+        self._parents.extend([parent] * n)
+        self._siblings[parent] = _siblings((first, tokens, law))
+        return range(first, first + n)
+
+    def _part(self, parent: int) -> None:
+        """Let siblings be single draws, to which others are added."""
+        siblings = self._siblings.pop(parent)
+        self._draws[parent] = list(siblings.draws())
+        for node, token in enumerate(siblings.tokens, siblings.first):
+            self._children[parent, token] = node
+
+    def add_hidden(self, parent: int, token: int) -> int:
+        """Add a node that is evaluated and reported back, but never accepted."""
+        # Not among the children: a drafted sibling with the same token needs a node of its own.
+        return self._append(parent, token, candidate=False)
+
+    def build(self) -> DraftTree:
+        """Return the finished tree."""
+        parents, depths, candidates = _depths_below((*self._parents,))
+        if self._hidden:
+            candidates = tuple([node not in self._hidden for node in range(len(parents))])
+        return DraftTree(tuple(self._tokens), parents, depths, candidates, self._all_draws())
+
+    def _all_draws(self) -> Mapping[int, tuple[Draw, ...]]:
+        made = {parent: tuple(draws) for parent, draws in self._draws.items()}
+        return _SiblingDraws(made, self._siblings) if self._siblings else made
+
+    def _append(self, parent: int, token: int, *, candidate: bool = True) -> int:
+        node = len(self._tokens)
+        if parent != ROOT:
+            self._require_parent(parent, node, candidate)
+        if not candidate:
+            self._hidden.add(node)
+        self._tokens.append(token)
+        self._parents.append(parent)
+        return node
+
+    def _require_parent(self, parent: int, node: int, candidate: bool) -> None:
+        if not ROOT < parent < node:
+            raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
+        if candidate and parent in self._hidden:
+            problem = f"node {parent} cannot be accepted"
+            raise OptionError(f"{problem}, so nothing below it can be a candidate")

@@ -1,0 +1,456 @@
+"""Calibration of heads: right guesses on a text by depth and rank, and the best tree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.gguf import read_header
+from specrun.bindings.models.model import Model
+from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, EagleState, PairHead
+from specrun.runtime.drafters.hydra import HydraHead
+from specrun.runtime.drafters.medusa import MedusaHead
+from specrun.runtime.engine.session import Session
+from specrun.runtime.heads import Accuracy, HeadFile, RankCounts
+from specrun.runtime.language import quoted
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.memory import layers_here
+from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.models.pairing import check_draftable
+from specrun.runtime.planning import (
+    CostCurve,
+    HeadPlan,
+    measure_cost_curve,
+    measured_or_typical,
+    plan_medusa_tree,
+)
+from specrun.runtime.planning.measure import MEASURED_SIZES, sized_to_measure
+from specrun.runtime.round.drafter import NoDrafter
+from specrun.runtime.round.target import CachedText, EvaluatedRows, TargetModel
+from specrun.runtime.trees.tree import ROOT
+from specrun.runtime.tuning.acceptance import CalibrationText
+
+# == Guesses of heads along a text, by teacher forcing =============================================
+#
+# A guess of depth k is then measured where a tree would make it: below the right tokens of the
+# depths above. With the hidden state f_t of position t, depth k guesses the token at t + 2 + k (the
+# target itself says the one at t + 1).
+
+
+FloatRows = npt.NDArray[np.float32]
+Guesses = list[list[int]]
+"""Tokens by depth, the most likely first."""
+
+_OUTPUT = "output.weight"
+_EAGLE_DEPTHS = 5  # features that were predicted, as EAGLE counts its n-alpha
+_POSITIONS, _PREFIX_ROWS = 16, 64  # of one evaluation of Hydra's heads, of its prefix layer
+
+
+class HeadGuesses(Protocol):
+    """A kind of heads as calibration sees them.
+
+    `evaluated_params` are the weights that a depth of guesses reads; `taps` the layers of the
+    target whose inputs the heads read, none where they read its final hidden state.
+    """
+
+    n_depths: int
+    evaluated_params: float
+    taps: tuple[int, ...]
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield the guesses at positions `begin` to len(features) - 1, [depth][rank].
+
+        `features` [n, ...] are what the heads read of the target at the first n positions of the
+        text `tokens`, which is longer. Where the text ends, so do the depths.
+        """
+
+    def close(self) -> None:
+        """Free native memory."""
+
+
+class MedusaGuesses:
+    """Medusa's heads, which see the hidden state alone and not the tokens on the way."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, head: MedusaHead, ranks: int) -> None:
+        self.n_depths = head.n_heads
+        # A depth is one head: its share of them all.
+        self.evaluated_params = head.evaluated_params / head.n_heads
+        self._head = head
+        self._ranks = ranks
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield all heads' tokens; see `HeadGuesses`."""
+        for offset, named in enumerate(self._head.tokens_along(features[begin:], self._ranks)):
+            # Depth k is cut where token t + 2 + k lies beyond the text: nothing tells whether it is
+            # right.
+            yield named[: max(0, len(tokens) - (begin + offset) - 2)]
+
+    def close(self) -> None:
+        """Free the heads."""
+        self._head.close()
+
+
+class EagleGuesses:
+    """An EAGLE head that goes on from its own predicted states along the text's tokens."""
+
+    def __init__(self, head: PairHead, n_cells: int, evaluated_params: float) -> None:
+        self.n_depths = _EAGLE_DEPTHS
+        self.evaluated_params = evaluated_params
+        self.taps = tuple(head.taps)
+        self._head = head
+        try:
+            self._cells = head.cells(n_cells)
+        except BaseException:
+            head.close()
+            raise
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield the head's tokens after 0, 1, ... predicted states; see `HeadGuesses`."""
+        # The cells hold the target's own states up to the position, as after an accepted round;
+        # only below the root are states predicted.
+        state = EagleState(self._cells)
+        if begin:
+            state.learn(0, features[:begin], tokens)
+        for position in range(begin, min(len(features), len(tokens) - 2)):
+            state.learn(position, features[position : position + 1], tokens)
+            row = state.root(tokens[: position + 2])
+            if row is None:  # more pairs than the head has cells
+                return
+            guesses = [row.tokens[0].tolist()]
+            for depth in range(1, min(self.n_depths, len(tokens) - position - 2)):
+                # Below the root the chain's nodes count from 0: the parent of depth d is node d -
+                # 2.
+                above = ROOT if depth == 1 else depth - 2
+                # The text's token whatever the head guessed, so that each depth is asked below
+                # right tokens.
+                row = state.below([above], [tokens[position + 1 + depth]])
+                guesses.append(row.tokens[0].tolist())
+            yield guesses
+
+    def close(self) -> None:
+        """Free the head."""
+        self._cells.close()
+        self._head.close()
+
+
+class HydraGuesses:
+    """Hydra's heads, each given the text's own tokens up to its own."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, head: HydraHead, n_cells: int) -> None:
+        self.n_depths = head.n_heads
+        self.evaluated_params = head.evaluated_params / head.n_heads
+        self._head = head
+        try:
+            self._cells = head.cells(n_cells)
+        except BaseException:
+            head.close()
+            raise
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield all heads' tokens, several positions an evaluation; see `HeadGuesses`."""
+        states = self._states(features)
+        for first in range(begin, min(len(states), len(tokens) - 2), _POSITIONS):
+            positions = range(first, min(first + _POSITIONS, len(states), len(tokens) - 2))
+            guesses: list[Guesses] = [[] for _ in positions]
+            for depth in range(self.n_depths):
+                # At the end of the text the last positions drop out first: the others stay aligned
+                # with `guesses`.
+                known = [position for position in positions if position + 2 + depth < len(tokens)]
+                if not known:
+                    break
+                # Head k reads the k + 1 tokens before its guess.
+                paths = [tokens[position + 1 : position + 2 + depth] for position in known]
+                named = self._head.best_tokens(states[known[0] : known[-1] + 1], paths).tolist()
+                for own, best in zip(guesses, named, strict=False):
+                    own.append(best)
+            yield from guesses
+
+    def close(self) -> None:
+        """Free the heads."""
+        self._cells.close()
+        self._head.close()
+
+    def _states(self, features: FloatRows) -> FloatRows:
+        layer = self._cells.prefix
+        if layer is None:
+            return features
+        features = features[: layer.n_cells]
+        # In order: the prefix layer is causal, each piece attends to the cells of those before it.
+        starts = range(0, len(features), _PREFIX_ROWS)
+        pieces = [layer.evaluate(features[i : i + _PREFIX_ROWS], i, i) for i in starts]
+        return np.concatenate(pieces)
+
+
+def guess_kinds() -> list[str]:
+    """Return the architectures of heads that can be asked."""
+    return list(_OPENERS)
+
+
+def open_guesses(
+    path: Path, target: Model, *, ranks: int, n_tokens: int, n_threads: int = 0
+) -> HeadGuesses:
+    """Open the heads of a file for texts of up to `n_tokens`, each depth naming `ranks` tokens.
+
+    Raises UnsupportedModelError for a file that holds no such heads, PairError for heads of another
+    target.
+    """
+    kind = read_header(path).architecture
+    opener = _OPENERS.get(kind)
+    if opener is None:
+        known = ", ".join(guess_kinds())
+        problem = f"{path} is a file of architecture {kind}"
+        raise UnsupportedModelError(f"{problem}: accuracies are measured for {known}")
+    return opener(path, target, ranks, n_tokens, n_threads)
+
+
+def _open_medusa(path: Path, target: Model, ranks: int, _n: int, n_threads: int) -> HeadGuesses:
+    ranks = min(ranks, target.vocabulary.size)
+    return MedusaGuesses(MedusaHead(path, target, n_threads=n_threads), ranks)
+
+
+def _open_hydra(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
+    head = HydraHead(path, target, n_threads=n_threads)
+    head.prepare([ranks] * head.n_heads)
+    return HydraGuesses(head, n)
+
+
+def _open_eagle(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
+    file = HeadFile(path, read_header(path).architecture)
+    head_class = EagleHead if file.kind == "eagle" else Eagle3Head
+    head: PairHead = head_class(path, target, ranks=ranks, n_threads=n_threads)
+    # Beside the text's cells those of the predicted states below its last position.
+    # A depth reads the head's weights, and of the target's output matrix the tokens it may draft.
+    borrowed = 0 if _OUTPUT in file else target.n_embd * head.sizes.vocab_size
+    return EagleGuesses(head, n + _EAGLE_DEPTHS, file.header.n_parameters + borrowed)
+
+
+_OPENERS: Mapping[str, Callable[[Path, Model, int, int, int], HeadGuesses]] = {
+    "medusa": _open_medusa,
+    "hydra": _open_hydra,
+    "eagle": _open_eagle,
+    "eagle3": _open_eagle,
+}
+
+
+# == Calibration ===================================================================================
+#
+# Medusa's authors run the target greedily and count, for each head and rank, the positions at which
+# the guess is the token that came (medusa/eval/heads_accuracy.py), then take heads for independent.
+# They are not: where the first head is right, the second is right more often. So a guess is counted
+# here where the guesses above it were right too, and the product of such shares along a path is the
+# probability of the path. The shares over all positions are kept beside them.
+
+
+_ROWS = 64  # hidden states of one evaluation
+_FEWEST = 16
+_SHORTEST = 32  # tokens that an answer may have however many prompts there are
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCalibrationOptions:
+    """What to measure: `n_tokens` guessed places, each depth with `ranks` tokens.
+
+    `seconds` are spent on the target's cost curve; 0 leaves it as it is known. `params` say how the
+    target writes its texts.
+    """
+
+    target: Path
+    heads: Path
+    n_tokens: int = 1024
+    ranks: int = 10
+    seconds: float = 12.0
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    context: ContextOptions = field(default_factory=ContextOptions)
+    n_gpu_layers: LayerCount = "auto"
+    use_mmap: bool = True
+
+    def __post_init__(self) -> None:
+        if self.n_tokens < _FEWEST:
+            problem = f"{self.n_tokens} tokens say too little about heads"
+            raise OptionError(f"{problem}: give {_FEWEST} or more")
+        if not 1 <= self.ranks <= 32:
+            raise OptionError(f"{self.ranks} tokens of each head: trees have 1 to 32")
+        if not self.seconds >= 0.0:
+            raise OptionError(f"{self.seconds} seconds are no time to measure in: give 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCalibration:
+    """What was measured at `n_positions`: `accuracy` along paths, `alone` for each depth by itself.
+
+    `n_reached[k]` and `n_asked[k]` are the numbers of positions behind their rows k. `plan` is the
+    tree that follows on this machine, `curve` the target's costs and `is_measured` whether they are
+    this machine's.
+    """
+
+    accuracy: Accuracy
+    alone: Accuracy
+    n_reached: tuple[int, ...]
+    n_asked: tuple[int, ...]
+    n_positions: int
+    plan: HeadPlan | None
+    curve: CostCurve
+    is_measured: bool
+
+
+def calibrated_layers(options: HeadCalibrationOptions) -> int:
+    """Return n_gpu_layers (-1: all) of the target, as in a chat with these heads."""
+    # Whatever the method is called: a plan sees what the file is.
+    drafter = f"draft({quoted(str(options.heads))})"
+    layers, _ = layers_here(options.target, options.context, options.n_gpu_layers, drafter=drafter)
+    return layers
+
+
+def calibrate_heads(
+    options: HeadCalibrationOptions,
+    texts_of: Callable[[Model], Sequence[CalibrationText]],
+    progress: Progress = lambda _what, _share: None,
+) -> HeadCalibration:
+    """Measure the heads along texts. `texts_of` makes them, once the target is loaded.
+
+    A text that is nothing but a prompt (`n_prompt` its length) is continued by the target, which
+    writes `n_tokens` over all such texts; of others the tokens from `n_prompt` on are counted, all
+    where it is 0. Raises OptionError where there is nothing to count, and the errors of the
+    target's and the heads' files.
+    """
+    layers = calibrated_layers(options)
+    with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
+        check_draftable(target)
+        context = sized_to_measure(options.context, target)
+        # First, so that heads which do not fit are refused before time is spent.
+        sizes = {"n_tokens": context.n_ctx, "n_threads": context.n_threads}
+        guesses = open_guesses(options.heads, target, ranks=options.ranks, **sizes)
+        try:
+            texts = list(texts_of(target))
+            curve, is_measured = _curve(options, target, context, layers, progress)
+            texts = _written(options, target, context, texts, progress)
+            counts = _count(target, context, guesses, texts, options, progress)
+            # An evaluation of few tokens is bound by reading weights: a depth costs its share of
+            # them.
+            depth_seconds = curve.seconds(1) * guesses.evaluated_params / target.n_params
+        finally:
+            guesses.close()
+    if not counts.n_positions:
+        raise OptionError("the text is too short: heads guess the third token at the earliest")
+    accuracy = counts.accuracy
+    # Heads whose first guess is never right have no tree, but their counts are still worth showing.
+    plan = plan_medusa_tree(accuracy, curve, depth_seconds) if any(accuracy[0]) else None
+    progress("done", 1.0)
+    behind = (counts.n_reached, counts.n_asked, counts.n_positions)
+    return HeadCalibration(accuracy, counts.alone, *behind, plan, curve, is_measured)
+
+
+def features_along(
+    context: Context, tokens: Sequence[int], taps: Sequence[int] = ()
+) -> npt.NDArray[np.float32]:
+    """Return what heads read of the target at all positions, [n, ...]; empties the context.
+
+    That is its final hidden state, or the inputs of the layers `taps` one after another.
+    """
+    pieces: list[npt.NDArray[np.float32]] = []
+
+    def of(rows: EvaluatedRows, row: int) -> npt.NDArray[np.float32]:
+        if not taps:
+            return rows.hidden_states((row,)).reshape(-1)
+        return np.concatenate([rows.layer_input(row, layer) for layer in taps])
+
+    def learn(_start: int, rows: EvaluatedRows, count: int) -> None:
+        pieces.append(np.array([of(rows, row) for row in range(count)], np.float32))
+
+    context.memory.clear()
+    TargetModel(context).prefill(CachedText(tokens), len(tokens), learn)
+    context.memory.clear()
+    return np.concatenate(pieces)
+
+
+def _curve(
+    options: HeadCalibrationOptions,
+    target: Model,
+    context: ContextOptions,
+    layers: int,
+    progress: Progress,
+) -> tuple[CostCurve, bool]:
+    """Return the target's cost curve, and whether it was measured on this machine."""
+    if options.seconds <= 0.0:
+        return measured_or_typical(options.target, options.context, layers)
+
+    def report(done: float) -> None:
+        progress("measuring the target", 0.3 * done)
+
+    with Context(target, dataclasses.replace(context, n_outputs=max(MEASURED_SIZES))) as wide:
+        return measure_cost_curve(wide, seconds=options.seconds, progress=report), True
+
+
+def _written(
+    options: HeadCalibrationOptions,
+    target: Model,
+    context: ContextOptions,
+    texts: list[CalibrationText],
+    progress: Progress,
+) -> list[CalibrationText]:
+    """Return the texts, prompts continued, all cut to the context and the number of tokens."""
+    prompts = [text for text in texts if len(text.tokens) == text.n_prompt]
+    found = [text for text in texts if len(text.tokens) > text.n_prompt]
+    if prompts:
+        left = options.n_tokens
+        with Session.open(target, NoDrafter(), context, ExactRule()) as session:
+            for number, prompt in enumerate(prompts):
+                if left <= 0:
+                    break
+                progress("writing texts", 0.6 - 0.3 * left / options.n_tokens)
+                # What answers that ended early left over is for the later ones.
+                most = max(_SHORTEST, -(-left // (len(prompts) - number)))
+                stream = session.stream(prompt.tokens, options.params, seed=number, max_tokens=most)
+                written = stream.drain()
+                found.append(CalibrationText((*prompt.tokens, *written.token_ids), prompt.n_prompt))
+                left -= len(written.token_ids)
+    return [CalibrationText(answer.tokens[: context.n_ctx], answer.n_prompt) for answer in found]
+
+
+def _count(
+    target: Model,
+    context: ContextOptions,
+    guesses: HeadGuesses,
+    texts: Sequence[CalibrationText],
+    options: HeadCalibrationOptions,
+    progress: Progress,
+) -> RankCounts:
+    """Count the right guesses along the texts, until `n_tokens` places were guessed."""
+    counts = RankCounts(guesses.n_depths, options.ranks)
+    taps = guesses.taps
+    reading = dataclasses.replace(
+        context, n_outputs=_ROWS, hidden_states=not taps, layer_inputs=tuple(sorted(set(taps)))
+    )
+    with Context(target, reading) as wide:
+        for text in texts:
+            # The state at position t guesses t + 2 first: the last two have nothing to guess.
+            begin = max(0, text.n_prompt - 2)
+            # Cut to the places still wanted: the target need not evaluate what is not counted.
+            tokens = text.tokens[: begin + 2 + options.n_tokens - counts.n_positions]
+            if len(tokens) < begin + 3:
+                continue
+            features = features_along(wide, tokens[:-2], taps)
+            for offset, named in enumerate(guesses.along(tokens, features, begin)):
+                # Depth k at position t guesses token t + 2 + k.
+                first = begin + offset + 2
+                counts.add(named, tokens[first : first + guesses.n_depths])
+                if counts.n_positions % 16 == 0:
+                    share = min(1.0, counts.n_positions / options.n_tokens)
+                    progress("asking the heads", 0.6 + 0.4 * share)
+    return counts

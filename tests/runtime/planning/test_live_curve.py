@@ -1,0 +1,267 @@
+"""A curve learnt while decoding comes to what rounds take, and one bad round fools nobody."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.planning import START, TYPICAL_CPU, TYPICAL_GPU, Account, CostCurve, LiveCurve
+from specrun.runtime.planning.account import account_of_model
+from specrun.runtime.planning.curves import DraftCost
+
+# Gemma 3 270M Q4_K_M, and a kernel that likes 8 tokens better than 5.
+STEEP = CostCurve.flat([1.0, 2.0, 2.2, 2.3, 3.6, 3.9])
+STEPPED = CostCurve.flat([1.0, 1.6, 1.7, 1.7, 2.6, 2.7, 2.8, 2.2])
+
+
+def ratio(curve: CostCurve, n: int) -> float:
+    return curve.seconds(n) / curve.seconds(1)
+
+
+def test_before_the_first_round_it_is_the_curve_that_it_began_with() -> None:
+    live = LiveCurve(TYPICAL_CPU)
+    for n in (1, 2, 5, 16, 100):
+        assert live.seconds(n) == TYPICAL_CPU.seconds(n)
+        assert live.seconds(n, rebuilt=True) == TYPICAL_CPU.seconds(n, rebuilt=True)
+    assert (live.sizes, live.widest) == (TYPICAL_CPU.sizes, 0)
+
+
+@pytest.mark.parametrize("start", [TYPICAL_CPU, TYPICAL_GPU, STEEP], ids=["cpu", "gpu", "measured"])
+def test_it_comes_to_what_rounds_take(start: CostCurve) -> None:
+    """In milliseconds, of rounds that vary by a tenth; within 15 % after 10 rounds a width."""
+    generator, live = np.random.default_rng(1), LiveCurve(start)
+    for _ in range(10):
+        for n in generator.permutation(6) + 1:
+            noise = float(np.exp(0.1 * generator.standard_normal()))
+            live.learn(int(n), 0.012 * STEEP.seconds(int(n)) * noise)
+    for n in range(1, 7):
+        assert live.seconds(n) == pytest.approx(0.012 * STEEP.seconds(n), rel=0.15), n
+    assert live.widest == 6
+
+
+def test_a_width_tells_of_those_beside_it() -> None:
+    """Two tokens that cost as much as two rounds: more tokens are believed to be dearer, too."""
+    live = LiveCurve(TYPICAL_CPU)
+    for _ in range(3):
+        live.learn(1, 1.0)
+        live.learn(2, 2.0)
+    factor = 2.0 / TYPICAL_CPU.seconds(2)
+    assert ratio(live, 2) == pytest.approx(2.0, rel=0.06)
+    for n in (3, 5, 16, 100):
+        assert ratio(live, n) == pytest.approx(factor * TYPICAL_CPU.seconds(n), rel=0.06)
+
+
+def test_one_bad_round_is_no_cost() -> None:
+    """Ten times as long, once: of two rounds the lesser counts, of one it counts and fades."""
+    live = LiveCurve(TYPICAL_CPU)
+    for seconds in (1.0, 1.0, 10.0, 1.0, 1.0):
+        live.learn(1, seconds)
+    assert live.seconds(1) == 1.0
+    for seconds in (17.5, 1.75):
+        live.learn(5, seconds)
+    assert live.seconds(5) == pytest.approx(1.75, rel=0.01)
+    live.learn(3, 15.0)
+    assert ratio(live, 3) > 2.0
+    for _ in range(2000):
+        live.learn(1, 1.0)
+    assert ratio(live, 3) == pytest.approx(TYPICAL_CPU.seconds(3), rel=0.05)
+
+
+def test_more_tokens_never_take_less_but_for_the_first() -> None:
+    live = LiveCurve(STEPPED.as_padded())
+    generator = np.random.default_rng(2)
+    for _ in range(300):
+        n = int(generator.integers(1, 9))
+        live.learn(n, STEPPED.seconds(n) * float(np.exp(0.3 * generator.standard_normal())))
+    times = [live.seconds(n) for n in range(2, 20)]
+    assert times == sorted(times)
+    live = LiveCurve(CostCurve.flat([1.0, 0.91, 1.4]))
+    for _ in range(4):
+        live.learn(1, 1.0)
+        live.learn(2, 0.91)
+    assert live.seconds(2) == pytest.approx(0.91)
+
+
+def test_a_machine_that_slows_down_changes_no_ratio() -> None:
+    live = LiveCurve(TYPICAL_CPU)
+    for slow in (1.0, 3.0):
+        for _ in range(40):
+            for n in (1, 2, 4):
+                live.learn(n, slow * TYPICAL_CPU.seconds(n))
+        assert live.seconds(1) == pytest.approx(slow, rel=0.02)
+        assert ratio(live, 4) == pytest.approx(TYPICAL_CPU.seconds(4), rel=0.05)
+
+
+def test_what_was_seen_fades_in_rounds_that_nobody_timed_too() -> None:
+    """As in those that were: 300 rounds, of which all or every tenth is timed, or only the last."""
+    found = []
+    for untimed in (0, 9, 299):
+        live = LiveCurve(TYPICAL_CPU)
+        for n in (1, 1, 1, 4):
+            live.learn(n, 3.0 if n > 1 else 1.0)
+        before = live.seconds(4)
+        for _ in range(300 // (1 + untimed)):
+            live.pass_over(untimed)
+            live.learn(1, 1.0)
+        for _ in range(40):  # to be sure that it was fitted since
+            live.learn(1, 1.0)
+        found.append(live.seconds(4))
+        assert TYPICAL_CPU.seconds(4) < found[-1] < before
+    assert found == pytest.approx([found[0]] * 3, rel=0.01)
+
+
+def test_clocks_that_stand_still_are_survived() -> None:
+    live = LiveCurve(TYPICAL_CPU)
+    for n in (1, 1, 3, 8, 1):
+        live.learn(n, 0.0)
+    assert all(live.seconds(n) > 0.0 for n in range(1, 70))
+
+
+# -- padding ---------------------------------------------------------------------------------------
+
+
+def test_batches_are_padded_to_what_is_cheaper_by_more_than_the_spread() -> None:
+    sizes, times = STEPPED.sizes, STEPPED.reused
+    quiet = CostCurve(sizes, times, times, (0.02,) * 8)
+    assert [quiet.wider(n, 64) for n in range(1, 10)] == [1, 2, 3, 4, 8, 8, 8, 8, 9]
+    assert [quiet.wider(n, 7) for n in (5, 6, 7)] == [5, 6, 7]  # there is no room for 8
+    noisy = CostCurve(sizes, times, times, (0.3,) * 8)
+    assert [noisy.wider(n, 64) for n in (5, 6, 7)] == [5, 6, 7]
+    assert [STEPPED.wider(n, 64) for n in (5, 6, 7)] == [5, 6, 7]  # nobody knows the spread
+    between = CostCurve((1, 4, 8), (1.0, 3.0, 2.0), (1.0, 3.0, 2.0), (0.0, 0.0, 0.0))
+    assert between.wider(6, 8) == 8
+    two = CostCurve((1, 2), (1.0, 0.9), (1.0, 0.9), (0.0, 0.0))
+    assert two.wider(1, 8) == 1  # plain decoding is what all else is compared with
+
+
+def test_what_counts_is_the_least_of_what_is_as_wide_or_wider() -> None:
+    padded = STEPPED.as_padded()
+    assert [padded.seconds(n) for n in range(1, 9)] == [1.0, 1.6, 1.7, 1.7, 2.2, 2.2, 2.2, 2.2]
+    for curve in (TYPICAL_CPU, TYPICAL_GPU):
+        assert curve.as_padded() == curve
+    assert CostCurve((1, 2), (1.0, 0.9), (1.0, 0.9)).as_padded().reused == (1.0, 0.9)
+
+
+def test_the_spread_is_given_for_each_size_or_for_none() -> None:
+    with pytest.raises(OptionError, match="spread"):
+        CostCurve((1, 2), (1.0, 2.0), (1.0, 2.0), (0.1,))
+
+
+# -- the account -----------------------------------------------------------------------------------
+
+
+def test_what_may_be_lost_grows_with_the_tokens_up_to_a_limit() -> None:
+    account, free = Account(0.02, 1.0), Account(0.02)
+    assert (account.room, free.room) == (1.0, START)
+    for _ in range(1000):
+        account.allow(1)
+        free.allow(1)
+    assert account.room == 1.0
+    assert free.room == pytest.approx(START + 20.0)
+    account.lose(3.0)
+    assert account.room == -2.0
+
+
+def test_what_was_saved_may_be_lost_again_but_not_all_of_it() -> None:
+    account = Account(0.02)
+    account.lose(-100.0)
+    assert account.room == START + 8.0
+    account.lose(7.0)
+    account.allow(10)
+    assert account.room == pytest.approx(START + 1.2)
+    account.lose(1.0 + START)
+    assert account.room == pytest.approx(0.2)
+
+
+def tries(tokens: int, lost: float) -> list[int]:
+    """Return before which tokens a drafter is tried that loses so many rounds each time."""
+    account, tried = account_of_model(), []
+    for token in range(tokens):
+        if account.room > 0.0:
+            tried.append(token)
+            account.lose(lost)
+        account.allow(1)
+    return tried
+
+
+def test_what_rests_is_tried_again_after_rests_that_double() -> None:
+    """Less what each token allows, which makes rests somewhat shorter."""
+    tried = tries(2_000, 1.5)
+    rests = [b - a for a, b in itertools.pairwise(tried) if b - a > 1]
+    assert rests[0] == 40
+    assert all(a < b <= 2 * a for a, b in itertools.pairwise(rests[:4]))
+    assert 1.5 * sum(token < 200 for token in tried) <= 0.03 * 200 + 1.5
+    assert 1.5 * len(tried) < 0.01 * 2_000
+
+
+def test_what_saved_something_rests_shortly_again() -> None:
+    account = account_of_model()
+    for _ in range(2):
+        tokens = 0
+        account.lose(account.room + 1.0)
+        while account.room <= 0.0:
+            account.allow(1)
+            tokens += 1
+        assert tokens == 40
+        account.lose(-20.0)  # without this the second rest is twice as long
+    account.lose(account.room + 1.0)
+    for _ in range(40):
+        account.allow(1)
+    account.lose(account.room + 1.0)
+    for _ in range(41):
+        account.allow(1)
+    assert account.room <= 0.0
+
+
+# -- what drafts take ------------------------------------------------------------------------------
+
+
+class Drafts:
+    """Drafts of two plain rounds a depth, as reckoned; a plain round takes 10 seconds."""
+
+    def __init__(self, *, told: bool = True) -> None:
+        self.now, self.told = 0.0, told
+        self.cost = DraftCost(
+            lambda depth: 2.0 * depth, lambda: 10.0, lambda: self.now, lambda: self.told
+        )
+
+    def take(self, seconds: float, depth: int = 1) -> None:
+        self.cost.start()
+        self.now += seconds
+        self.cost.end(depth)
+
+
+def test_a_draft_takes_what_was_reckoned_until_drafts_tell_otherwise() -> None:
+    drafts = Drafts()
+    assert [drafts.cost.seconds(depth) for depth in (1, 3)] == [20.0, 60.0]
+    for _ in range(9):
+        drafts.take(60.0)
+    assert [drafts.cost.seconds(depth) for depth in (1, 3)] == [60.0, 180.0]
+
+
+def test_drafts_of_any_depth_tell_of_all_others() -> None:
+    drafts = Drafts()
+    for depth in (1, 2, 3) * 3:
+        drafts.take(30.0 * depth, depth)
+    assert [drafts.cost.seconds(depth) for depth in (1, 2, 5)] == [30.0, 60.0, 150.0]
+
+
+def test_three_drafts_that_were_cold_are_not_believed() -> None:
+    """The first ones build graphs; a drafter that was given up for them would never be warm."""
+    drafts = Drafts()
+    for _ in range(3):
+        drafts.take(1000.0)
+        assert drafts.cost.seconds(1) == 20.0
+    for _ in range(3):
+        drafts.take(1000.0)
+    assert drafts.cost.seconds(1) == 1000.0  # negative control: six are
+
+
+def test_nothing_is_believed_of_drafts_where_no_round_is_timed() -> None:
+    drafts = Drafts(told=False)
+    for _ in range(9):
+        drafts.take(60.0)
+    assert drafts.cost.seconds(1) == 20.0
