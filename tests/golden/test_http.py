@@ -71,7 +71,7 @@ VOLATILE = re.compile(rf'"({_NAMES})": ?("[^"]*"|[-\d.e]+|\{{[^{{}}]*\}})')
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with Engine.demo("draft(n=3)", slots=2, n_ctx=1024, n_threads=1, trust=True) as engine:
+    with Engine.demo("draft(n=3)", slots=2, n_ctx=1024, n_threads=1) as engine:
         with TestClient(
             create_app(engine, ServeSettings(model="tiny")), "http://127.0.0.1"
         ) as client:

@@ -92,7 +92,7 @@ class Always:
 class Setting:
     """Arms, of which plain decoding is the last, tokens of a prompt, and noise."""
 
-    bandit: Sequence[SimulatedArm]
+    arms: Sequence[SimulatedArm]
     prompt: int = 0
     noise: float = 0.05
 
@@ -190,8 +190,8 @@ PAYS = {
 def test_where_drafting_pays_it_gets_80_percent_of_the_best_in_200_tokens_and_90_later(
     name: str,
 ) -> None:
-    bandit, best = PAYS[name]
-    setting = Setting([*bandit, PLAIN])
+    arms, best = PAYS[name]
+    setting = Setting([*arms, PLAIN])
     assert setting.against(0, 200, best, None) > 0.8
     assert setting.against(200, 1000, best, None) > 0.9
 
@@ -424,12 +424,12 @@ def test_of_the_unknown_the_one_that_costs_least_comes_first() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rounds_that_wait_to_be_counted_are_counted_once_and_for_their_arm(seed: int) -> None:
-    bandit = [SimulatedArm(), SimulatedArm(alpha=0.9, n=4, active=0.1)]
+    arms = [SimulatedArm(), SimulatedArm(alpha=0.9, n=4, active=0.1)]
     generator = np.random.default_rng(seed)
-    chooser, unseen, plain = ArmChooser([arm.forecast for arm in bandit], 0), [0, 0], 0
+    chooser, unseen, plain = ArmChooser([arm.forecast for arm in arms], 0), [0, 0], 0
     for position in range(300):
         index, depth = chooser.choose()
-        tokens, seconds, drafted = bandit[index].round(generator, position, depth, 0.05)
+        tokens, seconds, drafted = arms[index].round(generator, position, depth, 0.05)
         chooser.record(index, tokens, seconds, drafted)
         unseen = [0 if number == index else n + tokens for number, n in enumerate(unseen)]
         plain += index == 0
