@@ -23,6 +23,7 @@ HELP = """
 import json
 import click
 from click.testing import CliRunner
+from specrun.cli.main import cli
 
 def commands(group, path=()):
     context = click.Context(group)
