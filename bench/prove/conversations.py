@@ -34,8 +34,12 @@ from specrun.runtime.acceptance import SequentialCascade
 from specrun.runtime.engine import SharedEvaluation, SlotClock, n_slot_sequences
 from specrun.runtime.planning import known_curve
 from specrun.runtime.round import target_context_options
+from specrun.runtime.trees import DraftTree
 
 _CONVERSATIONS = 3
+# Of a prompt: the kernel of 64 rows or more sums by tiles of cells, so its bits depend on the cells
+# that a text lies in, whatever is drafted.
+_PIECE = 32
 _NODES = 7  # of a tree: evaluations are narrow enough for the kernels of few tokens
 _MOST = 20  # groups of conversations
 
@@ -95,7 +99,9 @@ def _slots(setting: Setting, drafter: ForkingDrafter) -> Iterator[SharedEvaluati
     )
     curve = known_curve(model.path, setting.context, model.n_gpu_layers)
     with Context(model, options) as context:
-        yield SharedEvaluation(context, _CONVERSATIONS, own.n_ctx, curve, SlotClock())
+        shared = SharedEvaluation(context, _CONVERSATIONS, own.n_ctx, curve, SlotClock())
+        shared.longest_piece = min(_PIECE, shared.longest_piece)
+        yield shared
 
 
 @dataclass(slots=True)
@@ -127,6 +133,7 @@ def _force(
     found: Mapping[str, _Drifts],
 ) -> None:
     """Force texts through the slots, together and then each alone."""
+    texts = [_read_here(shared, text) for text in texts]
     slots, drafts = shared.slots, [TreeDrafts(drafter) for _ in texts]
     runs = [
         force(slot, slot.text, text, draft)
@@ -147,6 +154,24 @@ def _force(
             [theirs], _ = _together(shared, [force(slot, slot.text, forced, chains)])
             drift.add(theirs, forced)
         slot.rewind(slot.text, 0)
+
+
+def _read_here(shared: SharedEvaluation, text: ForcedText) -> ForcedText:
+    """Return a text with the rows that plain decoding has after a prompt in pieces of this size."""
+    slot, rows = shared.slots[0], list[Logits]()
+    slot.rewind(slot.text, 0)
+    slot.text.tokens = list(text.prompt)
+    slot.prefill(slot.text, len(text.prompt) - 1)
+    for token in text.coming:
+        slot.evaluate(slot.text, DraftTree())
+        shared.evaluate([slot])
+        row = slot.evaluate(slot.text, DraftTree())
+        assert row is not None
+        rows.append(row.logits(0).copy())
+        slot.commit(slot.text, DraftTree(), ())
+        slot.text.tokens.append(token)
+    slot.rewind(slot.text, 0)
+    return dataclasses.replace(text, rows=rows)
 
 
 def _together(
