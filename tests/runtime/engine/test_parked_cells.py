@@ -153,3 +153,27 @@ def test_control_dropped_cells_that_are_filled_move_rows(
                 rows = np.frombuffer(one, np.float32), np.frombuffer(other, np.float32)
                 moved.append(float(np.abs(rows[0] - rows[1]).max()))
     assert max(moved) > 0.1
+
+
+def test_texts_that_share_a_prefix_are_copied_apart(model: Model, texts: list[list[int]]) -> None:
+    """Each has cells of its own then, the rows of plain decoding, and counts in full."""
+    tokens = texts[0]
+    wanted = rows_alone(model, tokens)
+    with opened(model, N_SLOTS) as context:
+        shared = SharedEvaluation(context, N_SLOTS, 1024, CURVE, SlotClock())
+        first, second, *_ = shared.slots
+        first.hold(CachedText(tokens[:N_PROMPT]))
+        first.prefill(first.text, N_PROMPT - 1)
+        second.hold(CachedText())
+        second.take_over(first, N_PROMPT - 1)
+        second.text.tokens = tokens[:N_PROMPT]
+        assert shared.n_cells_used == N_PROMPT - 1
+        shared._copy_together()
+        assert shared.n_cells_used == shared.n_cells_taken == 2 * (N_PROMPT - 1)
+        for slot in (first, second):
+            slot.evaluate(slot.text, DraftTree())
+        shared.evaluate(shared.slots)
+        for slot in (first, second):
+            rows = slot.evaluate(slot.text, DraftTree())
+            assert rows is not None
+            assert rows.logits(0).tobytes() == wanted[0]
