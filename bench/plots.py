@@ -16,8 +16,8 @@ import numpy as np
 
 from specrun.bench.drafters.comparison import DrafterResult
 from specrun.bench.layers.layer_search import LayerSearchResult
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import MissingPackageError, OptionError
+from specrun.bindings.files import atomic_path
 from specrun.runtime.planning import TuneResult
 from specrun.train.trainer.listener import Curves
 

@@ -191,7 +191,7 @@ def calibrate(
     load: LoadSettings, source: CalibrationSource, output: CalibrationOutput, terminal: Terminal
 ) -> None:
     """Measure how often heads guess right, and plan their tree."""
-    from specrun.bindings.atomic import check_target, require_writable
+    from specrun.bindings.files import check_target, require_writable
     from specrun.runtime.tuning import calibrate_heads
 
     options = _options(load, source)

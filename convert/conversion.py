@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import check_target, require_free_space
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import check_target, require_free_space
 from specrun.bindings.gguf import read_header
 from specrun.bindings.quantizer import FILE_TYPES
 from specrun.convert.checkpoint import SOURCE_KEY, Checkpoint, SourceDigest, open_checkpoint

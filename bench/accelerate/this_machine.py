@@ -17,9 +17,9 @@ from specrun.bench.accelerate.training import TrainingOrder, train_head
 from specrun.bench.diagnosis.curve_beside import ENOUGH, CurveBeside
 from specrun.bench.diagnosis.work import Work, work_of
 from specrun.bench.drafters.answers import Arm
-from specrun.bindings.atomic import cache_folder
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
+from specrun.bindings.files import cache_folder
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.placement import placing
 from specrun.bindings.models.model import Model

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import check_target
 from specrun.cli.bench.drafters_options import (
     DrafterChoice,
     Measuring,

@@ -18,7 +18,7 @@ from specrun.runtime.language import Expression, parse_expression
 if TYPE_CHECKING:
     from specrun.bench.drafters.documentation import DocumentationKind
     from specrun.bench.drafters.prompts import Conversation, Prompt, Workload
-    from specrun.bindings.models.rope_scaling import RopeScaling
+    from specrun.bindings.contexts.context_options import RopeScaling
 
 LONGEST_MESSAGES = 256
 """Tokens by which the last messages of a workload may exceed the context that was asked for."""

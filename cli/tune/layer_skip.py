@@ -34,7 +34,7 @@ def run_layer_skip(
 ) -> None:
     """Search, print the best sets of layers, draw the search and write the best cut, as asked."""
     from specrun.bench.layers.layer_search import search_layers
-    from specrun.bindings.atomic import check_target
+    from specrun.bindings.files import check_target
     from specrun.runtime.chat import prompt_tokens
 
     options = _options(load, text, skip, sampling)

@@ -23,7 +23,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
-from specrun.bindings.regular_file import open_regular
+from specrun.bindings.files import open_regular
 from specrun.convert.checkpoint.json_file import named_errors
 from specrun.convert.checkpoint.source_tensor import NUMBER_TYPES, SourceTensor
 

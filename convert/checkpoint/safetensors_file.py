@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, UnsupportedModelError
-from specrun.bindings.regular_file import open_regular
+from specrun.bindings.files import open_regular
 from specrun.convert.checkpoint.json_file import (
     JsonObject,
     named_errors,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import check_target
 from specrun.bindings.gguf import PADDED_PARAMETERS, ArrayValue
 from specrun.convert.cut.layer_metadata import cut_metadata, lowered_facts, missing_kind
 from specrun.convert.cut.layer_rules import RULES, LayerFacts

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import check_target
 from specrun.bindings.gguf import PADDED_PARAMETERS
 from specrun.convert.checkpoint import stored_as
 from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, write_gguf

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFValueType, GGUFWriter
 
-from specrun.bindings.atomic import check_target, require_free_space, unnamed_path
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.files import check_target, require_free_space, unnamed_path
 from specrun.bindings.gguf import TENSOR_TYPES, stored_bytes
 from specrun.bindings.models.trial import is_known_file, remember_written
 from specrun.convert.gguf.metadata import Metadata

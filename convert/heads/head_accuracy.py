@@ -7,8 +7,8 @@ import io
 import os
 from pathlib import Path
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import atomic_path
 from specrun.convert.gguf import GGUFSource, Progress, write_gguf
 from specrun.runtime.heads import DEPTHS_KEY, KEY, Accuracy
 

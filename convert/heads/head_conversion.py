@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf.utility import size_label
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import MalformedFileError
+from specrun.bindings.files import check_target
 from specrun.bindings.quantizer import FILE_TYPES, quantize_rows
 from specrun.convert.checkpoint import JsonObject, SourceDigest
 from specrun.convert.conversion import (

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specrun.bindings.atomic import atomic_path, check_target, require_free_space, require_writable
 from specrun.bindings.errors import MalformedFileError, ModelError, OptionError, SpecrunError
+from specrun.bindings.files import atomic_path, check_target, require_free_space, require_writable
 from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header
 from specrun.bindings.models.trial import is_known_file, remember_written
 from specrun.bindings.quantizer import (

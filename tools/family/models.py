@@ -40,7 +40,7 @@ from family.tokenizer import (
     train_tokenizer,
 )
 from specrun.bench.drafters.corpus import Entry, build_corpus
-from specrun.bindings.atomic import atomic_path
+from specrun.bindings.files import atomic_path
 from specrun.convert import convert_checkpoint, quantize_model
 from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.listener import TrainingStatus

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
-from specrun.bindings.kept_file import DAMAGE
+from specrun.bindings.files import DAMAGE
 from specrun.runtime import Engine, SamplingParams
 from specrun.runtime.engine import EngineStream
 from specrun.runtime.round import GenerationResult

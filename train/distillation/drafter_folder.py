@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specrun.bindings.atomic import require_free_space, sync_folder
+from specrun.bindings.files import require_free_space, sync_folder
 from specrun.runtime.planning import expected_tokens
 from specrun.train.distillation.acceptance import MeasuredAcceptance
 from specrun.train.distillation.drafter_run import DrafterReport, DrafterRun

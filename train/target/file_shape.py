@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specrun.bindings.contexts.layer_inputs import LAYER_INPUT_ARCHITECTURES
+from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.models.model import Model

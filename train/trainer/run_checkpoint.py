@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError
+from specrun.bindings.files import atomic_path
 from specrun.train.trainer.learner import Learner
 from specrun.train.trainer.listener import Curves
 from specrun.train.trainer.optimizer_step import OptimizerStep

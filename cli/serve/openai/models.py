@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specrun.bindings.contexts.text_embedding import TextEmbedder, Vector
+from specrun.bindings.contexts.context import TextEmbedder, Vector
 from specrun.cli.serve.body import Fields, read_body
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.http.server import beside_the_loop

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from specrun.bindings.atomic import require_free_space
+from specrun.bindings.files import require_free_space
 from specrun.convert import convert_checkpoint
 from specrun.convert.checkpoint import bfloat16_bits
 from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary

@@ -1,24 +1,30 @@
-"""Files that appear whole or not at all: written under no name or a hidden one, synced, then named.
-
-`atomic_path` writes aside under a hidden name and renames. `unnamed_path` uses files that have no
-name until they are whole (Linux: O_TMPFILE), so that even a killed process leaves nothing behind;
-elsewhere, and on file systems that cannot, it is `atomic_path`. What can be made again lies in
-`cache_folder`, what cannot in `state_folder`.
-"""
+"""Files: written whole or not at all, opened without waiting, and kept by specrun for itself."""
 
 from __future__ import annotations
 
 import errno
+import json
+import logging
+import math
 import os
 import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
-from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
+from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, SpecrunError
+
+# == Files that are written whole or not at all ====================================================
+#
+# `atomic_path` writes aside under a hidden name and renames. `unnamed_path` uses files that have no
+# name until they are whole (Linux: O_TMPFILE), so that even a killed process leaves nothing behind;
+# elsewhere, and on file systems that cannot, it is `atomic_path`. What can be made again lies in
+# `cache_folder`, what cannot in `state_folder`.
+
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -224,3 +230,149 @@ def cache_folder() -> Path:
     # The XDG specification ignores relative paths.
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else base) / "specrun"
+
+
+# == Regular files: a named pipe in their place would block without end ============================
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read its bytes.
+
+    Raises `MalformedFileError` for a named pipe, a device or a socket, and what `open` raises.
+    """
+    file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - it is the caller's
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    shown = os.fsdecode(path)
+    shown = shown if shown.isprintable() else repr(shown)
+    raise MalformedFileError(f"{shown} is not a regular file, as this one has to be; name a file")
+
+
+def without_waiting(name: str, flags: int) -> int:
+    """Open as `os.open`, at once: a named pipe would otherwise wait for a writer."""
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a file; raises as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+# == Files that specrun keeps for itself: cost curves, plans, profiles, learnt tokens ==============
+#
+# No user named them, so none of them may end a command: one that is damaged, or made for something
+# else, is as if it were not there, and a warning names it.
+
+
+logger = logging.getLogger("specrun.kept")
+"""Where warnings go that no caller takes; the command line shows them."""
+
+Warn = Callable[[str], None]
+_Content = TypeVar("_Content")
+_MOST_BYTES = 1 << 20
+DAMAGE = (
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    *(RecursionError, SpecrunError),
+)
+"""What the parsing of damaged content raises, nested deeper than a parser can follow included."""
+
+_warned: set[str] = set()
+
+
+class NotForThisError(Exception):
+    """A kept file is whole, and was made for something else; the message says for what."""
+
+
+def read_kept(
+    path: Path,
+    parse: Callable[[bytes], _Content],
+    *,
+    what: str,
+    advice: str,
+    warn: Warn | None = None,
+    most: int = _MOST_BYTES,
+) -> _Content | None:
+    """Return what `parse` makes of a file's bytes; None without the file, or where it is damaged.
+
+    `parse` may raise whatever damaged content makes it raise, or NotForThisError. Then `warn`
+    (None: the log, once for each sentence) gets a sentence: that `what` was ignored, why, and the
+    `advice`. So it is for a path that is no file, cannot be read, or has more than `most` bytes.
+    """
+    try:
+        return parse(_bytes_of(path, most))
+    except FileNotFoundError:
+        return None
+    except (NotForThisError, FileMissingError, MalformedFileError) as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"{error.filename or path} cannot be read ({error.strerror or error})"
+    except DAMAGE:
+        problem = f"{path} is damaged"
+    sentence = f"{what} was ignored: {problem}; {advice}"
+    # Damaged content may hold half a character, which no terminal can show.
+    (warn or _log_once)(sentence.encode("utf-8", "backslashreplace").decode())
+    return None
+
+
+def _bytes_of(path: Path, most: int) -> bytes:
+    with open_regular(path) as file:
+        # One byte more than allowed tells a file that is too large without reading it all.
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} has more than {most} bytes")
+    return data
+
+
+def _log_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        logger.warning("%s", text)
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in `data`; raises ValueError, TypeError or RecursionError for others.
+
+    NaN and infinities, which Python would take, are no JSON.
+    """
+    value = json.loads(data.decode("utf-8"), parse_constant=_refuse)
+    if not isinstance(value, dict):
+        raise TypeError(f"the outermost value is {type(value).__name__}, not an object")
+    return value
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def number_in(value: object, least: float = 0.0, most: float = math.inf) -> float:
+    """Return a finite number of a kept file as a float; raises TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.40} is no number")
+    if not (math.isfinite(value) and least <= value <= most):
+        raise ValueError(f"{value} is not between {least} and {most}")
+    return float(value)
+
+
+def count_in(value: object, least: int = 0, most: int = 2**31 - 1) -> int:
+    """Return a whole number of a kept file; raises TypeError or ValueError."""
+    if type(value) is not int:
+        raise TypeError(f"{value!r:.40} is no whole number")
+    if not least <= value <= most:
+        raise ValueError(f"{value} is not between {least} and {most}")
+    return value
+
+
+def text_in(value: object) -> str:
+    """Return a text of a kept file; raises TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
+
+
+def list_in(value: object) -> list[Any]:
+    """Return a list of a kept file; raises TypeError: a text or a mapping has elements, too."""
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.40} is no list")
+    return value
