@@ -278,7 +278,7 @@ def _keep(
     output: CalibrationOutput,
     terminal: Terminal,
 ) -> None:
-    from specrun.convert.heads.head_accuracy import store_accuracy, write_accuracy_csv
+    from specrun.convert.heads.head_conversion import store_accuracy, write_accuracy_csv
     from specrun.runtime.planning import save_curve
     from specrun.runtime.tuning import calibrated_layers
 

@@ -176,7 +176,7 @@ def cascade(
     from specrun.bench.cascade.best import best_points
     from specrun.bench.cascade.comparison import CascadeResults, measure_cascades
     from specrun.bench.cascade.tables import best_table, cascades_table
-    from specrun.bench.drafters.padding import padded_target
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     check_plot(extent.plot)

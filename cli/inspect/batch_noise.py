@@ -59,7 +59,7 @@ def noise_of_file(
 ) -> dict[str, Any]:
     """Return what is found, ready for JSON; raises as `measure_batch_noise` does."""
     from specrun.bench.models.batch_noise import NoiseOptions, measure_batch_noise
-    from specrun.convert.logit_check import FIXED_TEXT
+    from specrun.convert.conversion import FIXED_TEXT
 
     text = FIXED_TEXT if text_file is None else read_text(text_file)
     context = ContextOptions(

@@ -28,7 +28,7 @@ from specrun.convert.quantize.imatrix_file import (
     read_importance,
     write_importance,
 )
-from specrun.convert.quantize.quantization_plan import n_inputs
+from specrun.convert.quantize.quantize import n_inputs
 
 ChunkProgress = Callable[[int, int], None]
 """Called with the chunks done and the chunks in all."""

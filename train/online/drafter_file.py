@@ -12,7 +12,7 @@ import torch
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.convert.gguf import GGUFSource
-from specrun.convert.gguf.renumbered import write_renumbered
+from specrun.convert.gguf.gguf_source import write_renumbered
 from specrun.train.target.from_gguf import gguf_numbers, llama_config, load_llama_file
 from specrun.train.target.hf_model import HFModel
 
