@@ -28,7 +28,7 @@ from support.scripted import LawTable, law_of
 from support.tree_laws import fixed
 from support.wrong_drafts import WRONG_DRAFTERS, DropsDuplicates, falsely_stated
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError

@@ -13,8 +13,7 @@ import pytest
 from click.testing import Result
 from support.commands import run
 
-from specrun.bench.layers.layer_judge import CutJudge, LayerTrial
-from specrun.bench.layers.layer_search import LayerSearchOptions, search_layers
+from specrun.bench.layer_search import CutJudge, LayerSearchOptions, LayerTrial, search_layers
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.models.model import Model

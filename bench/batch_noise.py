@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bench.models.divergence import log_laws
-from specrun.bench.models.model_comparison import Chunk, scored_logits
+from specrun.bench.model_comparison import Chunk, log_laws, scored_logits
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from support.tiny_models import F32
 
-from specrun.bench.models.divergence import row_divergence, summarise_rows
-from specrun.bench.models.model_comparison import (
+from specrun.bench.model_comparison import (
     ComparisonOptions,
     compare_models,
     cut_into_chunks,
+    row_divergence,
     scored_logits,
+    summarise_rows,
+    tensor_errors,
 )
-from specrun.bench.models.tensor_errors import tensor_errors
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions

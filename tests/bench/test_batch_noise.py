@@ -13,7 +13,7 @@ import pytest
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32
 
-from specrun.bench.models.batch_noise import (
+from specrun.bench.batch_noise import (
     WIDTHS,
     BatchNoise,
     NoiseOptions,
@@ -21,7 +21,7 @@ from specrun.bench.models.batch_noise import (
     compare_rows,
     measure_batch_noise,
 )
-from specrun.bench.models.model_comparison import Chunk, scored_logits
+from specrun.bench.model_comparison import Chunk, scored_logits
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
