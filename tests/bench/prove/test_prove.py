@@ -358,7 +358,7 @@ def test_the_command_reports_what_it_did(tiny_model: Path, drafter: str) -> None
 def test_the_command_fails_with_its_checks(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "_TOLERANCE", -1.0)
+    monkeypatch.setattr(rules, "TOLERANCE", -1.0)
     done = run("prove --minutes 0.001 -t 1 -o md --drafter prompt-lookup", "-m", tiny_model)
     assert done.exit_code == 1
     assert "rule: exact changes the target's law" in done.stderr
