@@ -1,10 +1,7 @@
-"""Connections: how many may be open at once, and when one that sends no request is given up.
+"""The server process: uvicorn on a bound socket, its end by signals, and threads beside its loop.
 
-Files are few, and every connection is one. So there are at most as many as this process may open,
-and one waits a bounded time: for a request's header, for the rest of a body whose answer came
-before it, and for a client that takes what was written. The time for a body is `read_body`'s. If
-all places are taken, the connection that has waited longest for its client makes room; if answers
-are made for all of them, new ones wait in the system's queue.
+The first signal lets answers finish within the settings' seconds, and ends those that do not; a
+second one ends everything at once.
 """
 
 from __future__ import annotations
@@ -19,13 +16,31 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from operator import attrgetter
-from typing import Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Literal, cast
 
 import h11
+import uvicorn
+from sse_starlette.sse import AppStatus
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specrun.cli.serve.errors import RequestError, openai_error
 from specrun.cli.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from specrun.cli.serve.service import AnswerService
+
+
+# -- Connections: how many may be open at once, and when one that sends no request is given up ----
+#
+# Files are few, and every connection is one. So there are at most as many as this process may open,
+# and one waits a bounded time: for a request's header, for the rest of a body whose answer came
+# before it, and for a client that takes what was written. The time for a body is `read_body`'s. If
+# all places are taken, the connection that has waited longest for its client makes room; if answers
+# are made for all of them, new ones wait in the system's queue.
+
 
 try:
     import resource
@@ -216,3 +231,93 @@ class Connections:
         if now - self._said >= _SAID_SECONDS:
             self._said = now
             _log.warning("%s: new ones wait", problem)
+
+
+_IDLE_SECONDS = 75  # longer than clients keep a connection that they do not use
+_MORE_SECONDS = 5.0  # in which answers that were ended say so
+_LAST_SECONDS = 1.0  # the same after a second signal
+
+
+def run_server(
+    app: Starlette, settings: ServeSettings, listener: socket.socket, ready: Callable[[], None]
+) -> None:
+    """Serve until a signal comes; `ready` is called when the server listens."""
+    server_of(app, settings, ready).run(sockets=[listener])
+
+
+def server_of(
+    app: Starlette, settings: ServeSettings, ready: Callable[[], None] = lambda: None
+) -> DrainingServer:
+    """Return a server of the application; `run` it, or `await serve` it."""
+    # Streams end when their answers do, not because a signal came.
+    AppStatus.enable_automatic_graceful_drain = False
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=int(settings.drain_seconds + _MORE_SECONDS),
+    )
+    return DrainingServer(config, app.state.service, ready)
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that lets answers end before it does."""
+
+    def __init__(
+        self, config: uvicorn.Config, service: AnswerService, ready: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._service = service
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup([])  # uvicorn would accept more connections than there are files
+        self._connections = Connections(
+            cast("set[Connection]", self.server_state.connections),
+            self._connection,
+            self._service.settings,
+        )
+        accepted = [self._connections.accept(each) for each in sockets or ()]
+        self._accepting = [asyncio.create_task(each) for each in accepted]
+        self._watching = asyncio.create_task(self._connections.watch())
+        await asyncio.sleep(0)  # in which they begin to listen
+        self._ready()
+
+    def _connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end; at the second signal end at once."""
+        # Not uvicorn's way, which raises the signal again at the end: the models are closed first.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, and wait for the answers that are under way."""
+        for accepting in self._accepting:
+            accepting.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        self._connections.end_unasked()
+        draining = asyncio.create_task(self._service.close())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            draining.cancel()
+            self._watching.cancel()
+            self._service.end_all()
+            await self._last_words()
+
+    async def _last_words(self) -> None:
+        """Let answers that were ended say so, which takes a round, where their clients listen."""
+        tasks = self.server_state.tasks
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_SECONDS)
+        if tasks:  # cut off in the middle: uvicorn would log each as a failure
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from specrun.bindings.contexts.context import TextEmbedder, Vector
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import Fields, read_body
+from specrun.cli.serve.chat import read_messages
+from specrun.cli.serve.completions import read_prompts
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.http.server import beside_the_loop
-from specrun.cli.serve.openai.messages import read_messages
+from specrun.cli.serve.lanes import beside_the_loop
 from specrun.cli.serve.replies import json_reply
-from specrun.cli.serve.request import AnswerRequest
-from specrun.cli.serve.service import AnswerService
-from specrun.cli.serve.tools.fields import read_turn
+from specrun.cli.serve.service import AnswerRequest, AnswerService
+from specrun.cli.serve.tools import read_turn
 
 _PART = 1 << 14  # tokens, which take about a millisecond
 
@@ -118,3 +122,60 @@ def _read_conversation(fields: Fields, service: AnswerService) -> AnswerRequest:
     return AnswerRequest(
         messages=turn.messages, tools=turn.tools, template_kwargs=turn.template_kwargs
     )
+
+
+# -- Embeddings -----------------------------------------------------------------------------------
+
+
+_FORMS = ("float", "base64")
+
+
+async def embeddings(request: Request) -> Response:
+    """Return the embeddings of texts."""
+    service: AnswerService = request.app.state.service
+    fields, asked = await read_body(request, _read_inputs)
+    model, options = service.engine.model, service.engine.options.context
+    form = _form(fields)
+    wanted = fields.integer("dimensions", 1, 2**31 - 1)
+    n_ctx = max(service.engine.n_ctx, model.n_ctx_train)  # the embedder's own may be longer
+    texts = (await service.prompts.read(asked, n_ctx)).tokens
+
+    def work() -> list[Vector]:
+        # A context for each request: nothing is held where nobody asks.
+        with TextEmbedder(model, options) as embedder:
+            return [embedder.embed(tokens) for tokens in texts]
+
+    vectors = await beside_the_loop(work)
+    if wanted not in (None, len(vectors[0])):
+        problem = f"dimensions is {wanted}: this model's embeddings have {len(vectors[0])}"
+        raise RequestError(f"{problem}, and were not trained to be cut", "dimensions")
+    n_tokens = sum(map(len, texts))
+    data = [
+        {"object": "embedding", "index": index, "embedding": _written(vector, form)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return json_reply(
+        {"object": "list", "data": data, "model": service.settings.model, "usage": usage}
+    )
+
+
+def _read_inputs(fields: Fields, service: AnswerService) -> AnswerRequest:
+    if service.engine.model.pooling is None:
+        problem = f"{service.settings.model} writes texts and makes no embeddings"
+        advice = "serve a model that was trained for them"
+        raise RequestError(f"{problem}: {advice}", status=HTTPStatus.NOT_IMPLEMENTED)
+    return AnswerRequest(prompts=read_prompts(fields, service.settings.bounds, "input"))
+
+
+def _form(fields: Fields) -> str:
+    form = fields.text("encoding_format") or "float"
+    if form not in _FORMS:
+        raise fields.wrong("encoding_format", " or ".join(_FORMS))
+    return form
+
+
+def _written(vector: Vector, form: str) -> Any:  # noqa: ANN401 - a list of numbers, or a text
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()
