@@ -20,7 +20,7 @@ from specrun.runtime.engine import Engine
 from specrun.runtime.round import GenerationResult
 
 if TYPE_CHECKING:
-    from specrun.train.trainer.listener import TrainingStatus
+    from specrun.train.trainer import TrainingStatus
 
 Observer = Callable[[GenerationResult], None]
 
