@@ -19,7 +19,7 @@ from specrun.bench.layer_search import LayerSearchResult
 from specrun.bindings.errors import MissingPackageError, OptionError
 from specrun.bindings.files import atomic_path
 from specrun.runtime.planning import TuneResult
-from specrun.train.trainer.listener import Curves
+from specrun.train.trainer import Curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -48,7 +48,7 @@ from specrun.runtime.engine import Engine
 from specrun.runtime.round import GenerationResult
 
 if TYPE_CHECKING:
-    from specrun.train.trainer.listener import TrainingStatus
+    from specrun.train.trainer.learner import TrainingStatus
 
 
 # -- Online speculative decoding while a server answers: the draft model learns in a thread -------

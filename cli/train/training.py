@@ -14,7 +14,7 @@ from specrun.cli.train.options import TrainJob, TrainResult
 
 if TYPE_CHECKING:
     from specrun.convert.conversion import ConversionReport
-    from specrun.train.trainer.run import TrainingReport, TrainingRun
+    from specrun.train.trainer import TrainingReport, TrainingRun
 
 
 def check_result(result: TrainResult) -> Path | None:

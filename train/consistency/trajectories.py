@@ -29,8 +29,8 @@ from specrun.runtime.engine import Session
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree
-from specrun.train.data.data_file import Document
-from specrun.train.data.target_tokens import TargetTokenizer
+from specrun.train.data.documents import Document
+from specrun.train.data.tokens import TargetTokenizer
 
 Progress = Callable[[int, int], None]
 GREEDY = SamplingParams(temperature=0.0, seed=0)

@@ -305,7 +305,7 @@ def test_prompts_are_split_into_fitted_and_held_out(tmp_path: Path) -> None:
 
 def test_what_is_compared_on_is_no_built_in_prompt() -> None:
     """Heads learn from answers to those: a head would be compared on what it has learnt."""
-    from specrun.train.data.prompts import built_in_prompts, most_prompts
+    from specrun.train.data import built_in_prompts, most_prompts
 
     learnt = {document.prompt for document in built_in_prompts(most_prompts())}
     prompts = search_prompts(None)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
 
 
 class RMSNorm(nn.Module):

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError, TemplateError
 from specrun.runtime import Runtime
 from specrun.runtime.chat import ChatTemplate
-from specrun.train.data.data_file import Answered, Chat, PlainText, read_documents
-from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
-from specrun.train.data.token_corpus import corpus_of, encode_corpus, plan_batches
+from specrun.train.data import Answered
+from specrun.train.data.corpus import corpus_of, encode_corpus, plan_batches
+from specrun.train.data.documents import Chat, PlainText, read_documents
+from specrun.train.data.tokens import TargetTokenizer, TokenSequence
 
 CHAT = Chat(
     (

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError
-from specrun.train.data import data_file
-from specrun.train.data import data_file as json_array
-from specrun.train.data.data_file import Answered, Chat, PlainText, read_documents
+from specrun.train.data import Answered, documents
+from specrun.train.data import documents as json_array
+from specrun.train.data.documents import Chat, PlainText, read_documents
 
 
 def written(folder: Path, text: str, name: str = "data.jsonl") -> Path:
@@ -57,7 +57,7 @@ def test_an_array_is_read_as_lines_would_be(
 ) -> None:
     """ShareGPT's file as it was published is one; it is read in pieces, however they fall."""
     monkeypatch.setattr(json_array, "_PIECE", size)
-    monkeypatch.setattr(data_file, "_START", 12)
+    monkeypatch.setattr(documents, "_START", 12)
     chat = [{"from": "human", "value": 'a "}, {" ü'}, {"from": "gpt", "value": "b\n]"}]
     records = [
         {"id": "x", "conversations": chat},

@@ -1,8 +1,4 @@
-"""Heads that draft in chains, EAGLE's and EAGLE-3's, unrolled below every position of a text.
-
-At depth 0 a head reads the target's states, later its own; the tokens are the text's. The loss is
-that of each depth, over the chains that count there, discounted and added up.
-"""
+"""EAGLE's and EAGLE-3's heads unrolled: chains below every position, and the laws they learn."""
 
 from __future__ import annotations
 
@@ -17,15 +13,20 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
-from specrun.train.data.token_corpus import TokenBatch, choosing, draft_marks
-from specrun.train.heads.attention import KeysValues
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, draft_marks
 from specrun.train.heads.earlier_head import EarlierHead
-from specrun.train.heads.learner import HeadLearner, rows_at
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.target.features import Features
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.heads.layers import KeysValues
+from specrun.train.heads.learner import HeadLearner, HeadRecipe, rows_at
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features
 from specrun.train.trainer.learner import LossPart
 from specrun.train.trainer.settings import TrainingDefaults
+
+# == Chains ========================================================================================
+#
+# At depth 0 a head reads the target's states, later its own; the tokens are the text's. The loss is
+# that of each depth, over the chains that count there, discounted and added up.
+
 
 MEASURED_DEPTH = 4
 _PAPER_WIDTH = 4096
@@ -225,3 +226,59 @@ def chain_loss(
         total = total + decay**depth * found
         first = first if depth else float(found.detach())
     return LossPart("step 1", total, first) if total.requires_grad else None
+
+
+# == Tokens among which laws of head and target are compared: the most frequent and a sample =======
+#
+# Where targets are narrow, laws of the whole vocabulary are most of the work of a step. A law's
+# restriction to any tokens, made to sum to one, is matched where the law itself is, so that the
+# optimum stays as it is. What varies by step is which of the rare tokens a step sees: a token that
+# no step looks at would be drafted where it should not be.
+
+
+_FEWEST = 4
+
+
+def check_law_tokens(count: int) -> None:
+    """Raise OptionError for laws of too few tokens; 0 stands for all."""
+    if count and count < _FEWEST:
+        few = f"laws of {count} tokens"
+        raise OptionError(f"{few}: give at least {_FEWEST}, or 0 for all")
+
+
+def always_compared(count: int) -> int:
+    """Return how many of the `count` tokens that are compared are the most frequent ones."""
+    return count - count // 4
+
+
+def frequent_tokens(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
+    """Return the ids of the `most` tokens said most often in the training texts, in that order.
+
+    Ties go to the lower id. Where fewer were said, the lowest other ids fill up: they cost little
+    and can be learnt later.
+    """
+    counts = torch.zeros(vocab_size, dtype=torch.long)
+    for number in corpus.training:
+        sequence = corpus.sequences[number]
+        said = torch.from_numpy(sequence.ids[sequence.learnt].astype("int64"))
+        # Only tokens that are learnt: a drafter need not say what prompts say.
+        counts += torch.bincount(said, minlength=vocab_size)
+    return torch.argsort(counts, descending=True, stable=True)[:most]
+
+
+class LawTokens:
+    """Some `count` of `size` tokens: those of `often` always, the others drawn at each step."""
+
+    def __init__(self, often: Tensor, size: int, count: int, device: torch.device) -> None:
+        self._often = often.to(device)
+        self._n_drawn = count - len(often)
+        is_often = torch.zeros(size, dtype=torch.int8)
+        is_often[often] = 1
+        # Sorted, not selected: where memory is estimated, tensors have shapes only.
+        others = torch.argsort(is_often, stable=True)[: size - len(often)]
+        self._others = others.to(device)
+
+    def drawn(self, noise: torch.Generator) -> Tensor:
+        """Return a step's tokens [count], drawn with `noise`."""
+        order = torch.randperm(len(self._others), generator=noise, device=self._others.device)
+        return torch.cat((self._often, self._others[order[: self._n_drawn]]))

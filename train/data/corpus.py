@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specrun.bindings.errors import ModelError, OptionError
-from specrun.train.data.data_file import Document, PlainText
-from specrun.train.data.target_tokens import TargetTokens, TokenSequence
+from specrun.train.data.documents import Document, PlainText
+from specrun.train.data.tokens import TargetTokens, TokenSequence
 
 _SHORTEST = 4  # tokens: below that there is nothing to draft
 MOST_MEASURED = 256

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specrun.train.data.token_corpus import TokenBatch
-from specrun.train.trainer.faults import not_a_number
+from specrun.train.data.corpus import TokenBatch
 from specrun.train.trainer.learner import Learner, ParameterGroup
+from specrun.train.trainer.memory import not_a_number
 from specrun.train.trainer.settings import TrainerSettings
 
 # Of the quintic a x + b x^3 + c x^5, tuned by Muon's author: steep at 0, near 1 about 1.

@@ -15,20 +15,22 @@ from specrun.bindings.errors import OptionError
 from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
-from specrun.train.heads.run import HeadRun
-from specrun.train.parallel.learner import (
+from specrun.train.data.corpus import TokenCorpus, encode_corpus
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer
+from specrun.train.heads import HeadRun
+from specrun.train.lookahead import (
     ParallelLearner,
     PassRecipe,
     SpaceLearner,
     SpaceRecipe,
+    lookahead_states,
+    text_states,
+    train_pass,
+    train_space,
 )
-from specrun.train.parallel.positions import lookahead_states, text_states
-from specrun.train.parallel.training import train_pass, train_space
-from specrun.train.target.features import ModelFeatures
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
+from specrun.train.target.states import ModelFeatures
 
 CPU = torch.device("cpu")
 EVERYWHERE = 999
