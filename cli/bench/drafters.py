@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import check_target
 from specrun.cli.bench.drafters_options import (
     DrafterChoice,
     Measuring,
@@ -70,8 +70,8 @@ def drafters(
 ) -> None:
     """Compare drafters with plain decoding: speed, acceptance, text."""
     from specrun.bench.drafters.comparison import measure_drafters
-    from specrun.bench.drafters.padding import padded_target
     from specrun.bench.report import drafters_table
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     _check_options(chosen, measuring)

@@ -16,9 +16,9 @@ from specrun.cli.options.prompt import read_prompt_file
 from specrun.runtime.language import Expression, parse_expression
 
 if TYPE_CHECKING:
-    from specrun.bench.drafters.documentation import DocumentationKind
+    from specrun.bench.drafters.corpus import DocumentationKind
     from specrun.bench.drafters.prompts import Conversation, Prompt, Workload
-    from specrun.bindings.models.rope_scaling import RopeScaling
+    from specrun.bindings.contexts.context_options import RopeScaling
 
 LONGEST_MESSAGES = 256
 """Tokens by which the last messages of a workload may exceed the context that was asked for."""
@@ -69,7 +69,7 @@ def with_documentation(
     if not any(_lacks_store(parse_expression(text)) for text in chosen.drafter):
         return chosen, ""
     from specrun.bench.drafters.comparison import with_files
-    from specrun.bench.drafters.documentation import documentation_store, store_description
+    from specrun.bench.drafters.corpus import documentation_store, store_description
 
     store = stack.enter_context(documentation_store(target, kind, progress=say))
     drafters = tuple(with_files(text, {"rest": store}) for text in chosen.drafter)

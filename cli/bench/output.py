@@ -13,7 +13,7 @@ from specrun.cli.options.output import json_option
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
-    from specrun.bench.table import Table
+    from specrun.bench.report import Table
 
 _WIDEST = 1000
 Result = TypeVar("Result")
@@ -49,8 +49,7 @@ def measure_and_print(
     terminal: Terminal,
 ) -> Sequence[Result]:
     """Run `measure`, which is given what shows its steps; print and return its results."""
-    from specrun.bench.report import machine_facts
-    from specrun.bench.table import to_csv, to_json
+    from specrun.bench.report import machine_facts, to_csv, to_json
 
     try:
         results = list(measure(lambda what: terminal.passing(f"{what} ...")))
@@ -67,8 +66,7 @@ def measure_and_print(
 
 def print_table(table: Table, form: OutputForm, terminal: Terminal) -> None:
     """Print a table as Markdown, or as one that fits a screen."""
-    from specrun.bench.report import CONSTANT_COLUMNS
-    from specrun.bench.table import to_markdown
+    from specrun.bench.report import CONSTANT_COLUMNS, to_markdown
 
     if form == "md":
         terminal.answer(to_markdown(table))

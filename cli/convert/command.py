@@ -31,9 +31,8 @@ from specrun.cli.terminal.table import bytes_text, count_text, print_facts, prin
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
-    from specrun.convert.conversion import ConversionPlan, ConversionReport
-    from specrun.convert.logit_check import LogitCheck
-    from specrun.convert.tensor_map import MappedTensor
+    from specrun.convert.conversion import ConversionPlan, ConversionReport, LogitCheck
+    from specrun.convert.tensor_stream import MappedTensor
 
 
 def print_report(
@@ -200,7 +199,7 @@ def _job(
         plan_head,
         target_facts,
     )
-    from specrun.convert.heads.detect import detect_kind
+    from specrun.convert.heads.head_conversion import detect_kind
     from specrun.convert.quantize import HEAD_TYPE
 
     kind, drafts_for = head.kind, head.drafts_for

@@ -37,7 +37,7 @@ def specrun_version() -> str:
 def version_lines() -> list[str]:
     """Return versions and backends; loads llama.cpp, as only the library knows its commit."""
     from specrun.bindings.library import engine_versions
-    from specrun.bindings.machine.backends import built_backends
+    from specrun.bindings.machine.devices import built_backends
 
     lines = [f"specrun {specrun_version()}"]
     lines += [f"{name} {one_line(version)}" for name, version in engine_versions().items()]

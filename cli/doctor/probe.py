@@ -43,8 +43,13 @@ def _answer(question: str, subject: str = "") -> dict[str, Any]:
 
 def _engine() -> dict[str, Any]:
     from specrun.bindings.library import engine_versions, has_function
-    from specrun.bindings.machine.backends import built_backends, describe_backends
-    from specrun.bindings.machine.devices import devices, supports_gpu_offload, system_info
+    from specrun.bindings.machine.devices import (
+        built_backends,
+        describe_backends,
+        devices,
+        supports_gpu_offload,
+        system_info,
+    )
     from specrun.bindings.threads import describe_waiting, find_processors
 
     processors = find_processors()

@@ -1,6 +1,6 @@
 """Batch noise: how much a model's laws depend on the tokens of an evaluation, as tables and JSON.
 
-The measurement is bench/models/batch_noise.py; `specrun inspect FILE --batch-noise` shows it.
+The measurement is bench/batch_noise.py; `specrun inspect FILE --batch-noise` shows it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def noise_of_file(
     terminal: Terminal,
 ) -> dict[str, Any]:
     """Return what is found, ready for JSON; raises as `measure_batch_noise` does."""
-    from specrun.bench.models.batch_noise import NoiseOptions, measure_batch_noise
-    from specrun.convert.logit_check import FIXED_TEXT
+    from specrun.bench.batch_noise import NoiseOptions, measure_batch_noise
+    from specrun.convert.conversion import FIXED_TEXT
 
     text = FIXED_TEXT if text_file is None else read_text(text_file)
     context = ContextOptions(

@@ -89,9 +89,8 @@ def compare_files(
     original: Path, other: Path, settings: ComparisonSettings, terminal: Terminal
 ) -> dict[str, Any]:
     """Return what is found, ready for JSON; raises PairError for different vocabularies."""
-    from specrun.bench.models.model_comparison import ComparisonOptions, compare_models
-    from specrun.bench.models.tensor_errors import tensor_errors
-    from specrun.convert.logit_check import FIXED_TEXT
+    from specrun.bench.model_comparison import ComparisonOptions, compare_models, tensor_errors
+    from specrun.convert.conversion import FIXED_TEXT
 
     text = FIXED_TEXT if settings.text_file is None else read_text(settings.text_file)
     options = ComparisonOptions(

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from specrun.bindings.contexts.context_options import RopeScaling
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.rope_scaling import RopeScaling
 from specrun.cli.options.group import EVALUATION, Decorator
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specrun.bindings.atomic import check_target, require_writable
+from specrun.bindings.files import check_target, require_writable
 from specrun.cli.options.group import EVALUATION
 from specrun.cli.options.types import NEW_FILE
 from specrun.cli.terminal.table import bytes_text

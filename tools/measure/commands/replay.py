@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.bindings.atomic import check_target
+from specrun.bindings.files import check_target
 from specrun.cli.bench.drafters_options import DrafterChoice, PromptChoice, prompt_choice_options
 from specrun.cli.bench.drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
 from specrun.cli.bench.measuring import predict_option
