@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
+from specrun.cli.bench.command import OutputForm, format_options, measure_and_print
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import (
     DraftSettings,
@@ -20,8 +20,7 @@ from specrun.cli.options.opening import open_runtime
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
 from specrun.cli.options.types import MAX_COUNT
-from specrun.cli.terminal.errors import INTERRUPTED
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime import SamplingParams
 
 _PROOF = Section("Proof")

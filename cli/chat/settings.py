@@ -7,8 +7,7 @@ from typing import Any
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.chat.conversation import Conversation
-from specrun.cli.options.grammar import read_grammar
-from specrun.cli.options.samplers import read_breakers
+from specrun.cli.options.sampling import read_breakers, read_grammar
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
 from specrun.runtime.laws import (
     DEFAULT_ORDER,

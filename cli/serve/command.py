@@ -13,9 +13,9 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.chat.settings import describe_sampling
-from specrun.cli.doctor.command import specrun_version
+from specrun.cli.doctor import specrun_version
+from specrun.cli.options.drafting import LearnSettings, learn_options, require_training
 from specrun.cli.options.group import Section, SectionedCommand, option_group
-from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -27,15 +27,13 @@ from specrun.cli.options.model import (
 )
 from specrun.cli.options.opening import check_sampling, open_engine
 from specrun.cli.options.output import terminal_options
-from specrun.cli.options.packages import require_training
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
 from specrun.cli.serve.http.addresses import bound_socket, is_loopback, url_of
 from specrun.cli.serve.learning import serve_learning
 from specrun.cli.serve.settings import Bounds, ServeSettings, require_packages
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.table import count_text
-from specrun.cli.terminal.terminal import Terminal, one_line
+from specrun.cli.terminal.screen import count_text
+from specrun.cli.terminal.terminal import Terminal, one_line, read_text
 from specrun.runtime.engine import Engine
 
 _EPILOG = """\b

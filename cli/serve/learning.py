@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from specrun.bindings.errors import ClosedError, SpecrunError
 from specrun.cli.chat.learning import ChatLearning
-from specrun.cli.options.learning import LearnSettings
+from specrun.cli.options.drafting import LearnSettings
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.engine import Engine
 from specrun.runtime.round import GenerationResult

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from specrun.cli.options.model import LoadSettings
-from specrun.cli.terminal.paths import require_file
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import print_table, progress_bar
+from specrun.cli.terminal.terminal import Terminal, require_file
 from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import TuneOutput, TuneText
 

@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrun.bindings.atomic import check_target
-from specrun.cli.bench.drafters_options import DrafterChoice, PromptChoice, prompt_choice_options
-from specrun.cli.bench.drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
-from specrun.cli.bench.measuring import predict_option
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
+from specrun.cli.bench.command import OutputForm, format_options, measure_and_print, predict_option
+from specrun.cli.bench.drafters import (
+    LONGEST_MESSAGES,
+    DrafterChoice,
+    PromptChoice,
+    chosen_prompts,
+    prompt_choice_options,
+    with_documentation,
+)
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import terminal_options
