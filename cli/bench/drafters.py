@@ -168,7 +168,7 @@ prompt_choice_options = option_group(
 
 sampling_grid_options = option_group(
     "sampling",
-    SamplingGrid.with_samplers,
+    SamplingGrid,
     temperatures_option("0"),
     *TRUNCATION_OPTIONS,
     *SAMPLER_OPTIONS,

@@ -1,6 +1,7 @@
 """Drafters by option: expressions for -md and --spec-type, and learning (--learn).
 
-Options with llama.cpp's names are rewritten to the language of --drafter: there is one parser."""
+Options with llama.cpp's names are rewritten to the language of --drafter: there is one parser.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A `Section` declares options, `option_group` binds several to a decorator that gives their values
 to a command as one object, `SectionedCommand` writes the help, and `LazyGroup` imports a command
-only when it runs. All options may come from the environment and the config file."""
+only when it runs. All options may come from the environment and the config file.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -101,6 +103,11 @@ class ModelOption(SectionedOption):
         hub = next(known for known in ctx.command.params if known.name == self._hub)
         assert isinstance(hub, click.Option)
         return with_hub_value(ctx, opts, own, self.opts[0], hub)
+
+
+def long_names(usage: str) -> tuple[str, ...]:
+    """Return the long names in the usage of an option, such as ("predict", "max_tokens")."""
+    return tuple(name.replace("-", "_") for name in re.findall(r"--([\w-]+)", usage))
 
 
 class Section:

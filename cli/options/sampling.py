@@ -1,13 +1,14 @@
 """Options about sampling and the end of an answer, with llama.cpp's names and defaults.
 
 `answer_options` are those of commands that answer; `temperatures_option` and `TRUNCATION_OPTIONS`
-those of commands that measure, at several temperatures."""
+those of commands that measure, at several temperatures.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,13 +16,15 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import SAMPLING, Decorator, option_group
-from specrun.cli.options.types import MAX_COUNT, SHARE, LogitBiasType, NumberListType
+from specrun.cli.options.types import MAX_COUNT, LogitBiasType, NumberListType
 from specrun.cli.terminal.terminal import MAX_TEXT_BYTES, decode_text, read_text
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.laws import (
     DEFAULT_ORDER,
     RANDOM_SEED,
+    SETTINGS,
     SamplingParams,
+    Setting,
     read_sampler_letters,
     read_samplers,
 )
@@ -99,17 +102,22 @@ def _written(text: str, after: str) -> Grammar:
     return Grammar.gbnf(source, after=after)
 
 
-# == Samplers beyond top-k, top-p, min-p and penalties, and the order of all =======================
-#
-# `SAMPLER_OPTIONS` hand on their values by the names of `SamplingParams`, but for those that
-# `sampler_settings` reads.
+# == Settings of `SamplingParams` ==================================================================
 
 
-_DEFAULTS = SamplingParams()
 _Order: TypeAlias = tuple[str, ...]
 _Parameter: TypeAlias = click.Parameter | None
 _Context: TypeAlias = click.Context | None
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", '\\"': '"', "\\'": "'", "\\\\": "\\"}
+
+USUAL = (
+    *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
+    *("presence_penalty", "frequency_penalty", "logit_bias"),
+)
+"""The settings that help and `/show` list first, in their order."""
+
+FURTHER = tuple(name for name in SETTINGS if name not in (*USUAL, "seed", "stop"))
+"""All others that change the distribution."""
 
 
 class OrderType(click.ParamType[_Order]):
@@ -126,18 +134,42 @@ class OrderType(click.ParamType[_Order]):
             self.fail(str(error), param, ctx)
 
 
-def _number(usage: str, help: str, name: str, kind: click.ParamType[Any]) -> Decorator:
-    """Declare an option of a number that `SamplingParams` has as `name`."""
-    return SAMPLING.option(usage, help, kind, dest=name, default=getattr(_DEFAULTS, name))
+_ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "seed": {"kind": click.IntRange(-1, 2**64 - 1), "default": RANDOM_SEED},
+    "stop": {"multiple": True},
+    "logit_bias": {"kind": LogitBiasType(), "multiple": True},
+    "dry_sequence_breakers": {"multiple": True, "show_default": '\\n : " *'},
+    "samplers": {
+        "kind": OrderType("NAME;NAME", read_samplers),
+        "show_default": ";".join(DEFAULT_ORDER),
+    },
+}
+"""What click is told of settings that are no numbers."""
 
+
+def _setting_option(name: str, *, metavar: bool = True) -> Decorator:
+    """Return the option of a setting; without `metavar` its help names the type of the value."""
+    setting = SETTINGS[name]
+    usage = setting.flags if metavar else setting.flags.rpartition(" ")[0]
+    attributes = _ATTRIBUTES.get(name) or {"kind": _range(setting), "default": setting.default}
+    return SAMPLING.option(usage, setting.help, dest=setting.variable, **attributes)
+
+
+def _range(setting: Setting) -> click.ParamType[Any]:
+    least, most = setting.least, setting.most
+    if setting.kind == "count":
+        return click.IntRange(least, MAX_COUNT if most is None else most)
+    if least is None and most is None:
+        return click.FLOAT
+    return click.FloatRange(least, most, min_open=setting.above)
+
+
+TRUNCATION_OPTIONS = tuple(
+    _setting_option(name, metavar=False) for name in ("top_k", "top_p", "min_p")
+)
 
 SAMPLER_OPTIONS = (
-    SAMPLING.option(
-        "--samplers",
-        "The samplers to apply, in order; logit biases always come first.",
-        OrderType("NAME;NAME", read_samplers),
-        show_default=";".join(DEFAULT_ORDER),
-    ),
+    _setting_option("samplers"),
     SAMPLING.option(
         "--sampler-seq, --sampling-seq",
         "The same, a letter each: e penalties, d dry, s top_n_sigma, k top_k, y typ_p, p top_p, "
@@ -146,100 +178,31 @@ SAMPLER_OPTIONS = (
         dest="sampler_seq",
         show_default="edskypmxt",
     ),
-    _number(
-        "--typical, --typical-p N",
-        "Keep the tokens of the most typical surprise with this much probability; 1: all.",
-        "typical_p",
-        SHARE,
-    ),
-    _number(
-        "--top-nsigma, --top-n-sigma N",
-        "Keep logits within N standard deviations of the highest; 0 or less: all.",
-        "top_n_sigma",
-        click.FLOAT,
-    ),
-    _number(
-        "--xtc-probability N",
-        "Chance to leave out all likely tokens but the least likely of them; 0: off.",
-        "xtc_probability",
-        SHARE,
-    ),
-    _number(
-        "--xtc-threshold N",
-        "The probability from which a token is likely, for XTC; over 0.5: off.",
-        "xtc_threshold",
-        SHARE,
-    ),
-    _number(
-        "--dry-multiplier N",
-        "Penalise tokens that go on with a repetition, by N * base^(its length - the allowed one); "
-        "0: off.",
-        "dry_multiplier",
-        click.FLOAT,
-    ),
-    _number("--dry-base N", "The base of DRY's penalty.", "dry_base", click.FloatRange(1)),
-    _number(
-        "--dry-allowed-length N",
-        "How long a repetition costs nothing.",
-        "dry_allowed_length",
-        click.IntRange(0, MAX_COUNT),
-    ),
-    _number(
-        "--dry-penalty-last-n N",
-        "How many recent tokens DRY looks at; 0: none, -1: all.",
-        "dry_penalty_last_n",
-        click.IntRange(-1, MAX_COUNT),
-    ),
-    SAMPLING.option(
-        "--dry-sequence-breaker TEXT",
-        "A text that ends a repetition, in place of the usual ones; repeatable; none: no text.",
-        multiple=True,
-        show_default='\\n : " *',
-    ),
-    _number(
-        "--mirostat N",
-        "Steer the surprise of the text, in place of all samplers but temperature: version 1 or 2; "
-        "0: off.",
-        "mirostat",
-        click.IntRange(0, 2),
-    ),
-    _number("--mirostat-lr N", "Mirostat's learning rate.", "mirostat_lr", click.FLOAT),
-    _number(
-        "--mirostat-ent N",
-        "The surprise that mirostat aims at, in bits a token.",
-        "mirostat_ent",
-        click.FLOAT,
-    ),
-    _number(
-        "--dynatemp-range N",
-        "Let the temperature move by so much with the entropy of the law; 0: off.",
-        "dynatemp_range",
-        click.FloatRange(0),
-    ),
-    _number(
-        "--dynatemp-exp N",
-        "The power of the normalised entropy by which it moves.",
-        "dynatemp_exp",
-        click.FloatRange(0),
-    ),
+    *(_setting_option(name) for name in FURTHER if name != "samplers"),
 )
+"""Samplers beyond top-k, top-p, min-p and penalties, and the order of all."""
 
 
-def sampler_settings(
-    samplers: _Order | None,
-    sampler_seq: _Order | None,
-    dry_sequence_breaker: tuple[str, ...],
-    **others: Any,  # noqa: ANN401 - options with the names of SamplingParams
-) -> dict[str, Any]:
-    """Return the settings by the names of `SamplingParams`."""
-    if samplers is not None and sampler_seq is not None:
+def read_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by the names of `SamplingParams`, of the values of their options."""
+    found = {
+        name: values[setting.variable]
+        for name, setting in SETTINGS.items()
+        if setting.variable in values
+    }
+    order, letters = found.pop("samplers", None), values.get("sampler_seq")
+    if order is not None and letters is not None:
         raise click.UsageError("--samplers and --sampler-seq say the same: give one of them")
-    order = samplers if samplers is not None else sampler_seq
-    if order is not None:
-        others["samplers"] = order
-    if dry_sequence_breaker:
-        others["dry_sequence_breakers"] = read_breakers(dry_sequence_breaker)
-    return others
+    if order is not None or letters is not None:
+        found["samplers"] = letters if order is None else order
+    breakers = found.pop("dry_sequence_breakers", ())
+    if breakers:
+        found["dry_sequence_breakers"] = read_breakers(breakers)
+    if found.get("seed") == RANDOM_SEED:
+        found["seed"] = None
+    if "logit_bias" in found:
+        found["logit_bias"] = dict(found["logit_bias"])
+    return found
 
 
 def read_breakers(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -260,10 +223,7 @@ def _unescaped(text: str) -> str:
     return "".join(parts)
 
 
-# == Sampling ======================================================================================
-#
-# `answer_options` are those of commands that answer; `temperatures_option` and `TRUNCATION_OPTIONS`
-# those of commands that measure, at several temperatures.
+# == Answers =======================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,120 +235,42 @@ class AnswerSettings:
 
 
 def _build(
-    temp: float,
-    logit_bias: tuple[tuple[int, float], ...],
-    seed: int,
     predict: int,
-    reverse_prompt: tuple[str, ...],
     json_schema: str | None,
     grammar: str | None,
     regex: str | None,
     grammar_after: str | None,
-    **others: Any,  # noqa: ANN401 - options with the names of SamplingParams
+    **values: Any,  # noqa: ANN401 - of the settings' options
 ) -> AnswerSettings:
-    params = SamplingParams(
-        temperature=temp,
-        logit_bias=dict(logit_bias),
-        seed=None if seed == RANDOM_SEED else seed,
-        stop=reverse_prompt,
-        grammar=chosen_grammar(json_schema, grammar, regex, grammar_after),
-        **sampler_settings(**others),
-    )
+    chosen = chosen_grammar(json_schema, grammar, regex, grammar_after)
+    params = SamplingParams(grammar=chosen, **read_settings(values))
     return AnswerSettings(params, None if predict < 0 else predict)
 
 
-def _truncation_options(metavar: str = "") -> tuple[Decorator, ...]:
-    """Return --top-k, --top-p and --min-p."""
-    return (
-        SAMPLING.option(
-            f"--top-k{metavar}",
-            "Keep the K most likely tokens; 0: all.",
-            click.IntRange(0, MAX_COUNT),
-            default=_DEFAULTS.top_k,
-        ),
-        SAMPLING.option(
-            f"--top-p{metavar}",
-            "Keep the most likely tokens with this much probability together; 1: all.",
-            SHARE,
-            default=_DEFAULTS.top_p,
-        ),
-        SAMPLING.option(
-            f"--min-p{metavar}",
-            "Keep tokens with this share of the most likely one's probability; 0: all.",
-            SHARE,
-            default=_DEFAULTS.min_p,
-        ),
-    )
-
-
-TRUNCATION_OPTIONS = _truncation_options()
+LENGTH_FLAGS = "-n, --predict, --n-predict, --max-tokens N"
 
 answer_options = option_group(
     "answer",
     _build,
     SAMPLING.option(
-        "-n, --predict, --n-predict, --max-tokens N",
+        LENGTH_FLAGS,
         "The most tokens of an answer; -1: until the model ends.",
         click.IntRange(-1, MAX_COUNT),
         default=-1,
     ),
-    SAMPLING.option(
-        "-r, --reverse-prompt, --stop TEXT",
-        "A text that ends the answer and is left out; repeatable.",
-        multiple=True,
-    ),
-    SAMPLING.option(
-        "-s, --seed N",
-        "Seed of the random numbers; -1: another one for every answer.",
-        click.IntRange(-1, 2**64 - 1),
-        default=RANDOM_SEED,
-    ),
-    SAMPLING.option(
-        "--temp, --temperature N",
-        "Temperature; 0: always the most likely token.",
-        click.FloatRange(0),
-        default=_DEFAULTS.temperature,
-    ),
-    *_truncation_options(" N"),
-    SAMPLING.option(
-        "--repeat-penalty N",
-        "Divide the logits of recent tokens; 1: off.",
-        click.FloatRange(0, min_open=True),
-        default=_DEFAULTS.repeat_penalty,
-    ),
-    SAMPLING.option(
-        "--repeat-last-n N",
-        "How many recent tokens penalties look at; 0: none, -1: all.",
-        click.IntRange(-1, MAX_COUNT),
-        default=_DEFAULTS.repeat_last_n,
-    ),
-    SAMPLING.option(
-        "--presence-penalty N",
-        "Subtract from the logits of recent tokens.",
-        click.FLOAT,
-        default=_DEFAULTS.presence_penalty,
-    ),
-    SAMPLING.option(
-        "--frequency-penalty N",
-        "Subtract from the logits of recent tokens, once an occurrence.",
-        click.FLOAT,
-        default=_DEFAULTS.frequency_penalty,
-    ),
-    SAMPLING.option(
-        "-l, --logit-bias",
-        "Add to a token's logit, as in 15043+1 or 15043-inf; repeatable.",
-        LogitBiasType(),
-        multiple=True,
-    ),
+    *map(_setting_option, ("stop", "seed", *USUAL)),
     *GRAMMAR_OPTIONS,
     *SAMPLER_OPTIONS,
 )
 
 
+# == Measurements at several temperatures ==========================================================
+
+
 def temperatures_option(default: str, purpose: str = "") -> Decorator:
     """Return --temp, which takes several temperatures: as a,b or repeated."""
     return SAMPLING.option(
-        "--temp, --temperature",
+        SETTINGS["temperature"].flags.rpartition(" ")[0],
         f"Temperatures{purpose}: a,b or repeated.",
         NumberListType(),
         multiple=True,
@@ -396,45 +278,21 @@ def temperatures_option(default: str, purpose: str = "") -> Decorator:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingGrid:
-    """Sampling settings at one or several temperatures: the values of these options.
+    """Sampling settings at one or several temperatures, of the values of these options."""
 
-    `others` have the names of `SamplingParams`.
-    """
-
-    temp: Sequence[Sequence[float]]
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int | None = None
-    others: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def with_samplers(
-        cls,
+    def __init__(
+        self,
         *,
         temp: Sequence[Sequence[float]],
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        seed: int,
-        **others: Any,  # noqa: ANN401 - the values of SAMPLER_OPTIONS
-    ) -> SamplingGrid:
-        """Return the grid of a command that has all samplers' options."""
-        settings = sampler_settings(**others)
-        return cls(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, others=settings)
+        **values: Any,  # noqa: ANN401 - of the settings' options
+    ) -> None:
+        self._temperatures = tuple(dict.fromkeys(temp for several in temp for temp in several))
+        self._settings = read_settings(values)
 
     def params(self) -> tuple[SamplingParams, ...]:
         """Return the settings of each temperature, in order, none twice."""
         return tuple(
-            SamplingParams(
-                temperature=temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-                seed=self.seed,
-                **self.others,
-            )
-            for temperature in dict.fromkeys(temp for several in self.temp for temp in several)
+            SamplingParams(temperature=temperature, **self._settings)
+            for temperature in self._temperatures
         )

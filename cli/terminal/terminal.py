@@ -1,7 +1,8 @@
 """Terminal output, errors of commands, and files that users name.
 
 Answers go to stdout, everything else to stderr, coloured if that helps. Model output and file
-metadata may carry terminal control codes, which are taken out."""
+metadata may carry terminal control codes, which are taken out.
+"""
 
 from __future__ import annotations
 
