@@ -223,8 +223,8 @@ def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOp
         seconds=source.seconds,
         params=SamplingParams(temperature=source.temp),
         context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        use_mmap=load.mmap,
+        n_gpu_layers=load.options.n_gpu_layers,
+        use_mmap=load.options.use_mmap,
     )
 
 

@@ -447,7 +447,7 @@ def _planned(
     drafts = chosen.model_draft or (demo_drafters()["draft"],) if load.demo else chosen.model_draft
     if not drafts:
         raise click.UsageError("--planned needs a draft model: -md FILE")
-    settings = describe_settings(load.context, load.gpu_layers, load.gpu_layers_draft)
+    settings = describe_settings(**load.costs)
     names: list[str] = []
     for draft in drafts:
         reasons: list[str] = []

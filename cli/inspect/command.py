@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -43,13 +43,11 @@ _NOISE = Section("Batch noise of one model")
 
 @dataclass(frozen=True, slots=True)
 class NoiseSettings:
-    """Whether batch noise is measured, at how many positions, with what attention and cache."""
+    """Whether batch noise is measured, at how many positions, and `fields` of the context."""
 
     batch_noise: bool
     positions: int
-    flash_attn: Literal["auto", "on", "off"]
-    cache_type_k: str
-    cache_type_v: str
+    fields: dict[str, Any]
 
 
 noise_options = option_group(
@@ -82,9 +80,7 @@ def noise_of_file(
     text = FIXED_TEXT if text_file is None else read_text(text_file)
     context = ContextOptions(
         n_threads=threads,
-        flash_attention=settings.flash_attn,
-        cache_type_k=settings.cache_type_k,
-        cache_type_v=settings.cache_type_v,
+        **settings.fields,
     )
     options = NoiseOptions(settings.positions, context, gpu_layers)
 
@@ -378,9 +374,7 @@ def _context_asked(
     n_ctx, layers = wished(comparison.ctx_size, comparison.gpu_layers)
     context = ContextOptions(
         n_ctx=n_ctx,
-        flash_attention=noise.flash_attn,
-        cache_type_k=noise.cache_type_k,
-        cache_type_v=noise.cache_type_v,
+        **noise.fields,
     )
     return layers, context
 

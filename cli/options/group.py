@@ -7,6 +7,7 @@ only when it runs. All options may come from the environment and the config file
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -15,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -40,6 +41,9 @@ from specrun.cli.terminal.terminal import INTERRUPTED, reported_errors
 # environment.
 
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 ENVIRONMENT_PREFIX = "SPECRUN"
 _HUB_OPTIONS = {
     "-m": ("-hf, -hfr, --hf-repo", "hf_repo"),
@@ -47,22 +51,26 @@ _HUB_OPTIONS = {
 }
 CommandFunction: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
+Instance = TypeVar("Instance", bound="DataclassInstance")
 
 
 class SectionedOption(click.Option):
     """An option that stands under a heading in the help, and may come from SPECRUN_<NAME> as well.
 
     The environment of one command (SPECRUN_CHAT_MODEL) goes before that of all (SPECRUN_MODEL).
+    With a `field` the value, made ready by `read`, is that field of a dataclass: see `with_fields`.
     """
 
     def __init__(
         self,
         *args: Any,  # noqa: ANN401 - click's
         section: str,
+        field: str = "",
+        read: Callable[[Any], Any] = lambda value: value,
         **attributes: Any,  # noqa: ANN401 - click's
     ) -> None:
         super().__init__(*args, **attributes)
-        self.section = section
+        self.section, self.field, self.read = section, field, read
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the value of the command's own environment variable, or of the common one."""
@@ -248,20 +256,33 @@ def place_of_section(section: str) -> int:
 
 
 def option_group(keyword: str, build: Callable[..., object], *options: Decorator) -> Decorator:
-    """Return a decorator that adds options; the command gets `build(**values)` as `keyword`."""
+    """Return a decorator that adds options; the command gets `build(**values)` as `keyword`.
+
+    Values of options that are fields of a dataclass come as one mapping, `fields`.
+    """
 
     def probe() -> None: ...
 
     # Only click knows by which names options hand on their values: declare them on a function.
     for decorator in options:
         decorator(probe)
-    parameters: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
-    names = [known.name for known in parameters if known.expose_value and known.name]
+    declared: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
+    known = [option for option in declared if option.expose_value and option.name]
+    bound = {
+        str(option.name): option
+        for option in known
+        if isinstance(option, SectionedOption) and option.field
+    }
 
     def decorate(command: CommandFunction) -> CommandFunction:
         @functools.wraps(command)
         def wrapper(*args: Any, **values: Any) -> None:  # noqa: ANN401 - whatever click passes
-            own = {name: values.pop(name) for name in names}
+            own = {str(option.name): values.pop(str(option.name)) for option in known}
+            if bound:
+                fields = {
+                    option.field: option.read(own.pop(name)) for name, option in bound.items()
+                }
+                own["fields"] = fields
             command(*args, **values, **{keyword: build(**own)})
 
         return declare(*options)(wrapper)
@@ -278,6 +299,21 @@ def declare(*options: Decorator) -> Decorator:
         return command
 
     return decorate
+
+
+def with_fields(default: Instance, values: Mapping[str, Any]) -> Instance:
+    """Return a dataclass with these fields changed; "context.n_ctx" is inside of `context`."""
+    changes: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        outer, _, rest = name.partition(".")
+        if rest:
+            inner.setdefault(outer, {})[rest] = value
+        else:
+            changes[outer] = value
+    for name, several in inner.items():
+        changes[name] = with_fields(getattr(default, name), several)
+    return dataclasses.replace(default, **changes)
 
 
 def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:

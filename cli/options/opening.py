@@ -176,9 +176,7 @@ def _tuned(
         load.model,
         draft.model_draft,
         params,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
+        **load.costs,
         warn=terminal.warn,
     )
     expression = None if plan is None else plan.expression(draft.model_draft)
@@ -215,9 +213,7 @@ def _unnamed(
         load.model,
         params.temperature,
         workload,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
+        **load.costs,
         accept=draft.accept,
         use_profile=not draft.no_profile,
         warn=terminal.warn,
@@ -268,9 +264,11 @@ def _require_demo_files() -> None:
 
 
 def _warn_of_ignored_layers(load: LoadSettings, model: Model, terminal: Terminal) -> None:
-    if load.gpu_layers not in ("auto", 0) and model.n_gpu_layers == 0:
+    if load.options.n_gpu_layers not in ("auto", 0) and model.n_gpu_layers == 0:
         advice = "`specrun doctor` shows the devices"
-        terminal.warn(f"-ngl {load.gpu_layers} is ignored, there is no GPU here: {advice}")
+        terminal.warn(
+            f"-ngl {load.options.n_gpu_layers} is ignored, there is no GPU here: {advice}"
+        )
 
 
 def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:

@@ -280,10 +280,8 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
         params=sampling.params(),
         n_tokens=text.predict,
         seconds=text.seconds,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
-        use_mmap=load.mmap,
+        **load.costs,
+        use_mmap=load.options.use_mmap,
         others=_others(text, demo=load.demo),
     )
 

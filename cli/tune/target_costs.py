@@ -35,12 +35,12 @@ def run_target_costs(
         curve = measure_target_costs(
             target,
             context,
-            n_gpu_layers=load.gpu_layers,
+            n_gpu_layers=load.options.n_gpu_layers,
             seconds=text.seconds,
-            use_mmap=load.mmap,
+            use_mmap=load.options.use_mmap,
             progress=lambda share: progress("measuring the target", share),
         )
-    layers, _ = layers_here(target, context, load.gpu_layers)
+    layers, _ = layers_here(target, context, load.options.n_gpu_layers)
     types = weight_types(target, curve, context, layers)
     if output.as_json:
         costs = dataclasses.asdict(curve)

@@ -128,12 +128,15 @@ def replay(
             texts = _recorded(target, load, replaying, source, terminal)
             if replaying.keep is not None:
                 write_texts(texts, replaying.keep, force=replaying.force)
-        with ExitStack() as stack, Model(target, n_gpu_layers=0, use_mmap=load.mmap) as model:
+        with (
+            ExitStack() as stack,
+            Model(target, n_gpu_layers=0, use_mmap=load.options.use_mmap) as model,
+        ):
             drafting, _ = with_documentation(chosen, target, source.docs_store, stack, say)
             known = tuple(texts if replaying.texts is None else read_texts(replaying.texts))
             lengths = (len(record.prompt) + len(record.answer) for record in known)
             longest = 1 + max(lengths, default=0)
-            layers = resolve_gpu_layers(load.gpu_layers, target)
+            layers = resolve_gpu_layers(load.options.n_gpu_layers, target)
             options = ReplayOptions(
                 drafters=drafting.drafter,
                 texts=known,
