@@ -197,12 +197,13 @@ ROPE_OPTIONS: tuple[Decorator, ...] = (
         default=None,
         read=lambda kind: kind or "model",
     ),
-    EVALUATION.option(
+    _stretching(
+        "scale",
         "--rope-scale X",
         "How many times longer the context becomes; -c may then exceed what the model was trained "
         "for.",
         click.FLOAT,
-        show_default="the model's",
+        default=None,
     ),
     _stretching(
         "freq_base",
@@ -331,7 +332,6 @@ def _load_settings(
     model: Path | None,
     demo: bool,
     list_devices: bool,
-    rope_scale: float | None,
     rope_freq_scale: float | None,
     fields: dict[str, Any],
 ) -> LoadSettings:
@@ -339,7 +339,8 @@ def _load_settings(
 
     With --list-devices the command ends here.
     """
-    fields["context.rope.scale"] = _rope_scale(rope_scale, rope_freq_scale)
+    stretched = "context.rope.scale"
+    fields[stretched] = _rope_scale(fields[stretched], rope_freq_scale)
     options = with_fields(_DEFAULTS, fields)
     context = click.get_current_context()
     if list_devices:

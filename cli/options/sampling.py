@@ -158,7 +158,9 @@ def _setting_option(name: str, *, metavar: bool = True) -> Decorator:
 def _range(setting: Setting) -> click.ParamType[Any]:
     least, most = setting.least, setting.most
     if setting.kind == "count":
-        return click.IntRange(least, MAX_COUNT if most is None else most)
+        return click.IntRange(
+            None if least is None else int(least), MAX_COUNT if most is None else int(most)
+        )
     if least is None and most is None:
         return click.FLOAT
     return click.FloatRange(least, most, min_open=setting.above)
