@@ -189,7 +189,7 @@ def calibrate(
     load: LoadSettings, source: CalibrationSource, output: CalibrationOutput, terminal: Terminal
 ) -> None:
     """Measure how often heads guess right, and plan their tree."""
-    from specrun.bindings.atomic import check_target, require_writable
+    from specrun.bindings.files import check_target, require_writable
     from specrun.runtime.tuning import calibrate_heads
 
     options = _options(load, source)
@@ -276,7 +276,7 @@ def _keep(
     output: CalibrationOutput,
     terminal: Terminal,
 ) -> None:
-    from specrun.convert.heads.head_accuracy import store_accuracy, write_accuracy_csv
+    from specrun.convert.heads.head_conversion import store_accuracy, write_accuracy_csv
     from specrun.runtime.planning import save_curve
     from specrun.runtime.tuning import calibrated_layers
 

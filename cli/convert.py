@@ -27,9 +27,8 @@ from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import head_kinds
 
 if TYPE_CHECKING:
-    from specrun.convert.conversion import ConversionPlan, ConversionReport
-    from specrun.convert.logit_check import LogitCheck
-    from specrun.convert.tensor_map import MappedTensor
+    from specrun.convert.conversion import ConversionPlan, ConversionReport, LogitCheck
+    from specrun.convert.tensor_stream import MappedTensor
 
 
 # == Options =======================================================================================
@@ -313,7 +312,7 @@ def _job(
         plan_head,
         target_facts,
     )
-    from specrun.convert.heads.detect import detect_kind
+    from specrun.convert.heads.head_conversion import detect_kind
     from specrun.convert.quantize import HEAD_TYPE
 
     kind, drafts_for = head.kind, head.drafts_for

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import MalformedFileError
+from specrun.bindings.files import check_target
 from specrun.cli.options.group import MODEL, OUTPUT, LazyCommand, LazyGroup, SectionedCommand
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options

@@ -42,7 +42,7 @@ def specrun_version() -> str:
 def version_lines() -> list[str]:
     """Return versions and backends; loads llama.cpp, as only the library knows its commit."""
     from specrun.bindings.library import engine_versions
-    from specrun.bindings.machine.backends import built_backends
+    from specrun.bindings.machine.devices import built_backends
 
     lines = [f"specrun {specrun_version()}"]
     lines += [f"{name} {one_line(version)}" for name, version in engine_versions().items()]
@@ -275,8 +275,13 @@ def _answer(question: str, subject: str = "") -> dict[str, Any]:
 
 def _engine() -> dict[str, Any]:
     from specrun.bindings.library import engine_versions, has_function
-    from specrun.bindings.machine.backends import built_backends, describe_backends
-    from specrun.bindings.machine.devices import devices, supports_gpu_offload, system_info
+    from specrun.bindings.machine.devices import (
+        built_backends,
+        describe_backends,
+        devices,
+        supports_gpu_offload,
+        system_info,
+    )
     from specrun.bindings.threads import describe_waiting, find_processors
 
     processors = find_processors()

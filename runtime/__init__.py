@@ -5,6 +5,7 @@
 Importing it loads neither llama.cpp nor torch; the first `Runtime` does.
 """
 
+from specrun.bindings.contexts.context_options import RopeScaling
 from specrun.bindings.errors import (
     BusyError,
     ClosedError,
@@ -21,7 +22,6 @@ from specrun.bindings.errors import (
     TemplateError,
     UnsupportedModelError,
 )
-from specrun.bindings.models.rope_scaling import RopeScaling
 from specrun.runtime.engine import Engine, EngineStream
 from specrun.runtime.engine.opening import RuntimeOptions
 from specrun.runtime.engine.runtime import Runtime

@@ -25,8 +25,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import cache_folder
 from specrun.bindings.errors import ModelLoadError, OutOfMemoryError, SpecrunError
+from specrun.bindings.files import cache_folder
 from specrun.bindings.gguf import MAX_HEADER_BYTES, GGUFHeader, read_any_header
 from specrun.bindings.models.nextn import split_paths
 

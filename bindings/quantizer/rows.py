@@ -13,7 +13,7 @@ import numpy.typing as npt
 from specrun.bindings.errors import MalformedFileError, OptionError
 from specrun.bindings.gguf import BLOCK_SIZES, stored_bytes
 from specrun.bindings.library import native_function
-from specrun.bindings.quantizer.types import ALWAYS_WITH_IMPORTANCE, TENSOR_NUMBERS
+from specrun.bindings.quantizer.quantizer import ALWAYS_WITH_IMPORTANCE, TENSOR_NUMBERS
 from specrun.bindings.threads import available_cores
 
 _CHUNK = 1 << 18  # numbers that one call quantizes

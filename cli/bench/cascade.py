@@ -175,10 +175,9 @@ def cascade(
     terminal: Terminal,
 ) -> None:
     """Compare cascades with plain and exact decoding: quality, latency, rejection."""
-    from specrun.bench.cascade.best import best_points
-    from specrun.bench.cascade.comparison import CascadeResults, measure_cascades
-    from specrun.bench.cascade.tables import best_table, cascades_table
-    from specrun.bench.drafters.padding import padded_target
+    from specrun.bench.cascade.comparison import CascadeResults, best_points, measure_cascades
+    from specrun.bench.cascade.report import best_table, cascades_table
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     check_plot(extent.plot)
@@ -199,7 +198,7 @@ def cascade(
     if form in ("table", "md") and points:
         print_table(best_table(best_points(points, extent.quality)), form, terminal)
     if extent.plot is not None and points:
-        from specrun.bench.cascade.plot import plot_cascades
+        from specrun.bench.cascade.report import plot_cascades
 
         plot_cascades(points, extent.plot, extent.quality)
         terminal.note(f"drew {extent.plot}")

@@ -22,7 +22,7 @@ from specrun.cli.options.types import MAX_COUNT, ParametersType
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
-    from specrun.bench.table import Table
+    from specrun.bench.report import Table
 
 
 # == The group =====================================================================================
@@ -89,8 +89,7 @@ def measure_and_print(
     terminal: Terminal,
 ) -> Sequence[Result]:
     """Run `measure`, which is given what shows its steps; print and return its results."""
-    from specrun.bench.report import machine_facts
-    from specrun.bench.table import to_csv, to_json
+    from specrun.bench.report import machine_facts, to_csv, to_json
 
     try:
         results = list(measure(lambda what: terminal.passing(f"{what} ...")))
@@ -107,8 +106,7 @@ def measure_and_print(
 
 def print_table(table: Table, form: OutputForm, terminal: Terminal) -> None:
     """Print a table as Markdown, or as one that fits a screen."""
-    from specrun.bench.report import CONSTANT_COLUMNS
-    from specrun.bench.table import to_markdown
+    from specrun.bench.report import CONSTANT_COLUMNS, to_markdown
 
     if form == "md":
         terminal.answer(to_markdown(table))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import check_target
 from specrun.cli.bench.command import (
     OutputForm,
     first_seed_option,
@@ -45,9 +45,9 @@ from specrun.runtime.round import Shape
 
 if TYPE_CHECKING:
     from specrun.bench.drafters.comparison import DrafterBench, DrafterResult
-    from specrun.bench.drafters.documentation import DocumentationKind
+    from specrun.bench.drafters.corpus import DocumentationKind
     from specrun.bench.drafters.prompts import Conversation, Prompt, Workload
-    from specrun.bindings.models.rope_scaling import RopeScaling
+    from specrun.bindings.contexts.context_options import RopeScaling
 
 
 # == Options: which drafters, which prompts, how measured ==========================================
@@ -250,7 +250,7 @@ def with_documentation(
     if not any(_lacks_store(parse_expression(text)) for text in chosen.drafter):
         return chosen, ""
     from specrun.bench.drafters.comparison import with_files
-    from specrun.bench.drafters.documentation import documentation_store, store_description
+    from specrun.bench.drafters.corpus import documentation_store, store_description
 
     store = stack.enter_context(documentation_store(target, kind, progress=say))
     drafters = tuple(with_files(text, {"rest": store}) for text in chosen.drafter)
@@ -335,8 +335,8 @@ def drafters(
 ) -> None:
     """Compare drafters with plain decoding: speed, acceptance, text."""
     from specrun.bench.drafters.comparison import measure_drafters
-    from specrun.bench.drafters.padding import padded_target
     from specrun.bench.report import drafters_table
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     _check_options(chosen, measuring)

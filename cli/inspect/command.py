@@ -35,7 +35,7 @@ from specrun.runtime.memory import LayerCount
 
 # == Batch noise: how the distributions depend on the tokens of an evaluation ======================
 #
-# bench/models/batch_noise.py measures it.
+# bench/batch_noise.py measures it.
 
 
 _NOISE = Section("Batch noise of one model")
@@ -74,8 +74,8 @@ def noise_of_file(
     terminal: Terminal,
 ) -> dict[str, Any]:
     """Return what is found, ready for JSON; raises as `measure_batch_noise` does."""
-    from specrun.bench.models.batch_noise import NoiseOptions, measure_batch_noise
-    from specrun.convert.logit_check import FIXED_TEXT
+    from specrun.bench.batch_noise import NoiseOptions, measure_batch_noise
+    from specrun.convert.conversion import FIXED_TEXT
 
     text = FIXED_TEXT if text_file is None else read_text(text_file)
     context = ContextOptions(
@@ -195,9 +195,8 @@ def compare_files(
     original: Path, other: Path, settings: ComparisonSettings, terminal: Terminal
 ) -> dict[str, Any]:
     """Return what is found, ready for JSON; raises PairError for different vocabularies."""
-    from specrun.bench.models.model_comparison import ComparisonOptions, compare_models
-    from specrun.bench.models.tensor_errors import tensor_errors
-    from specrun.convert.logit_check import FIXED_TEXT
+    from specrun.bench.model_comparison import ComparisonOptions, compare_models, tensor_errors
+    from specrun.convert.conversion import FIXED_TEXT
 
     text = FIXED_TEXT if settings.text_file is None else read_text(settings.text_file)
     options = ComparisonOptions(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.bindings.atomic import check_target, require_writable
 from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.bindings.files import check_target, require_writable
 from specrun.cli.options.drafting import drafter_expression, is_bare_auto
 from specrun.cli.options.group import EVALUATION
 from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.kept_file import logger as kept_files
+from specrun.bindings.files import logger as kept_files
 from specrun.cli.options.group import OUTPUT, Decorator, Section, option_group
 from specrun.cli.options.types import NEW_FILE
 from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line, set_verbosity

@@ -192,7 +192,7 @@ class ParametersType(click.ParamType[int]):
         """Return the count."""
         if isinstance(value, int):
             return value
-        from specrun.bench.drafters.padding import parse_parameters
+        from specrun.convert.cut.pad import parse_parameters
 
         try:
             return parse_parameters(str(value))

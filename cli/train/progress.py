@@ -12,14 +12,14 @@ from specrun.cli.terminal.terminal import Terminal
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
-    from specrun.train.trainer.listener import TrainingStatus
+    from specrun.train.trainer import TrainingStatus
 
 _WAITING = "reading"
 _BAR_WIDTH = 24
 
 
 class ShownRun:
-    """Hears how a run goes (as `specrun.train.trainer.listener.RunListener`) and shows it."""
+    """Hears how a run goes (as `specrun.train.trainer.learner.RunListener`) and shows it."""
 
     def __init__(self, terminal: Terminal, bar: Progress | None) -> None:
         self._terminal, self._bar = terminal, bar

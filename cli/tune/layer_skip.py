@@ -17,7 +17,7 @@ from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.cli.tune.options import LayerSkip, TuneOutput, TuneText, prompt_texts
 
 if TYPE_CHECKING:
-    from specrun.bench.layers.layer_search import LayerSearchOptions, LayerSearchResult
+    from specrun.bench.layer_search import LayerSearchOptions, LayerSearchResult
 
 _SHOWN = 5
 
@@ -31,8 +31,8 @@ def run_layer_skip(
     terminal: Terminal,
 ) -> None:
     """Search, print the best sets of layers, draw the search and write the best cut, as asked."""
-    from specrun.bench.layers.layer_search import search_layers
-    from specrun.bindings.atomic import check_target
+    from specrun.bench.layer_search import search_layers
+    from specrun.bindings.files import check_target
     from specrun.runtime.chat import prompt_tokens
 
     options = _options(load, text, skip, sampling)
@@ -66,7 +66,7 @@ def run_layer_skip(
 def _options(
     load: LoadSettings, text: TuneText, skip: LayerSkip, sampling: SamplingGrid
 ) -> LayerSearchOptions:
-    from specrun.bench.layers.layer_search import LayerSearchOptions
+    from specrun.bench.layer_search import LayerSearchOptions
 
     if text.model_draft is not None:
         raise click.UsageError(

@@ -12,12 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.machine.placement import Placement, placing
-from specrun.bindings.models.lora import LoraFile
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.rope_scaling import RopeScaling
+from specrun.bindings.models.model import LoraFile, Model
 from specrun.bindings.models.trial import trusting_files
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.saved_sequence import copy_sequence, place_sequence
+from specrun.bindings.contexts.memory import copy_sequence, place_sequence
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.engine.trace import EvaluationCost
 from specrun.runtime.planning import CostCurve

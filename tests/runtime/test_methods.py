@@ -24,7 +24,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.cli.convert import KINDS, MODEL
 from specrun.cli.train.command import train
-from specrun.convert.heads.detect import HEAD_KINDS
+from specrun.convert.heads.head_conversion import HEAD_KINDS
 from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.quantize import HEAD_ARCHITECTURES
 from specrun.runtime import Runtime, SamplingParams, language

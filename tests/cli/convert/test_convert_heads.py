@@ -11,7 +11,7 @@ from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_by
 
 from specrun.bindings.gguf import read_header
 from specrun.cli.convert import KINDS, MODEL
-from specrun.convert.heads.detect import HEAD_KINDS
+from specrun.convert.heads.head_conversion import HEAD_KINDS
 
 from ..conftest import Run
 

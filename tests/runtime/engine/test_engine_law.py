@@ -32,7 +32,7 @@ from support.scripted import (
     conversation_of,
 )
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.engine import Engine

@@ -12,7 +12,7 @@ from support.enumeration import PROMPT, TOLERANCE, Propose, chain
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import BusyError, ClosedError, ModelError, OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule

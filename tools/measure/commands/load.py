@@ -123,7 +123,7 @@ def load(
     """Measure throughput by how many conversations go on, and waiting behind a long prompt."""
     from measure.load.tables import first_token_table, load_table
     from measure.load.throughput import measure_load
-    from specrun.bench.drafters.padding import padded_target
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     check_plot(loading.plot)

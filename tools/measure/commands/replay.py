@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.bindings.atomic import check_target
+from specrun.bindings.files import check_target
 from specrun.cli.bench.command import OutputForm, format_options, measure_and_print, predict_option
 from specrun.cli.bench.drafters import (
     LONGEST_MESSAGES,
