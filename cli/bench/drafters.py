@@ -34,9 +34,8 @@ from specrun.cli.options.prompt import (
 )
 from specrun.cli.options.sampling import (
     SAMPLER_OPTIONS,
-    TRUNCATION_OPTIONS,
     SamplingGrid,
-    temperatures_option,
+    grid_options,
 )
 from specrun.cli.options.types import FILE, NEW_FILE, PATH, CountListType
 from specrun.cli.terminal.terminal import Terminal
@@ -166,14 +165,7 @@ prompt_choice_options = option_group(
     no_template_option(_PROMPTS),
 )
 
-sampling_grid_options = option_group(
-    "sampling",
-    SamplingGrid,
-    temperatures_option("0"),
-    *TRUNCATION_OPTIONS,
-    *SAMPLER_OPTIONS,
-    first_seed_option,
-)
+sampling_grid_options = grid_options("0", "", *SAMPLER_OPTIONS, first_seed_option)
 
 measuring_options = option_group(
     "measuring",

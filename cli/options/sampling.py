@@ -1,7 +1,7 @@
 """Options about sampling and the end of an answer, with llama.cpp's names and defaults.
 
-`answer_options` are those of commands that answer; `temperatures_option` and `TRUNCATION_OPTIONS`
-those of commands that measure, at several temperatures.
+`answer_options` are those of commands that answer, `grid_options` those of commands that measure at
+several temperatures.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _range(setting: Setting) -> click.ParamType[Any]:
     return click.FloatRange(least, most, min_open=setting.above)
 
 
-TRUNCATION_OPTIONS = tuple(
+_TRUNCATION_OPTIONS = tuple(
     _setting_option(name, metavar=False) for name in ("top_k", "top_p", "min_p")
 )
 
@@ -298,3 +298,12 @@ class SamplingGrid:
             SamplingParams(temperature=temperature, **self._settings)
             for temperature in self._temperatures
         )
+
+
+def grid_options(default: str, purpose: str = "", *more: Decorator) -> Decorator:
+    """Return the options of a `SamplingGrid`, which the command gets as `sampling`.
+
+    `default` is of --temp, `purpose` stands in its help.
+    """
+    temperatures = temperatures_option(default, purpose)
+    return option_group("sampling", SamplingGrid, temperatures, *_TRUNCATION_OPTIONS, *more)

@@ -19,7 +19,7 @@ from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_g
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import named_target, prompts_option
-from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
+from specrun.cli.options.sampling import SamplingGrid, grid_options
 from specrun.cli.options.types import MAX_COUNT
 from specrun.cli.terminal.screen import print_table, progress_bar
 from specrun.cli.terminal.terminal import Terminal
@@ -101,9 +101,7 @@ numbers_options = option_group(
     ),
 )
 
-sampling_options = option_group(
-    "sampling", SamplingGrid, temperatures_option("1"), *TRUNCATION_OPTIONS
-)
+sampling_options = grid_options("1")
 
 pair_options = option_group(
     "pair",
