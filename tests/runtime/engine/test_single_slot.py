@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.every_drafter import named, write_all
+from support.interrupts import Interrupted, sampled_points
 from support.tiny_models import F32
 
 from specrun.bindings.errors import BusyError, OptionError
@@ -188,3 +189,35 @@ def test_a_runtimes_traces_are_an_engines(files: dict[str, Path], drafter: str) 
         assert ours.evaluation.texts == 1
         assert ours.evaluation.tokens == ours.evaluation.together == 1 + len(ours.nodes)
         assert 0.0 < ours.evaluation.single_s <= ours.evaluation.expected_s
+
+
+@pytest.mark.parametrize("other", [TREE, "eagle(FILE:eagle, n=3)", "medusa(FILE:medusa, tree=2x2)"])
+def test_an_interrupt_while_drafters_change_leaves_a_session_that_answers_as_a_fresh_one(
+    files: dict[str, Path], other: str, whole_sweep: bool
+) -> None:
+    """Ctrl-C at lines of an answer that chose another drafter than the one before it."""
+    chosen = named(other, files)
+
+    def said(runtime: Runtime, place: int, drafter: str | None) -> tuple[list[int], int, int]:
+        result = runtime.generate(PROMPTS[place], GREEDY, max_tokens=6, drafter=drafter)
+        return result.token_ids, result.stats.drafted, result.stats.accepted
+
+    with runtime_of(files, OWN, others=[chosen]) as runtime:
+        fresh = []
+        for drafter in (None, chosen):
+            runtime.session.forget()
+            fresh.append(said(runtime, 1, drafter))
+        with Interrupted() as counting:
+            said(runtime, 0, None)
+            said(runtime, 1, chosen)
+        for at in sampled_points(counting.lines, 24, whole=whole_sweep):
+            with Interrupted(at):
+                said(runtime, 0, None)
+                said(runtime, 1, chosen)
+            runtime.require_idle()
+            where = f"after an interrupt before line {at} of {counting.lines}"
+            assert said(runtime, 1, chosen)[0] == fresh[1][0], where
+            assert said(runtime, 1, None)[0] == fresh[0][0], where
+            runtime.session.forget()
+            assert said(runtime, 1, chosen) == fresh[1], where
+    assert counting.lines > 500
