@@ -156,7 +156,7 @@ class Engine(EngineCore):
         stream = EngineStream(request.seed)
         with self._changed:
             self._require_open()
-            self._requests.append(dataclasses.replace(request, listener=stream.listener))
+            self._requests.append(dataclasses.replace(request, mailbox=stream.listener))
             self._changed.notify()
         return stream
 

@@ -213,11 +213,11 @@ class Schedule:
     def _hand_out(self, session: Session) -> None:
         assert session.running is not None
         answer = session.running.answer
-        listener = answer.request.listener
+        mailbox = answer.request.mailbox
         events = list(iter(answer.next_event, None))
         traces = answer.take_traces()
-        if listener is not None and (events or traces):
-            listener.say(events, traces)
+        if mailbox is not None and (events or traces):
+            mailbox.say(events, traces)
 
     def _end(self, session: Session, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""
@@ -350,12 +350,12 @@ class Schedule:
 
 
 def _is_cancelled(request: Request) -> bool:
-    return request.listener is not None and request.listener.cancelled
+    return request.mailbox is not None and request.mailbox.cancelled
 
 
 def _end_request(request: Request, ended: GenerationResult | BaseException) -> None:
-    if request.listener is not None:
-        request.listener.end(ended)
+    if request.mailbox is not None:
+        request.mailbox.end(ended)
 
 
 class _Cancelled(SpecrunError):

@@ -345,7 +345,7 @@ class GenerationStream(Iterator[TokenEvent]):
     def __next__(self) -> TokenEvent:
         answer = self.answer
         session = self._session
-        answer.clock.come_back()
+        answer.statistics.come_back()
         # The consumer had control and may have closed the runtime: a step says so.
         while (
             session._step is None or answer.spoken is None or (event := answer.next_event()) is None
@@ -360,7 +360,7 @@ class GenerationStream(Iterator[TokenEvent]):
         decides which answer goes on; everyone else iterates.
         """
         answer = self.answer
-        answer.clock.come_back()
+        answer.statistics.come_back()
         try:
             return self._session.step(self._making)
         except StopIteration:
@@ -404,9 +404,9 @@ class GenerationStream(Iterator[TokenEvent]):
                 consume(event)
                 del event  # one that somebody holds costs the stream a copy of its logits
                 if answer.hand_out is None:
-                    answer.clock.come_back()
+                    answer.statistics.come_back()
                 else:  # in time that counts: a device computed meanwhile
-                    answer.clock.left = None
+                    answer.statistics.left = None
 
         return self._run(hand_out)
 
@@ -415,7 +415,7 @@ class GenerationStream(Iterator[TokenEvent]):
         answer, context = self.answer, self._session.target.context
         waits = answer.may_wait
         try:
-            answer.clock.come_back()
+            answer.statistics.come_back()
             if waits:
                 answer.hand_out = context.while_computing = hand_out
             while True:
