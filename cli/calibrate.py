@@ -18,10 +18,8 @@ from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import named_target, no_template_option, prompts_option
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import print_table, progress_bar
+from specrun.cli.terminal.terminal import Terminal, read_text
 
 if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
@@ -225,8 +223,8 @@ def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOp
         seconds=source.seconds,
         params=SamplingParams(temperature=source.temp),
         context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        use_mmap=load.mmap,
+        n_gpu_layers=load.options.n_gpu_layers,
+        use_mmap=load.options.use_mmap,
     )
 
 

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.bench.measuring import (
+from specrun.cli.bench.command import (
+    OutputForm,
     first_seed_option,
+    format_options,
+    measure_and_print,
     padding_option,
     predict_option,
+    print_table,
     repetitions_option,
 )
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print, print_table
-from specrun.cli.options.drafter_choice import draft_kind
+from specrun.cli.options.drafting import draft_kind
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
@@ -29,8 +32,7 @@ from specrun.cli.options.types import (
     CountListType,
     NumberListType,
 )
-from specrun.cli.terminal.errors import INTERRUPTED
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime.laws import SamplingParams
 
 if TYPE_CHECKING:

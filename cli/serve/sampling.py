@@ -13,7 +13,7 @@ from specrun.cli.serve.errors import RequestError, field_named_in
 from specrun.cli.serve.service import SpeculativeChoice
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.runtime.grammar import Grammar, GrammarError
-from specrun.runtime.laws import RANDOM_SEED, SamplingParams, unknown_name
+from specrun.runtime.laws import RANDOM_SEED, SETTINGS, SamplingParams, unknown_name
 
 # -- Grammars of requests: OpenAI's response_format, llama-server's grammar and json_schema -------
 
@@ -86,28 +86,6 @@ def _written(text: str) -> Grammar:
         raise RequestError(f"grammar: {error}", "grammar") from None
 
 
-_NUMBERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "typ_p": "typical_p",
-    "top_n_sigma": "top_n_sigma",
-    "repeat_penalty": "repeat_penalty",
-    "repetition_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-    "dry_multiplier": "dry_multiplier",
-    "dry_base": "dry_base",
-    "mirostat_tau": "mirostat_ent",
-    "mirostat_eta": "mirostat_lr",
-    "dynatemp_range": "dynatemp_range",
-    "dynatemp_exponent": "dynatemp_exp",
-}
-"""Names of fields, llama-server's and OpenAI's, and of what `SamplingParams` calls them."""
-_COUNTS = ("repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat")
 _MOST = 2**31 - 1
 _MOST_SEED = 2**64 - 1
 _LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
@@ -122,17 +100,14 @@ def read_sampling(
     """Return how tokens are drawn; raises `RequestError` that names the field."""
     changes: dict[str, Any] = {}
     names: dict[str, str] = {}  # of fields, by those of SamplingParams
-    for name, own in _NUMBERS.items():
-        value = fields.number(name)
-        if value is not None:
-            changes[own], names[own] = value, name
-    for name in _COUNTS:
-        value = fields.integer(name, -1, _MOST)
-        if value is not None:
-            changes[name] = value
-    top_k = fields.integer("top_k", -1, _MOST)
-    if top_k is not None:
-        changes["top_k"] = max(0, top_k)
+    for own, setting in SETTINGS.items():
+        for name in setting.fields if setting.kind != "other" else ():
+            is_count = setting.kind == "count"
+            value = fields.integer(name, -1, _MOST) if is_count else fields.number(name)
+            if value is not None:
+                changes[own], names[own] = value, name
+    if changes.get("top_k") == -1:
+        changes["top_k"] = 0
     seed = fields.integer("seed", -(2**63), _MOST_SEED)
     if seed is not None and seed != RANDOM_SEED:
         changes["seed"] = seed

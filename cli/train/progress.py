@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from specrun.cli.terminal.progress import screen_bar
-from specrun.cli.terminal.table import duration_text
+from specrun.cli.terminal.screen import duration_text, screen_bar
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:

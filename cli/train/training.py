@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.options.output import check_plot
-from specrun.cli.terminal.table import print_facts
+from specrun.cli.terminal.screen import print_facts
 from specrun.cli.train.options import TrainJob, TrainResult
 
 if TYPE_CHECKING:

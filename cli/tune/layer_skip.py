@@ -12,10 +12,8 @@ from specrun.cli.options.model import LoadSettings
 from specrun.cli.options.output import check_plot
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import SamplingGrid
-from specrun.cli.terminal.errors import INTERRUPTED
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import print_table, progress_bar
+from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.cli.tune.options import LayerSkip, TuneOutput, TuneText, prompt_texts
 
 if TYPE_CHECKING:
@@ -87,10 +85,8 @@ def _options(
         evaluations=skip.evaluations,
         n_tokens=text.predict,
         seconds=text.seconds,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
-        use_mmap=load.mmap,
+        **load.costs,
+        use_mmap=load.options.use_mmap,
     )
 
 

@@ -25,8 +25,7 @@ from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, rank
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
-from specrun.runtime.planning import TYPICAL_ACCURACY
-from specrun.runtime.planning.draft_size import TreeSize
+from specrun.runtime.planning import TYPICAL_ACCURACY, DraftPlan
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, Owned, RoundOutcome
@@ -384,7 +383,7 @@ class MedusaDrafter(Drafter):
         heads: MedusaHead,
         topology: Topology,
         *,
-        size: TreeSize | None = None,
+        size: DraftPlan | None = None,
         together: HeadsTogether | None = None,
         name: str = "medusa",
     ) -> None:
@@ -486,7 +485,7 @@ class MedusaDrafter(Drafter):
         return DraftTree.of_points(self._pick([*chain.from_iterable(named)]), topology.parents)
 
     def _what_pays(
-        self, topology: Topology, state: npt.NDArray[np.float32], size: TreeSize
+        self, topology: Topology, state: npt.NDArray[np.float32], size: DraftPlan
     ) -> DraftTree:
         """Return those nodes of the tree that pay, by the heads' probabilities."""
         if not size.depth_to_ask():
@@ -572,7 +571,7 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
     together = None if env.meeting is None else HeadsTogether(head, env.meeting)
 
     def start() -> MedusaDrafter:
-        size = env.tree_size(share) if chosen else None
+        size = env.draft_plan(share, depth=1) if chosen else None
         return MedusaDrafter(head, topology, size=size, together=together, name=name)
 
     owned: list[Owned] = [head] if together is None else [together, head]

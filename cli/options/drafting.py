@@ -1,22 +1,29 @@
-"""Drafter expressions of -md, --spec-type and the other options named as in llama.cpp.
+"""Drafters by option: expressions for -md and --spec-type, and learning (--learn).
 
-They are rewritten to the language of --drafter, so that there is one parser.
+Options with llama.cpp's names are rewritten to the language of --drafter: there is one parser.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import MissingPackageError, OptionError
+from specrun.cli.options.group import DRAFTING, option_group
 from specrun.cli.options.model import DraftSettings
-from specrun.cli.options.model_files import located
-from specrun.cli.terminal.paths import require_file
+from specrun.cli.options.types import MAX_COUNT, located
+from specrun.cli.terminal.terminal import require_file
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.language import METHODS, Expression, method_of_head, parse_expression, quoted
+from specrun.runtime.online import KEEP, LearnFrom
+
+# == Expressions ===================================================================================
+
 
 # llama.cpp's --spec-type names that mean the same here, and our own.
 _SPEC_TYPES = {name: method.name for method in METHODS.values() for name in method.spec_types}
@@ -146,3 +153,73 @@ def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
             raise click.UsageError(f"{option} {refusal}")
         arguments = [*arguments, f"{parameter}={value}"]
     return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+# == Online speculative decoding: whether a draft model learns, how often, what is kept ============
+
+
+_EVERY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LearnSettings:
+    """Whether the draft model learns between answers; `keep`: what it learns is kept afterwards."""
+
+    learn: bool
+    learn_keep: bool
+    learn_every: int
+    learn_rate: float | None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is noted at all."""
+        return self.learn or self.learn_keep
+
+    @property
+    def place(self) -> LearnFrom:
+        """Where what drafts got wrong is kept: `RuntimeOptions.learn`."""
+        return KEEP if self.learn_keep else self.learn
+
+
+NO_LEARNING = LearnSettings(learn=False, learn_keep=False, learn_every=_EVERY, learn_rate=None)
+
+
+learn_options = option_group(
+    "learning",
+    LearnSettings,
+    DRAFTING.flag(
+        "--learn",
+        "Let the draft model (-md) learn from its rejected drafts between answers; what it learns "
+        "is forgotten at the end. The text keeps the target's distribution.",
+    ),
+    DRAFTING.flag(
+        "--learn-keep",
+        "The same, and keep rejected drafts and the drafter in the user's state folder for the "
+        "next time with this option (specrun learn show, forget).",
+    ),
+    DRAFTING.option(
+        "--learn-every N",
+        "Answers between two updates; 0: only at a chat's /learn.",
+        click.IntRange(0, MAX_COUNT),
+        default=_EVERY,
+    ),
+    DRAFTING.option(
+        "--learn-rate RATE",
+        "The learning rate of an update.",
+        click.FloatRange(0, 10, min_open=True),
+        show_default="3e-5 times 4096 / width",
+    ),
+)
+
+
+# == Packages that only training needs =============================================================
+
+
+_TRAINING = ("torch", "transformers", "safetensors", "gguf")
+
+
+def require_training(what: str) -> None:
+    """Raise MissingPackageError, which says how to get them, where `what` cannot learn."""
+    missing = next((name for name in _TRAINING if find_spec(name) is None), None)
+    if missing is not None:
+        raise MissingPackageError(what, missing, "train")

@@ -1,8 +1,4 @@
-"""`specrun doctor`: versions, devices and checks of this installation and this machine.
-
-Native code may kill its process, so `probe` runs in processes of its own; `interpret` says what
-their answers, or their deaths, mean.
-"""
+"""`specrun doctor`: checks of this installation and this machine, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,19 +10,28 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from specrun.bindings.errors import SpecrunError
 from specrun.bindings.installation import build_command, extra_command
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.terminal.table import bytes_text, print_facts, print_table
+from specrun.cli.terminal.screen import bytes_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.demo import demo_target
+
+if TYPE_CHECKING:
+    from specrun.bindings.machine.devices import Device
+
+
+# == Diagnosis =====================================================================================
 
 
 def specrun_version() -> str:
@@ -129,7 +134,7 @@ def _demo_check(engine: Check) -> Check:
 
 def _ask(name: str, *question: str) -> tuple[dict[str, Any], Check]:
     """Return a probe's answer, {} if it failed, and what is to be said about it."""
-    command = [sys.executable, "-m", "specrun.cli.doctor.probe", *question]
+    command = [sys.executable, "-m", "specrun.cli.doctor", *question]
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
@@ -237,3 +242,91 @@ def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
             terminal.warn(f"{check.name}: {check.remedy}")
     verdict = "Nothing is broken." if diagnosis.healthy else "Something is broken: see above."
     terminal.answer(f"{verdict}\n")
+
+
+# == Probes of `specrun doctor`: native code in a process of its own, which it may kill ============
+#
+#     python -m specrun.cli.doctor engine            versions, devices and instruction sets
+#     python -m specrun.cli.doctor kernels Q8_0      evaluate a tiny model quantized to a type
+#     python -m specrun.cli.doctor file target.gguf  evaluate a model file
+#
+# Prints one JSON object; an error becomes {"error": message}.
+
+
+# More than a block of prompt tokens: matrix products and single rows use different kernels.
+_PROMPT_TOKENS = 48
+
+
+def main(arguments: list[str]) -> None:
+    """Print the answer to one question."""
+    try:
+        print(json.dumps(_answer(*arguments)))
+    except (SpecrunError, ImportError, OSError) as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+
+
+def _answer(question: str, subject: str = "") -> dict[str, Any]:
+    if question == "engine":
+        return _engine()
+    if question == "kernels":
+        return _kernels(subject)
+    return _evaluate(Path(subject))
+
+
+def _engine() -> dict[str, Any]:
+    from specrun.bindings.library import engine_versions, has_function
+    from specrun.bindings.machine.devices import (
+        built_backends,
+        describe_backends,
+        devices,
+        supports_gpu_offload,
+        system_info,
+    )
+    from specrun.bindings.threads import describe_waiting, find_processors
+
+    processors = find_processors()
+    # LLVM's OpenMP answers to GNU's names, too.
+    has_libgomp = has_function("GOMP_parallel") and not has_function("__kmpc_fork_call")
+    found = devices()
+    return {
+        "versions": engine_versions(),
+        "devices": [_shown(device) for device in found],
+        "backends": describe_backends(built_backends(), found),
+        "features": system_info(),
+        "processors": str(processors),
+        "threads": processors.n_threads,
+        "waiting": describe_waiting(has_libgomp=has_libgomp),
+        "gpu_offload": supports_gpu_offload(),
+    }
+
+
+def _shown(device: Device) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(device).items() if key != "handle"}
+
+
+def _kernels(file_type: str) -> dict[str, Any]:
+    from specrun.convert.quantize import quantize_model
+    from specrun.convert.random_model import RandomLlama, write_random_llama
+
+    with tempfile.TemporaryDirectory(prefix="specrun-doctor-") as folder:
+        plain, quantized = Path(folder, "plain.gguf"), Path(folder, "quantized.gguf")
+        shape = RandomLlama(vocab_size=512, width=256, ffn=256, layers=1, context=256)
+        write_random_llama(plain, shape)
+        quantize_model(plain, quantized, file_type, n_threads=1, pure=True)
+        return _evaluate(quantized)
+
+
+def _evaluate(path: Path) -> dict[str, Any]:
+    from specrun.bindings.contexts.context_options import ContextOptions
+    from specrun.runtime import Runtime, SamplingParams
+
+    context = ContextOptions(n_ctx=256, n_threads=1, n_threads_batch=1)
+    # This process may end as a trial's may, so it needs no trial.
+    with Runtime(path, context=context, n_gpu_layers=0, trust=True) as runtime:
+        prompt = [token % runtime.vocabulary.size for token in range(_PROMPT_TOKENS)]
+        result = runtime.generate(prompt, SamplingParams(temperature=0), max_tokens=4)
+        return {"tokens": len(result.token_ids)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
