@@ -15,7 +15,7 @@ from specrun.bindings.gguf import read_header
 from specrun.bindings.quantizer import COPY, FILE_TYPE_ALIASES, FILE_TYPES
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, offline_option
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import FILE, MODEL_FILE, ModelName, TensorTypeParameter, located
+from specrun.cli.options.types import FILE, MODEL_FILE, TENSOR_TYPE, ModelName, located
 from specrun.cli.terminal.screen import ProgressLine, bytes_text, count_text, print_table
 from specrun.cli.terminal.terminal import Terminal
 
@@ -57,7 +57,7 @@ Examples:
 @_TYPES.option(
     "--tensor-type",
     "A type for tensors whose names match; may be repeated, the first match decides.",
-    TensorTypeParameter(),
+    TENSOR_TYPE,
     multiple=True,
 )
 @_TYPES.option("--output-tensor-type TYPE", "The type of output.weight.")

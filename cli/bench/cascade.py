@@ -27,10 +27,10 @@ from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import temperatures_option
 from specrun.cli.options.types import (
+    COUNTS,
     FILE,
     NEW_FILE,
-    CountListType,
-    NumberListType,
+    NUMBERS,
 )
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime.laws import SamplingParams
@@ -105,14 +105,14 @@ _compared_options = option_group(
         "--alpha",
         "How much is given away: a,b or repeated. bild and bild-star take the distance of a token "
         "of probability 1 - alpha.",
-        NumberListType(),
+        NUMBERS,
         multiple=True,
         default=("0,0.05,0.1,0.2,0.4,0.7",),
     ),
     _MODELS.option(
         "--spec-draft-n-max",
         "Tokens drafted in a round: a,b or repeated.",
-        CountListType(),
+        COUNTS,
         multiple=True,
         default=("5",),
     ),
@@ -120,7 +120,7 @@ _compared_options = option_group(
     SAMPLING.option(
         "--top-p",
         "Keep the most likely tokens with this much probability together: a,b or repeated.",
-        NumberListType(),
+        NUMBERS,
         multiple=True,
         default=("1",),
     ),

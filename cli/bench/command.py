@@ -18,7 +18,7 @@ from specrun.cli.options.group import (
     option_group,
 )
 from specrun.cli.options.output import json_option
-from specrun.cli.options.types import MAX_COUNT, ParametersType
+from specrun.cli.options.types import MAX_COUNT, PARAMETERS
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -173,4 +173,4 @@ def repetitions_option(section: Section, help: str, default: int) -> Decorator:
 def padding_option(section: Section) -> Decorator:
     """Return `--pad-to`, the parameters of the target that is timed."""
     help = "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs."
-    return section.option("--pad-to N", help, ParametersType())
+    return section.option("--pad-to N", help, PARAMETERS)

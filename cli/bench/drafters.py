@@ -37,7 +37,7 @@ from specrun.cli.options.sampling import (
     SamplingGrid,
     grid_options,
 )
-from specrun.cli.options.types import FILE, NEW_FILE, PATH, CountListType
+from specrun.cli.options.types import COUNTS, FILE, NEW_FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.round import Shape
@@ -110,7 +110,7 @@ drafter_choice_options = option_group(
     _DRAFTERS.option(
         "--spec-draft-n-max",
         "Tokens that -md and --demo's draft model draft a round: a,b or repeated.",
-        CountListType(),
+        COUNTS,
         multiple=True,
         show_default="5",
     ),

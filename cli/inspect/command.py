@@ -28,7 +28,7 @@ from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, attention_options, trust_option
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import FILE, MODEL_FILE, LayerCountType
+from specrun.cli.options.types import FILE, LAYER_COUNT, MODEL_FILE
 from specrun.cli.terminal.screen import byte_progress, bytes_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal, read_text
 from specrun.runtime.memory import LayerCount
@@ -184,7 +184,7 @@ comparison_options = option_group(
         show_default="all",
     ),
     _COMPARISON.threads("Threads of the evaluation."),
-    _COMPARISON.option("-ngl, --gpu-layers", "Layers on the GPU.", LayerCountType(), default="0"),
+    _COMPARISON.option("-ngl, --gpu-layers", "Layers on the GPU.", LAYER_COUNT, default="0"),
 )
 
 

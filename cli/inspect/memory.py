@@ -15,7 +15,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OutOfMemoryError
 from specrun.cli.options.drafting import draft_kind
 from specrun.cli.options.group import Section, option_group
-from specrun.cli.options.types import LayerCountType, MemorySizesType
+from specrun.cli.options.types import LAYER_COUNT, SIZES
 from specrun.cli.terminal.screen import print_table
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import quoted
@@ -40,12 +40,12 @@ memory_options = option_group(
         "What fits into cards with so much memory, such as 8G,12G, none of which has to be here; "
         "cards: 8G,12G,16G,24G. -c, -ngl, -fa, -ctk and -ctv are then those of a chat; without -c "
         "and -ngl the most that fits is chosen.",
-        MemorySizesType(),
+        SIZES,
     ),
     _SECTION.option(
         "-ngld, --gpu-layers-draft",
         "Layers of the draft model on the card.",
-        LayerCountType(),
+        LAYER_COUNT,
         default="auto",
     ),
 )

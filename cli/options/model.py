@@ -24,7 +24,7 @@ from specrun.cli.options.group import (
     outvoted,
     with_fields,
 )
-from specrun.cli.options.types import FILE, MAX_COUNT, SHARE, LayerCountType, ShapeType
+from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, SHAPE, SHARE
 from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import one_line
 from specrun.runtime.acceptance import build_rule, rule_names
@@ -386,7 +386,7 @@ shape_option = EVALUATION.option(
     "at least two, because several threads sum a single token's attention in parts beyond 256 "
     "cells; fixed, always as many as the drafter needs at most; N: always N, so that the text is "
     "the same to the bit with every drafter that draws nothing.",
-    ShapeType(),
+    SHAPE,
     show_default="free; fixed where specrun tune found that no slower",
 )
 
@@ -466,7 +466,7 @@ load_options = option_group(
             field,
             f"-ngl{short}, --gpu-layers{long}, --n-gpu-layers{long}",
             f"Layers of the {model} on the GPU; auto: as many as fit, with context and drafter.",
-            LayerCountType(),
+            LAYER_COUNT,
         )
         for field, short, long, model in (
             ("n_gpu_layers", "", "", "target"),
