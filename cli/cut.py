@@ -83,7 +83,7 @@ def cut(
 
 
 def _described(report: CutReport | PadReport) -> tuple[dict[str, Any], str]:
-    """Return what was written, for JSON and in a line."""
+    """Return the facts of the written file, for JSON and as a line."""
     from specrun.convert.cut import CutReport, range_text
 
     size = f"{count_text(report.n_parameters)} parameters, {bytes_text(report.n_bytes)}"

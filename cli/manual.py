@@ -95,7 +95,7 @@ def _commands(context: click.Context, group: click.Group) -> Iterator[str]:
 
 
 def _epilog(text: str) -> Iterator[str]:
-    """Yield what stands below a help text: headings with lines that are kept as they are."""
+    """Yield the epilog of a help text: headings with lines that are kept as they are."""
     for block in re.split(r"\n\s*\n", text.replace("\b\n", "").strip()):
         lines = block.splitlines()
         heading = lines[0].rstrip(":") if lines and lines[0].endswith(":") else "Notes"
@@ -223,7 +223,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def _options(root: click.Context, names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield the options of a command with their values and where these come from."""
+    """Yield the options of a command with their values and the sources of these."""
     context = root
     for name in names:
         group = context.command

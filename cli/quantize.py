@@ -112,7 +112,7 @@ def _source(given: str) -> tuple[Path, Path]:
 
 
 def _type_and_output(rest: tuple[str, ...], default: str | None) -> tuple[str, Path | None]:
-    """Return the file type and OUT of what stands after IN."""
+    """Return the file type and OUT of the arguments after IN."""
     from specrun.convert.quantize import known_file_type
 
     if rest and (_is_type(rest[-1]) or len(rest) == 2):
@@ -120,7 +120,7 @@ def _type_and_output(rest: tuple[str, ...], default: str | None) -> tuple[str, P
     if default is not None:
         return default, Path(rest[0]).expanduser() if rest else None
     if rest and not rest[0].lower().endswith(".gguf"):
-        known_file_type(rest[0])  # which says what it may have meant
+        known_file_type(rest[0])  # its error names the nearest type
     raise click.UsageError(f"TYPE is missing: one of {', '.join(FILE_TYPES)}")
 
 

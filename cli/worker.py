@@ -119,7 +119,7 @@ def _cache_folder(folder: Path) -> Path:
 
 
 def _await_start(process: subprocess.Popen[bytes], host: str, port: int) -> None:
-    """Return when the worker listens; raises SpecrunError where it ends or does not start."""
+    """Wait until the worker listens; raises SpecrunError if it ends or does not start."""
     deadline = time.monotonic() + _SECONDS_TO_START
     while process.poll() is None and time.monotonic() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""`specrun bench cascade`: rules of two models, what quality they give for which latency."""
+"""`specrun bench cascade`: rules of two models, their quality and their latency."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What texts are answered, how often, and what is drawn."""
+    """The texts to answer, the repetitions, and the picture."""
 
     texts: Path | None
     examples: int
@@ -210,7 +210,7 @@ def cascade(
 def _settings(
     target: Path, load: LoadSettings, compared: _Compared, extent: _Extent
 ) -> Callable[[Path], CascadeBench]:
-    """Return what makes the comparison of what is timed; before that all options are checked."""
+    """Check all options; return a function from the timed target to the comparison."""
     from specrun.bench.cascade.comparison import CascadeBench, with_alphas
     from specrun.bench.cascade.examples import demo_examples, read_examples
     from specrun.runtime.demo import demo_drafters

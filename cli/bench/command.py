@@ -88,7 +88,7 @@ def measure_and_print(
     form: OutputForm,
     terminal: Terminal,
 ) -> Sequence[Result]:
-    """Run `measure`, which is given what shows its steps; print and return its results."""
+    """Run `measure` with a function that shows its steps; print and return its results."""
     from specrun.bench.report import machine_facts, to_csv, to_json
 
     try:
@@ -132,7 +132,7 @@ def _print_table(table: Table, terminal: Terminal) -> None:
         shown.add_column(Text(name), no_wrap=True)
     for row in table.rows:
         shown.add_row(*(Text(cell, _style(cell)) for cell in row))
-    # On a narrow screen the terminal wraps the lines: cells cut short would lose what was measured.
+    # On a narrow screen the terminal wraps the lines: cells cut short would lose figures.
     needed = console.measure(shown, options=console.options.update(max_width=_WIDEST)).maximum
     shown.width = needed
     console.print(shown, crop=False, soft_wrap=True, width=max(needed, console.width))

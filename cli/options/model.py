@@ -57,7 +57,7 @@ def _loading(
 
 
 def device_rows(found: list[Device]) -> list[tuple[str, ...]]:
-    """Return what a table says of devices: name, description, kind, free memory, memory."""
+    """Return the rows of a table of devices: name, description, kind, free memory, memory."""
     return [
         (
             device.name,
@@ -254,7 +254,7 @@ _MAX_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """How to draft: an expression, or the llama.cpp options that are rewritten to one."""
+    """The drafter: an expression, or llama.cpp options that are rewritten to one."""
 
     model_draft: Path | None
     drafter: str | None
@@ -268,7 +268,7 @@ class DraftSettings:
 
     @property
     def is_named(self) -> bool:
-        """Whether anything says how to draft; otherwise a profile does, or `auto`."""
+        """Whether any option names a drafter; if none does, a profile or `auto` chooses."""
         said = (self.drafter, self.model_draft, self.spec_type, self.reference)
         limits = (self.spec_draft_n_max, self.spec_draft_p_min)
         return any(value is not None for value in (*said, *limits))
@@ -295,7 +295,7 @@ class LoadSettings:
         return {name: getattr(self.options, name) for name in names}
 
     def runtime_options(self) -> dict[str, Any]:
-        """Return the options of `Runtime` that say how models are loaded and evaluated."""
+        """Return the options of `Runtime` about loading and evaluation, by name."""
         return {name: getattr(self.options, name) for name in self.loading}
 
 
@@ -309,7 +309,7 @@ class TemplateSettings:
 
 
 def _removed(name: str, advice: str) -> Decorator:
-    """Return a hidden option that only says what replaces it."""
+    """Return a hidden option whose error names its replacement."""
 
     def refuse(context: click.Context, _option: click.Parameter, value: str | None) -> None:
         if value is not None:
@@ -491,7 +491,7 @@ load_options = option_group(
 
 
 def _rules() -> str:
-    """Return the names of all rules, those apart that change what the target would say."""
+    """Return the names of all rules; those that change the target's distribution stand apart."""
     names = rule_names()
     exact = [name for name in names if build_rule(name).exact]
     lossy = [name for name in names if name not in exact]

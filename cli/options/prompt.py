@@ -23,7 +23,7 @@ _ASK = "give -m FILE, or --demo for the embedded models"
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """Where the prompt comes from."""
+    """The prompt's text or file."""
 
     prompt: str | None
     file: Path | None
@@ -88,7 +88,7 @@ def _without_last_newline(text: str) -> str:
 
 
 def named_target(load: LoadSettings, *, ask: str = _ASK) -> Path:
-    """Return the file of -m, or the embedded target's with --demo; `ask` is said if neither is."""
+    """Return the file of -m, or the embedded target's with --demo; `ask` is advice in the error."""
     from specrun.runtime.demo import demo_target
 
     check_named(load, ask=ask)

@@ -55,7 +55,7 @@ GRAMMAR_OPTIONS = (
 def chosen_grammar(
     json_schema: str | None, grammar: str | None, regex: str | None, grammar_after: str | None
 ) -> Grammar | None:
-    """Return the grammar that was asked for; of several kinds only one may be."""
+    """Return the grammar of the options; raises UsageError for several kinds."""
     given = {"--json-schema": json_schema, "--grammar": grammar, "--regex": regex}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:

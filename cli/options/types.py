@@ -32,7 +32,7 @@ _Context: TypeAlias = click.Context | None
 
 
 class ExistingFile(click.ParamType[Path]):
-    """A file that must be there; a wrong name is answered with near ones and exit code 3."""
+    """A file that must be there; the error of a wrong name lists near ones (exit code 3)."""
 
     name = "FILE"
 
@@ -118,7 +118,7 @@ def parse_logit_bias(text: str) -> tuple[int, float]:
 
 
 def format_logit_bias(token: int, bias: float) -> str:
-    """Return what `parse_logit_bias` reads."""
+    """Return the text that `parse_logit_bias` reads."""
     short = f"{bias:+g}"
     return f"{token}{short if float(short) == bias else format(bias, '+')}"
 
@@ -185,7 +185,7 @@ class ModelName(str):
 
 
 class ModelFileType(click.ParamType["Path | ModelName"]):
-    """A model: the command gets the path of its file, or of its `folder` where that is one, too."""
+    """A model: the command gets the path of its file, or with `folder` of a folder."""
 
     name = "FILE|NAME"
 
@@ -198,7 +198,7 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Path | ModelName:
-        """Return an existing file, or the name of what `located` finds later."""
+        """Return an existing file, or a name that `located` finds later."""
         from specrun.runtime.models import is_hub_name, looks_like_path
 
         if isinstance(value, Path | ModelName):
@@ -207,7 +207,7 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
         if is_hub_name(text):
             from specrun.runtime.models import HubName
 
-            HubName.parse(text)  # raises for what cannot be one
+            HubName.parse(text)  # raises for a name that cannot be one
             return ModelName(text)
         if not looks_like_path(path, text):
             return ModelName(text)
@@ -232,7 +232,7 @@ MODEL_OR_FOLDER = ModelFileType(folder=True)
 
 
 def located(name: str) -> Path:
-    """Return the file of a model; what is fetched shows its progress."""
+    """Return the file of a model; a download shows its progress."""
     from specrun.runtime.models import locate_model
 
     context = click.get_current_context(silent=True)
@@ -259,7 +259,7 @@ def with_hub_value(
     name: str,
     hub: click.Option,
 ) -> tuple[Any, ParameterSource]:
-    """Return the value of a model's option where -hf may stand in its place, and its source."""
+    """Return the value of a model's option, or of -hf in its place, and its source."""
     given, source = hub.consume_value(context, options)
     value, own_source = own
     if source is ParameterSource.DEFAULT:
