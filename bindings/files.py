@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import secrets
 import shutil
 import stat
 import sys
@@ -137,7 +136,7 @@ def sync_folder(folder: Path) -> None:
 
 def _aside(target: Path) -> Path:
     # The random part cannot be guessed, so nobody can have put a link in its place.
-    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.partial")
+    return target.with_name(f".{target.name[:40]}.{os.urandom(8).hex()}.partial")
 
 
 def _create(aside: Path, target: Path) -> None:

@@ -85,7 +85,7 @@ class Memory:
         """
         if not (self._unified and self._can_branch) or self._addresses is None:
             return None
-        return *self._addresses, int(self._handle)
+        return *self._addresses, self._handle  # the handle itself: nothing is freed under a call
 
     def note_evaluation(self, n_tokens: int) -> None:
         """Note how many tokens a recurrent state saw at once: it can return to before them."""

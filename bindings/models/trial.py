@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -160,10 +159,12 @@ def _key(path: Path, header: GGUFHeader) -> str:
 
 @functools.cache
 def _engine_version() -> str:
-    # Another llama.cpp may assert on what this one takes.
+    """Return llama.cpp's version: another one may assert on a file that this one accepts."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
-        return importlib.metadata.version("llama-cpp-python")
-    except importlib.metadata.PackageNotFoundError:  # built under another name
+        return version("llama-cpp-python")
+    except PackageNotFoundError:  # built under another name
         return "unknown"
 
 

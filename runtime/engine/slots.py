@@ -455,15 +455,12 @@ def longest_piece(curve: CostCurve) -> int:
     return next((n for n in _PIECES if curve.seconds(n) <= most), _SHORT_PROMPT)
 
 
-def longest_prefix(
-    slots: Sequence[SlotTarget], prompt: Sequence[int]
-) -> tuple[SlotTarget | None, int]:
-    """Return the slot whose cache begins like the prompt for longest, and for how many tokens."""
-    best: SlotTarget | None = None
+def longest_prefix(texts: Sequence[CachedText], prompt: Sequence[int]) -> tuple[int | None, int]:
+    """Return which text's cache begins like the prompt for longest, and for how many tokens."""
+    best: int | None = None
     most = 0
-    for slot in slots:
-        text = slot.text
+    for index, text in enumerate(texts):
         length = min(common_prefix(text.tokens, prompt), text.n_cached, len(prompt) - 1)
         if length > most:
-            best, most = slot, length
+            best, most = index, length
     return best, most

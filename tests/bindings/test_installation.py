@@ -23,7 +23,7 @@ METADATA = [
 def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "source_folder", lambda: None)
     monkeypatch.setattr("specrun.bindings.machine.devices.source_folder", lambda: None)
-    monkeypatch.setattr(installation.importlib.metadata, "requires", lambda _: METADATA)
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: METADATA)
     monkeypatch.setattr(sys, "executable", "/env/bin/python")
     monkeypatch.setattr(sys, "prefix", "/env")
 
