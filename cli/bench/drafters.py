@@ -29,6 +29,7 @@ from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import (
     named_target,
     no_template_option,
+    prompt_file_option,
     prompts_option,
     read_prompt_file,
 )
@@ -131,7 +132,7 @@ prompt_choice_options = option_group(
     "source",
     PromptChoice,
     prompts_option(_PROMPTS),
-    _PROMPTS.option("-f, --file", "A file that is one prompt.", FILE),
+    prompt_file_option(_PROMPTS),
     _PROMPTS.option(
         "--prompts", 'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.', FILE
     ),

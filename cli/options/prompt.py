@@ -42,6 +42,11 @@ def prompts_option(section: Section, help: str = "A prompt; repeatable.") -> Dec
     return section.option("-p, --prompt TEXT", help, multiple=True)
 
 
+def prompt_file_option(section: Section) -> Decorator:
+    """Return -f of commands that have prompts answered to measure something."""
+    return section.option("-f, --file", "A file that is one prompt.", FILE)
+
+
 def no_template_option(section: Section) -> Decorator:
     """Return --no-chat-template of commands that have prompts answered to measure something."""
     help = "Continue the prompts as text, even if the model has a chat template."
