@@ -18,7 +18,7 @@ from specrun.bench.drafters.comparison import DrafterResult
 from specrun.bench.layers.layer_search import LayerSearchResult
 from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import MissingPackageError, OptionError
-from specrun.runtime.planning import TuneResult
+from specrun.runtime.tuning import TuneResult
 from specrun.train.trainer.listener import Curves
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from specrun.bindings.kept_file import DAMAGE, count_in, json_object, list_in, r
 from specrun.bindings.models.model import Model
 from specrun.bindings.regular_file import read_regular
 from specrun.runtime.laws.transform import Logits
-from specrun.runtime.planning.plans import describe_file
+from specrun.runtime.planning import describe_file
 
 # == The replay buffer (Liu et al. 2023, section 3.2) ==============================================
 #

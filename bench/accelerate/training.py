@@ -37,8 +37,7 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.gguf import read_header
 from specrun.bindings.kept_file import count_in, json_object, number_in, read_kept, text_in
-from specrun.runtime.planning import write_json
-from specrun.runtime.tuning import profile_file
+from specrun.runtime.planning import profile_file, write_json
 
 if TYPE_CHECKING:
     import torch
