@@ -14,12 +14,9 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import F32
-from specrun.bindings.ggml.graph import GraphBuilder
-from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
-from specrun.bindings.ggml.tensor import Tensor
-from specrun.bindings.ggml.weights import TensorStore, load_tensors
+from specrun.bindings.ggml.graph import Graph, GraphBuilder
+from specrun.bindings.ggml.tensor import F32, Tensor
+from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of

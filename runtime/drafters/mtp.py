@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 
-from specrun.bindings.contexts.mtp_context import MtpContext, StateBatch, check_nextn
+from specrun.bindings.contexts.context import MtpContext, StateBatch, check_nextn
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model

@@ -94,7 +94,7 @@ class StatesDrafter(Drafter):
         """Return as much of a chain as pays; its tokens were chosen, so this choice is exact."""
         values = np.exp(np.cumsum(log_probs, dtype=np.float64)).tolist()
         kept = plan.best(values, range(ROOT, len(tokens) - 1), len(tokens))
-        return DraftTree.chain(tokens[: len(kept)])
+        return DraftTree.chain(list(tokens[: len(kept)]))
 
     def within_what_pays(self, request: DraftRequest, size: DraftPlan) -> tuple[DraftRequest, int]:
         """Return the request as deep as `size` asks in a round, and that depth; 0: not at all."""

@@ -21,22 +21,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError
-from specrun.bindings.kept_file import (
+from specrun.bindings.files import (
     DAMAGE,
     NotForThisError,
+    atomic_path,
+    cache_folder,
     count_in,
     json_object,
     list_in,
     number_in,
     read_kept,
+    read_regular,
     text_in,
 )
 from specrun.bindings.machine.devices import describe_machine
 from specrun.bindings.machine.placement import Placement, current_placement
-from specrun.bindings.regular_file import read_regular
 from specrun.bindings.threads import available_cores
 from specrun.runtime.language import options_of, parse_expression, quoted
 from specrun.runtime.laws.sampling import SamplingParams

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.quantizer.types import FILE_TYPES
+from specrun.bindings.quantizer.quantizer import FILE_TYPES
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.planning import (

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Protocol, cast, get_args
 
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.bindings.models.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.runtime.drafters.batching import MOST_SEQUENCES, SharedDraftContext
 from specrun.runtime.drafters.draft_model.drafter import (
     AdaptiveExit,

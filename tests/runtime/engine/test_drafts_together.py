@@ -143,7 +143,7 @@ def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_too(
     options = ContextOptions(**{**F32, "n_ctx": 2048})
     with Engine(files["shallow"], drafter, slots=2, context=options) as engine:
         together = engine.generate_many([PROMPTS[0], long], GREEDY, max_tokens=LENGTH)
-        piece = engine._schedule.seats[0].target.longest_piece
+        piece = engine._schedule.sessions[0].target.longest_piece
     assert sum(read) > 700
     assert max(read) <= piece < 700
     with Engine(files["shallow"], "none", slots=1, context=options) as engine:
