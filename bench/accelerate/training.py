@@ -26,7 +26,6 @@ from specrun.bench.accelerate.hours import (
     StepsKnown,
     TrainingPlan,
 )
-from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.errors import (
     MissingPackageError,
     ModelError,
@@ -35,8 +34,16 @@ from specrun.bindings.errors import (
     TemplateError,
     UnsupportedModelError,
 )
+from specrun.bindings.files import (
+    atomic_path,
+    cache_folder,
+    count_in,
+    json_object,
+    number_in,
+    read_kept,
+    text_in,
+)
 from specrun.bindings.gguf import read_header
-from specrun.bindings.kept_file import count_in, json_object, number_in, read_kept, text_in
 from specrun.runtime.planning import write_json
 from specrun.runtime.tuning import profile_file
 

@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from specrun.cli.options.learning import LearnSettings
+from specrun.cli.options.drafting import LearnSettings
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationResult
 

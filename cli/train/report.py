@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.options.output import check_plot
-from specrun.cli.terminal.progress import screen_bar
-from specrun.cli.terminal.table import duration_text, print_facts
+from specrun.cli.terminal.screen import duration_text, print_facts, screen_bar
 from specrun.cli.terminal.terminal import Terminal
 from specrun.cli.train.options import TrainJob, TrainResult
 
@@ -100,7 +99,7 @@ def check_result(result: TrainResult) -> Path | None:
 
     Raises before the training what drawing and converting would raise after it of places and types.
     """
-    from specrun.bindings.atomic import check_target
+    from specrun.bindings.files import check_target
     from specrun.convert.conversion import known_type
     from specrun.convert.quantize import HEAD_TYPE  # noqa: F401 - the extra that converting needs
 

@@ -26,8 +26,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert import convert_checkpoint
-from specrun.convert.heads.head_accuracy import store_accuracy
-from specrun.convert.heads.head_conversion import convert_head
+from specrun.convert.heads.head_conversion import convert_head, store_accuracy
 from specrun.runtime.chat import prompt_tokens
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
 from specrun.runtime.tuning import CalibrationText, HeadCalibrationOptions, calibrate_heads

@@ -40,7 +40,7 @@ from family.tokenizer import (
     train_tokenizer,
 )
 from specrun.bench.drafters.corpus import Entry, build_corpus
-from specrun.bindings.atomic import atomic_path
+from specrun.bindings.files import atomic_path
 from specrun.convert import convert_checkpoint, quantize_model
 from specrun.train.target.shape import ModelShape
 from specrun.train.trainer import TrainingStatus, usable_device

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import MalformedFileError
-from specrun.bindings.kept_file import DAMAGE
+from specrun.bindings.files import DAMAGE
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.drafters.lookahead import JacobiDrafter

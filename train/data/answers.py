@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specrun.bindings.errors import MalformedFileError, ModelError, UnsupportedModelError
-from specrun.bindings.kept_file import DAMAGE
+from specrun.bindings.files import DAMAGE
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Engine, SamplingParams
 from specrun.runtime.engine import EngineStream

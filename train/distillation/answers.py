@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specrun.bindings.kept_file import DAMAGE
+from specrun.bindings.files import DAMAGE
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, plan_batches
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.target.hf_model import HFModel

@@ -16,7 +16,7 @@ from torch import Tensor
 from specrun.bindings.errors import FileMissingError, OptionError, PairError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.convert.gguf import GGUFSource
-from specrun.convert.gguf.renumbered import write_renumbered
+from specrun.convert.gguf.gguf_source import write_renumbered
 from specrun.runtime.online import BufferKey, RejectedAnswer, RejectionBuffer, load_rejections
 from specrun.train.data.corpus import TokenBatch, TokenCorpus
 from specrun.train.data.tokens import TokenSequence

@@ -16,7 +16,7 @@ from torch import Tensor
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.layer_inputs import LAYER_INPUT_ARCHITECTURES
+from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import TENSOR_TYPES, ArrayValue, GGUFHeader, read_header, stored_bytes
 from specrun.bindings.models.model import Model

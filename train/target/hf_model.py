@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specrun.bindings.atomic import require_free_space, sync_folder
 from specrun.bindings.errors import (
     MalformedFileError,
     MissingPackageError,
     ModelError,
     OutOfMemoryError,
 )
+from specrun.bindings.files import require_free_space, sync_folder
 from specrun.train.data.tokens import first_line, require_folder
 from specrun.train.trainer.model_folder import copy_tokenizer, write_json, write_text
 from specrun.train.trainer.settings import dtype_name

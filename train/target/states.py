@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.kept_file import DAMAGE, count_in, text_in
+from specrun.bindings.files import DAMAGE, count_in, text_in
 from specrun.train.data.corpus import TokenBatch, TokenCorpus
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.model_folder import write_json, write_weights

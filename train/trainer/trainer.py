@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
     OptionError,
     OutOfMemoryError,
 )
+from specrun.bindings.files import atomic_path
 from specrun.train.data.corpus import EpochTexts, TokenBatch
 from specrun.train.trainer.learner import Curves, Learner, TrainingResult, TrainingStatus
 from specrun.train.trainer.memory import held_interrupt, is_allocation_failure, too_little_memory

@@ -20,7 +20,7 @@ from specrun.bench.accelerate.prompts import PROMPTS, search_prompts
 from specrun.bench.accelerate.search import FoundDrafter
 from specrun.bench.accelerate.this_machine import cut_file, files_in, needed_bytes
 from specrun.bench.diagnosis.curve_beside import CurveBeside
-from specrun.bindings import atomic
+from specrun.bindings import files
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.runtime.engine import RuntimeOptions
@@ -233,7 +233,7 @@ def test_a_full_disk_is_a_sentence_and_nothing_is_half_written(
     def fail(_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic, "_sync_file", fail)
+    monkeypatch.setattr(files, "_sync_file", fail)
     with pytest.raises(SpecrunError, match="the disk is full"):
         accelerate(options(target, again=True), machine=simulated(lookahead=GOOD))
     assert profile_file(target).read_bytes() == before
