@@ -395,7 +395,7 @@ class Answer:
     def may_wait(self) -> bool:
         """Whether a round may be handed out while a device evaluates the next one.
 
-        Not where its text decides whether there is one, nor where its rows are read.
+        Not if its text decides whether there is one, nor if its rows are read.
         """
         return (
             self.session.target.context.waits_for_device
@@ -433,7 +433,7 @@ class Answer:
         token = this_round.new[index]
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
-            # Read when somebody asks: a softmax for every token would be most of the overhead.
+            # Read on demand: a softmax for every token would be most of the overhead.
             n_top = self.request.options.top_logprobs
             event = TokenEvent(text, token, origin, number, this_round, index, n_top)
             if self.session.settles:
@@ -467,12 +467,12 @@ class Answer:
         self.statistics.left = None
 
     def _held_back(self) -> str:
-        """Return the text that the answer's last token carries beside its own."""
+        """Return the text that was held back until the answer's last token."""
         return self._assembler.finish() if self._assembler.stopped_by is None else ""
 
 
 def note_rejected(notes: RejectionNotes, conversation: Conversation, this_round: Round) -> None:
-    """Keep the row where a round's draft was rejected: the one that its last token came from."""
+    """Note the row of a rejected draft: the one that the round's last token came from."""
     if this_round.next_token is None or this_round.rows is NOT_EVALUATED:
         return
     notes.note(len(conversation.tokens) - 2, this_round.logits_of(len(this_round.path)))
