@@ -197,8 +197,8 @@ def cut_layers(
     """Write `source` to `output` with only the layers `layers`, or all but `skip` ("0-3,8,10-").
 
     Raises OptionError for layers the model has not, for a cut that leaves none, and if `output`
-    exists without `force`; UnsupportedModelError for a model that would be of another
-    kind with these layers, and for one part of a split model; FileMissingError, MalformedFileError. Nothing
+    exists without `force`; UnsupportedModelError for a model that would be of another kind with
+    these layers, and for one part of a split model; FileMissingError, MalformedFileError. Nothing
     is left behind on failure.
     """
     check_target(Path(output), force=force)
