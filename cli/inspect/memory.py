@@ -19,7 +19,7 @@ from specrun.cli.options.types import LAYER_COUNT, SIZES
 from specrun.cli.terminal.screen import print_table
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import quoted
-from specrun.runtime.memory import Counts, LayerCount, MemoryPlan, PlanRequest, WayOut, Wish
+from specrun.runtime.memory import AskedCounts, LayerCount, MemoryPlan, PlanRequest, WayOut, Wish
 
 _SECTION = Section("Memory")
 
@@ -93,7 +93,7 @@ def fit_cards(
         ]
 
 
-def _fit_card(n_bytes: int, request: PlanRequest, wish: Wish, counts: Counts) -> FittedCard:
+def _fit_card(n_bytes: int, request: PlanRequest, wish: Wish, counts: AskedCounts) -> FittedCard:
     from specrun.runtime.memory import choose_plan, ways_out
 
     plan = choose_plan(request, wish, counts)
