@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from sse_starlette.sse import EventSourceResponse
@@ -23,8 +24,8 @@ from starlette.responses import Response
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
-from specrun.cli.serve.service import Answer, AnswerRequest, AnswerService, Delta, Finish
-from specrun.runtime.chat import Reply
+from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
+from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning, Reply
 from specrun.runtime.round import GenerationResult, TokenEvent
 
 _log = logging.getLogger(__name__)
@@ -36,8 +37,8 @@ _LEFT = 499  # nginx's status for clients that left; nobody reads it but logs
 
 
 @dataclass(slots=True)
-class Choice:
-    """A choice that is whole; its `events` are kept where log-probabilities were asked for."""
+class EndedChoice:
+    """A choice that is whole; its `events` are kept if log-probabilities were asked for."""
 
     result: GenerationResult
     finish: Finish
@@ -45,23 +46,44 @@ class Choice:
     events: list[TokenEvent] = field(default_factory=list)
 
 
-class ReplyForm(Protocol):
-    """How an API writes an answer; events are bytes as `event_bytes` makes them, b"" for none."""
+class ReplyForm(ABC):
+    """The form of an API's answers: a translator of deltas, into events or into one object.
+
+    Events are bytes as `event_bytes` makes them, b"" for none.
+    """
+
+    def __init__(self, answer: ServedAnswer) -> None:
+        self._answer = answer
 
     def begin(self) -> bytes:
         """Return the events before the first token."""
+        return b""
 
+    @abstractmethod
     def delta(self, delta: Delta) -> bytes:
         """Return the events of a round, or of the end of a choice."""
 
     def end(self) -> bytes:
         """Return the events after all choices."""
+        return b""
 
     def failed(self, error: RequestError) -> bytes:
         """Return the events of an answer that cannot go on."""
+        return event_bytes(openai_error(error))
 
-    def whole(self, choices: Sequence[Choice]) -> object:
+    @abstractmethod
+    def whole(self, choices: Sequence[EndedChoice]) -> object:
         """Return the reply that is not streamed."""
+
+
+def parts_of(reply: Reply) -> list[Part]:
+    """Return the parts of a reply that is whole, as a stream has them: no text if it only calls."""
+    parts: list[Part] = [Reasoning(reply.reasoning)] if reply.reasoning else []
+    if reply.content or not reply.calls:
+        parts.append(Content(reply.content))
+    for index, call in enumerate(reply.calls):
+        parts += [CallBegun(index, call.name), MoreArguments(index, call.arguments)]
+    return parts
 
 
 def event_bytes(payload: object, name: str = "") -> bytes:
@@ -85,7 +107,7 @@ def failure(path: str, error: RequestError) -> Response:
     return json_reply(payload, error.status, **headers)
 
 
-async def begin(request: Request, asked: AnswerRequest) -> Answer:
+async def begin(request: Request, asked: AnswerRequest) -> ServedAnswer:
     """Let the service begin an answer; where the client leaves before that, stop what it takes."""
     service: AnswerService = request.app.state.service
     begun = asyncio.ensure_future(service.begin(asked))
@@ -99,7 +121,9 @@ async def begin(request: Request, asked: AnswerRequest) -> Answer:
             await asyncio.gather(begun, return_exceptions=True)
 
 
-async def reply(request: Request, answer: Answer, form: ReplyForm, *, streamed: bool) -> Response:
+async def reply(
+    request: Request, answer: ServedAnswer, form: ReplyForm, *, streamed: bool
+) -> Response:
     """Return the whole answer, or the events that it becomes."""
     if not streamed:
         choices = await while_connected(request, answer, collected(answer))
@@ -139,11 +163,11 @@ async def _events(
         yield form.failed(request_error(problem))
 
 
-async def collected(answer: Answer) -> list[Choice]:
+async def collected(answer: ServedAnswer) -> list[EndedChoice]:
     """Return all choices of an answer, in order, when they have ended."""
     kept: dict[int, list[TokenEvent]] = {}
     replies: dict[int, Reply] = {}
-    choices: dict[int, Choice] = {}
+    choices: dict[int, EndedChoice] = {}
     async with aclosing(answer.deltas()) as deltas:
         async for delta in deltas:
             index = delta.index
@@ -152,12 +176,12 @@ async def collected(answer: Answer) -> list[Choice]:
             if answer.request.logprobs:
                 kept.setdefault(index, []).extend(delta.events)
             if delta.result is not None and delta.finish is not None:
-                choices[index] = Choice(delta.result, delta.finish, reply, kept.get(index, []))
+                choices[index] = EndedChoice(delta.result, delta.finish, reply, kept.get(index, []))
     return [choices[index] for index in range(len(answer.streams))]
 
 
 async def while_connected(
-    request: Request, answer: Answer, work: Awaitable[_Value]
+    request: Request, answer: ServedAnswer, work: Awaitable[_Value]
 ) -> _Value | None:
     """Return what `work` returns; where the client leaves before, end the answer, return None."""
     task = asyncio.ensure_future(work)
@@ -192,7 +216,7 @@ async def _disconnect(request: Request) -> None:
 # Log-probabilities are the target's own, whatever drafted the tokens.
 
 
-def usage_of(answer: Answer) -> dict[str, Any]:
+def usage_of(answer: ServedAnswer) -> dict[str, Any]:
     """Return OpenAI's usage of the choices that have ended."""
     results = answer.results.values()
     n_prompt = sum(map(len, answer.prompts.tokens))
@@ -300,15 +324,15 @@ _DONE = b"data: [DONE]\n\n"
 """The end of OpenAI's streams."""
 
 
-class OpenAIForm:
-    """The reply to an answer: how it begins and ends, and what it says of the whole.
+class OpenAIForm(ReplyForm):
+    """The form of chat completions and completions: how they begin and end, and their figures.
 
-    `prefix` begins its id, `kind` is the object that OpenAI calls it. With `with_usage` a stream
-    ends with a chunk about usage.
+    `prefix` begins the id, `kind` is OpenAI's name of the object. With `with_usage` a stream ends
+    with a chunk about usage.
     """
 
-    def __init__(self, answer: Answer, prefix: str, kind: str, *, with_usage: bool) -> None:
-        self._answer = answer
+    def __init__(self, answer: ServedAnswer, prefix: str, kind: str, *, with_usage: bool) -> None:
+        super().__init__(answer)
         self._with_usage = with_usage
         self._begun: set[int] = set()
         self._common = {
@@ -318,19 +342,11 @@ class OpenAIForm:
             "model": answer.service.settings.model,
         }
 
-    def begin(self) -> bytes:
-        """Return nothing: roles, and prompts that are echoed, come with the first deltas."""
-        return b""
-
     def end(self) -> bytes:
         """Return the last chunk, about the whole answer, if it was asked for."""
         if not self._with_usage:
             return _DONE
         return event_bytes({**self._common, "choices": [], **self._summary()}) + _DONE
-
-    def failed(self, error: RequestError) -> bytes:
-        """Return the error object as an event."""
-        return event_bytes(openai_error(error))
 
     def _summary(self) -> dict[str, Any]:
         results = self._answer.results.values()

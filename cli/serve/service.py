@@ -233,7 +233,7 @@ class Delta:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Answer:
+class ServedAnswer:
     """The choices of a request while they are made; `results` are those that have ended."""
 
     service: AnswerService
@@ -300,7 +300,7 @@ class AnswerService:
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
         # Weak: one that nobody came to read counts no more, and its streams end with it.
-        self._answers: WeakSet[Answer] = WeakSet()
+        self._answers: WeakSet[ServedAnswer] = WeakSet()
 
     def tell(self, result: GenerationResult) -> None:
         """Tell all observers of a choice that has ended."""
@@ -312,7 +312,7 @@ class AnswerService:
         """How many choices are being made, or wait."""
         return sum(len(answer.streams) for answer in self._answers)
 
-    async def begin(self, request: AnswerRequest) -> Answer:
+    async def begin(self, request: AnswerRequest) -> ServedAnswer:
         """Let the engine begin, or queue, what is asked; raises `RequestError` where it is full."""
         self._require_room(max(1, len(request.prompts)) * request.n)
         prompts = await self.prompts.read(request)
@@ -346,7 +346,7 @@ class AnswerService:
             ]
         except OptionError as error:  # all else was looked at before
             raise RequestError(str(error), "speculative") from None
-        answer = Answer(self, request, prompts, seed, streams)
+        answer = ServedAnswer(self, request, prompts, seed, streams)
         self._answers.add(answer)
         return answer
 
@@ -359,7 +359,7 @@ class AnswerService:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             raise RequestError(f"{problem}: try again soon", status=status, retry_after=2)
 
-    def forget(self, answer: Answer) -> None:
+    def forget(self, answer: ServedAnswer) -> None:
         """Take an answer for ended."""
         self._answers.discard(answer)
 
