@@ -8,18 +8,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
-from starlette.requests import Request
-from starlette.responses import Response
 
-from specrun.cli.serve.body import checked, read_body, shown, wanted
+from specrun.cli.serve.body import checked, shown, wanted
 from specrun.cli.serve.errors import RequestError, anthropic_error
 from specrun.cli.serve.replies import (
-    EndedChoice,
-    ReplyForm,
-    begin,
+    ItemForm,
+    answering,
+    counting,
     event_bytes,
-    json_reply,
-    reply,
     speculation_of,
     usage_of,
 )
@@ -30,7 +26,7 @@ from specrun.cli.serve.sampling import (
     answer_request,
     with_settings,
 )
-from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
+from specrun.cli.serve.service import AnswerRequest, AnswerService
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -42,7 +38,7 @@ from specrun.cli.serve.tools import (
     call_of,
     plan_turn,
 )
-from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Part, Reasoning
 from specrun.runtime.round import GenerationResult
 
 # -- Requests -------------------------------------------------------------------------------------
@@ -132,21 +128,6 @@ class ToolResult(Struct):
 
     tool_use_id: Annotated[str, wanted("the call's id")]
     content: Blocks = ""
-
-
-async def messages(request: Request) -> Response:
-    """Answer a conversation."""
-    body, asked = await read_body(request, MessageBody, message_request)
-    answer = await begin(request, asked)
-    return await reply(request, answer, MessageForm(answer), streamed=bool(body.stream))
-
-
-async def count_tokens(request: Request) -> Response:
-    """Return how many tokens the conversation's prompt has."""
-    service: AnswerService = request.app.state.service
-    _, asked = await read_body(request, MessageBody, message_request)
-    prompts = await service.prompts.read(asked)
-    return json_reply({"input_tokens": len(prompts.tokens[0])})
 
 
 def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
@@ -271,14 +252,28 @@ def _text_of(block: dict[str, Any], where: str) -> str:
 Block = dict[str, Any]
 
 
-class MessageForm(ReplyForm):
-    """A message, whole or as named events: each block begins, grows and ends before the next."""
+class MessageForm(ItemForm):
+    """A message, whole or as named events; its items are blocks."""
 
-    def __init__(self, answer: ServedAnswer) -> None:
-        super().__init__(answer)
-        self._blocks = 0
-        self._open: type[Content] | type[Reasoning] | type[CallBegun] | None = None
-        self._last: tuple[GenerationResult, Finish] | None = None
+    def begin(self) -> bytes:
+        """Return the event that begins the message."""
+        return _event("message_start", message=self._message([], None, None))
+
+    def end(self) -> bytes:
+        """Return the events that end the last block and the message."""
+        ended = super().end()
+        reason, stop = self._stop_reason()
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        more = {"usage": self._usage(), "specrun": speculation_of(self._answer.results.values())}
+        return ended + _event("message_delta", delta=delta, **more) + _event("message_stop")
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the error object as an event."""
+        return event_bytes(anthropic_error(error), "error")
+
+    def _object(self) -> object:
+        message = self._message(self._items, *self._stop_reason())
+        return {**message, "specrun": speculation_of(self._answer.results.values())}
 
     def _message(self, content: Sequence[Block], reason: str | None, stop: str | None) -> Block:
         return {
@@ -292,88 +287,39 @@ class MessageForm(ReplyForm):
             "usage": self._usage(),
         }
 
-    # -- whole -------------------------------------------------------------------------------------
-
-    def whole(self, choices: Sequence[EndedChoice]) -> object:
-        """Return the message."""
-        (choice,) = choices
-        reply = choice.reply
-        content: list[Block] = []
-        if reply.reasoning:
-            content.append(_thinking(reply.reasoning))
-        if reply.content or not reply.calls:
-            content.append({"type": "text", "text": reply.content})
-        content += [_tool_use(call.name, _as_object(call.arguments)) for call in reply.calls]
-        reason, stop = self._ending(choice.result, choice.finish)
-        message = self._message(content, reason, stop)
-        return {**message, "specrun": speculation_of(self._answer.results.values())}
-
-    # -- as events ---------------------------------------------------------------------------------
-
-    def begin(self) -> bytes:
-        """Return the event that begins the message."""
-        return _event("message_start", message=self._message([], None, None))
-
-    def delta(self, delta: Delta) -> bytes:
-        """Return the events of a round's parts."""
-        if delta.result is not None and delta.finish is not None:
-            self._last = delta.result, delta.finish
-        return b"".join([self._part(part) for part in delta.parts])
-
-    def end(self) -> bytes:
-        """Return the events that end the last block and the message."""
-        empty = b"" if self._blocks else self._part(Content(""))
-        assert self._last is not None  # the service tells how every choice ended
-        reason, stop = self._ending(*self._last)
-        return (
-            empty
-            + self._close()
-            + _event(
-                "message_delta",
-                delta={"stop_reason": reason, "stop_sequence": stop},
-                usage=self._usage(),
-                specrun=speculation_of(self._answer.results.values()),
-            )
-            + _event("message_stop")
-        )
-
-    def failed(self, error: RequestError) -> bytes:
-        """Return the error object as an event."""
-        return event_bytes(anthropic_error(error), "error")
-
-    def _part(self, part: Part) -> bytes:
+    def _begin_item(self, part: Part) -> bytes:
         if isinstance(part, CallBegun):
-            return self._begin_block(CallBegun, _tool_use(part.name, {}))
-        if isinstance(part, MoreArguments):
-            return self._grow({"type": "input_json_delta", "partial_json": part.text})
-        if isinstance(part, Reasoning):
-            begun = b"" if self._open is Reasoning else self._begin_block(Reasoning, _thinking(""))
-            return begun + self._grow({"type": "thinking_delta", "thinking": part.text})
-        empty = {"type": "text", "text": ""}
-        begun = b"" if self._open is Content else self._begin_block(Content, empty)
-        return begun + self._grow({"type": "text_delta", "text": part.text})
+            call_id = f"toolu_{secrets.token_hex(12)}"
+            block: Block = {"type": "tool_use", "id": call_id, "name": part.name, "input": {}}
+            self._arguments = ""
+        elif isinstance(part, Reasoning):
+            # Signed are thoughts that only their server may read: these are anyone's.
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        else:
+            block = {"type": "text", "text": ""}
+        self._items.append(block)
+        return _event("content_block_start", index=len(self._items) - 1, content_block=block)
 
-    def _begin_block(
-        self, kind: type[Content] | type[Reasoning] | type[CallBegun], block: Block
-    ) -> bytes:
-        closed = self._close()
-        self._open = kind
-        self._blocks += 1
-        return closed + _event("content_block_start", index=self._blocks - 1, content_block=block)
+    def _grow_item(self, text: str) -> bytes:
+        block = self._items[-1]
+        if block["type"] == "tool_use":
+            self._arguments += text
+            delta = {"type": "input_json_delta", "partial_json": text}
+        else:
+            name = block["type"]  # of the field, too
+            block[name] += text
+            delta = {"type": f"{name}_delta", name: text}
+        return _event("content_block_delta", index=len(self._items) - 1, delta=delta)
 
-    def _grow(self, delta: Block) -> bytes:
-        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+    def _end_item(self) -> bytes:
+        if self._items[-1]["type"] == "tool_use":
+            self._items[-1]["input"] = _as_object(self._arguments)
+        return _event("content_block_stop", index=len(self._items) - 1)
 
-    def _close(self) -> bytes:
-        if self._open is None:
-            return b""
-        self._open = None
-        return _event("content_block_stop", index=self._blocks - 1)
-
-    # -- what both have ----------------------------------------------------------------------------
-
-    def _ending(self, result: GenerationResult, finish: Finish) -> tuple[str, str | None]:
+    def _stop_reason(self) -> tuple[str, str | None]:
         """Return Anthropic's reason of the end, and the stop sequence that came."""
+        assert self._ending is not None  # the service ends every choice with a result
+        result, finish = self._ending
         if finish == "tool_calls":
             return "tool_use", None
         if finish == "abort":  # it may be sent back, and goes on
@@ -405,20 +351,6 @@ class MessageForm(ReplyForm):
         }
 
 
-def _thinking(text: str) -> Block:
-    # Signed are thoughts that only their server may read: these are anyone's.
-    return {"type": "thinking", "thinking": text, "signature": ""}
-
-
-def _tool_use(name: str, given: object) -> Block:
-    return {
-        "type": "tool_use",
-        "id": f"toolu_{secrets.token_hex(12)}",
-        "name": name,
-        "input": given,
-    }
-
-
 def _as_object(arguments: str) -> object:
     """Return the arguments of a call; {} for one that was cut short."""
     try:
@@ -430,3 +362,7 @@ def _as_object(arguments: str) -> object:
 
 def _event(kind: str, **fields: object) -> bytes:
     return event_bytes({"type": kind, **fields}, kind)
+
+
+messages = answering(MessageBody, message_request, lambda answer, _: MessageForm(answer))
+count_tokens = counting(MessageBody, message_request)

@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
-from starlette.requests import Request
-from starlette.responses import Response
 
-from specrun.cli.serve.body import checked, read_body, wanted
+from specrun.cli.serve.body import checked, wanted
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.replies import (
     EndedChoice,
     OpenAIForm,
-    begin,
+    answering,
     chat_logprobs,
     event_bytes,
     parts_of,
-    reply,
 )
 from specrun.cli.serve.sampling import AnswerBody, answer_request, with_settings
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
@@ -144,14 +141,6 @@ class ChatBody(OpenAIBody, kw_only=True):
     top_logprobs: Likely | None = None
 
 
-async def chat_completions(request: Request) -> Response:
-    """Answer a conversation."""
-    body, asked = await read_body(request, ChatBody, chat_request)
-    answer = await begin(request, asked)
-    form = ChatForm(answer, with_usage=body.wants_usage)
-    return await reply(request, answer, form, streamed=bool(body.stream))
-
-
 def chat_request(body: ChatBody, service: AnswerService) -> AnswerRequest:
     """Return the request of a body; raises `RequestError` that names the field."""
     if body.top_logprobs and not body.logprobs:
@@ -219,8 +208,9 @@ def _message(value: Message, where: str) -> Message:
 class ChatForm(OpenAIForm):
     """Chat completions and their chunks, as OpenAI writes them."""
 
-    def __init__(self, answer: ServedAnswer, *, with_usage: bool = False) -> None:
-        super().__init__(answer, "chatcmpl", "chat.completion.chunk", with_usage=with_usage)
+    def __init__(self, answer: ServedAnswer, body: ChatBody) -> None:
+        usage = body.wants_usage
+        super().__init__(answer, "chatcmpl", "chat.completion.chunk", with_usage=usage)
         self._plan = answer.request.plan
 
     def delta(self, delta: Delta) -> bytes:
@@ -292,3 +282,6 @@ def fields_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:
     if calls:
         fields["tool_calls"] = [*calls.values()]
     return fields
+
+
+chat_completions = answering(ChatBody, chat_request, ChatForm)

@@ -8,21 +8,18 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
-from starlette.requests import Request
-from starlette.responses import Response
 
 from specrun.bindings.models.vocabulary import FillTokens, Vocabulary
-from specrun.cli.serve.body import read_body, wanted, wrong
+from specrun.cli.serve.body import wanted, wrong
 from specrun.cli.serve.chat import Likely, OpenAIBody
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.replies import (
     EndedChoice,
     OpenAIForm,
     ReplyForm,
-    begin,
+    answering,
     completion_logprobs,
     event_bytes,
-    reply,
     speculation_of,
     timings_of,
     usage_of,
@@ -83,14 +80,6 @@ class InfillBody(AnswerBody, kw_only=True):
     ) = None
 
 
-async def completions(request: Request) -> Response:
-    """Continue prompts."""
-    body, asked = await read_body(request, CompletionBody, completion_request)
-    answer = await begin(request, asked)
-    form = CompletionForm(answer, echo=bool(body.echo), with_usage=body.wants_usage)
-    return await reply(request, answer, form, streamed=bool(body.stream))
-
-
 def completion_request(body: CompletionBody, service: AnswerService) -> AnswerRequest:
     """Return the request of a body; raises `RequestError` that names the field."""
     if body.echo and body.logprobs is not None:
@@ -123,13 +112,6 @@ def prompts_of(given: str | list[int | str | list[int]] | None, field: str) -> l
         problem = f"{field} has {len(given)} items: give 1 to {_MOST_PROMPTS}"
         raise RequestError(problem, field)
     return [each if isinstance(each, str) else tuple(each) for each in given]  # type: ignore[arg-type]
-
-
-async def infill(request: Request) -> Response:
-    """Fill a gap, in llama-server's own form."""
-    body, asked = await read_body(request, InfillBody, infill_request)
-    answer = await begin(request, asked)
-    return await reply(request, answer, InfillForm(answer), streamed=bool(body.stream))
 
 
 def infill_request(body: InfillBody, service: AnswerService) -> AnswerRequest:
@@ -222,12 +204,10 @@ def _other_tokens(
 class CompletionForm(OpenAIForm):
     """Completions and their chunks, as OpenAI writes them."""
 
-    def __init__(
-        self, answer: ServedAnswer, *, echo: bool = False, with_usage: bool = False
-    ) -> None:
-        super().__init__(answer, "cmpl", "text_completion", with_usage=with_usage)
+    def __init__(self, answer: ServedAnswer, body: CompletionBody) -> None:
+        super().__init__(answer, "cmpl", "text_completion", with_usage=body.wants_usage)
         self._vocabulary = answer.service.engine.vocabulary
-        self._echoed = self._echoes() if echo else [""] * len(answer.streams)
+        self._echoed = self._echoes() if body.echo else [""] * len(answer.streams)
         self._lengths = [0] * len(answer.streams)  # in characters, which logprobs count
 
     def _echoes(self) -> list[str]:
@@ -311,3 +291,7 @@ class InfillForm(ReplyForm):
             "timings": timings_of([result]),
             "specrun": speculation_of([result]),
         }
+
+
+completions = answering(CompletionBody, completion_request, CompletionForm)
+infill = answering(InfillBody, infill_request, lambda answer, _: InfillForm(answer))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -23,7 +23,9 @@ from starlette.responses import Response
 
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.cli.serve.body import read_body
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
+from specrun.cli.serve.sampling import AnswerBody
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
 from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning, Reply
 from specrun.runtime.round import GenerationResult, TokenEvent
@@ -31,6 +33,8 @@ from specrun.runtime.round import GenerationResult, TokenEvent
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _Value = TypeVar("_Value")
+_Body = TypeVar("_Body", bound=AnswerBody)
+Endpoint = Callable[[Request], Awaitable[Response]]
 _ANTHROPIC = ("/v1/messages", "/messages")
 _PING_SECONDS = 15
 _LEFT = 499  # nginx's status for clients that left; nobody reads it but logs
@@ -107,12 +111,42 @@ def failure(path: str, error: RequestError) -> Response:
     return json_reply(payload, error.status, **headers)
 
 
-async def begin(request: Request, asked: AnswerRequest) -> ServedAnswer:
-    """Let the service begin an answer; where the client leaves before that, stop what it takes."""
+def answering(
+    kind: type[_Body],
+    read: Callable[[_Body, AnswerService], AnswerRequest],
+    form: Callable[[ServedAnswer, _Body], ReplyForm],
+) -> Endpoint:
+    """Return the endpoint of an API: its body, the request in it, and the form of its answers."""
+
+    async def endpoint(request: Request) -> Response:
+        body, asked = await read_body(request, kind, read)
+        answer = await _begin(request, asked)
+        made = form(answer, body)
+        return await (_stream if body.stream else _whole)(request, answer, made)
+
+    return endpoint
+
+
+def counting(
+    kind: type[_Body], read: Callable[[_Body, AnswerService], AnswerRequest], **more: str
+) -> Endpoint:
+    """Return the endpoint that counts the tokens of a request's prompt."""
+
+    async def endpoint(request: Request) -> Response:
+        service: AnswerService = request.app.state.service
+        _, asked = await read_body(request, kind, read)
+        prompts = await service.prompts.read(asked)
+        return json_reply({**more, "input_tokens": len(prompts.tokens[0])})
+
+    return endpoint
+
+
+async def _begin(request: Request, asked: AnswerRequest) -> ServedAnswer:
+    """Let the service begin an answer; stop it if the client leaves before that."""
     service: AnswerService = request.app.state.service
     begun = asyncio.ensure_future(service.begin(asked))
     try:
-        if await still_there(request, begun):
+        if await _still_there(request, begun):
             return await begun
         raise RequestError("the client left before the answer had begun")
     finally:
@@ -121,16 +155,25 @@ async def begin(request: Request, asked: AnswerRequest) -> ServedAnswer:
             await asyncio.gather(begun, return_exceptions=True)
 
 
-async def reply(
-    request: Request, answer: ServedAnswer, form: ReplyForm, *, streamed: bool
-) -> Response:
-    """Return the whole answer, or the events that it becomes."""
-    if not streamed:
-        choices = await while_connected(request, answer, collected(answer))
-        return Response(status_code=_LEFT) if choices is None else json_reply(form.whole(choices))
+async def _whole(request: Request, answer: ServedAnswer, form: ReplyForm) -> Response:
+    """Return the answer as one object; end it if the client leaves before that."""
+    task = asyncio.ensure_future(collected(answer))
+    try:
+        if await _still_there(request, task):
+            return json_reply(form.whole(await task))
+        return Response(status_code=_LEFT)
+    finally:
+        if not task.done():
+            task.cancel()
+            answer.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _stream(request: Request, answer: ServedAnswer, form: ReplyForm) -> Response:
+    """Return the events of an answer."""
     settings, deltas = answer.service.settings, answer.deltas()
     first = asyncio.ensure_future(anext(deltas))
-    if not await still_there(request, first, settings.head_seconds):
+    if not await _still_there(request, first, settings.head_seconds):
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         await deltas.aclose()
@@ -180,21 +223,7 @@ async def collected(answer: ServedAnswer) -> list[EndedChoice]:
     return [choices[index] for index in range(len(answer.streams))]
 
 
-async def while_connected(
-    request: Request, answer: ServedAnswer, work: Awaitable[_Value]
-) -> _Value | None:
-    """Return what `work` returns; where the client leaves before, end the answer, return None."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await task if await still_there(request, task) else None
-    finally:
-        if not task.done():
-            task.cancel()
-            answer.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def still_there(
+async def _still_there(
     request: Request, work: asyncio.Future[_Value], seconds: float | None = None
 ) -> bool:
     """Wait for work, for so long at most; return whether the client is there then."""
@@ -355,3 +384,71 @@ class OpenAIForm(ReplyForm):
             "timings": timings_of(results),
             "specrun": speculation_of(results),
         }
+
+
+# -- Forms of items -------------------------------------------------------------------------------
+
+
+class ItemForm(ReplyForm):
+    """The form of newer APIs: reasoning, text and calls are items in a row.
+
+    Each item begins, grows and ends before the next one. An answer that is whole is made of the
+    same items as a stream, whose events are then not sent.
+    """
+
+    def __init__(self, answer: ServedAnswer) -> None:
+        super().__init__(answer)
+        self._items: list[dict[str, Any]] = []
+        self._kind: type[Part] | None = None  # of the item that is open
+        self._ending: tuple[GenerationResult, Finish] | None = None
+
+    @abstractmethod
+    def _begin_item(self, part: Part) -> bytes:
+        """Add an item for a part, without its text; return the events."""
+
+    @abstractmethod
+    def _grow_item(self, text: str) -> bytes:
+        """Add a text to the last item; return the events."""
+
+    @abstractmethod
+    def _end_item(self) -> bytes:
+        """Return the events that end the last item."""
+
+    @abstractmethod
+    def _object(self) -> object:
+        """Return the answer that is whole."""
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return the events of a round's parts."""
+        if delta.result is not None and delta.finish is not None:
+            self._ending = delta.result, delta.finish
+        return b"".join([self._part(part) for part in delta.parts])
+
+    def end(self) -> bytes:
+        """Return the events that end the last item; an answer without any has an empty text."""
+        empty = b"" if self._items else self._part(Content(""))
+        return empty + self._close()
+
+    def whole(self, choices: Sequence[EndedChoice]) -> object:
+        """Return the answer, of one choice."""
+        (choice,) = choices
+        for part in parts_of(choice.reply):
+            self._part(part)
+        self._ending = choice.result, choice.finish
+        self._close()
+        return self._object()
+
+    def _part(self, part: Part) -> bytes:
+        kind = CallBegun if isinstance(part, MoreArguments) else type(part)
+        begun = b""
+        if kind is not self._kind or isinstance(part, CallBegun):
+            closed = self._close()
+            self._kind = kind
+            begun = closed + self._begin_item(part)
+        return begun if isinstance(part, CallBegun) else begun + self._grow_item(part.text)
+
+    def _close(self) -> bytes:
+        if self._kind is None:
+            return b""
+        self._kind = None
+        return self._end_item()

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
-from starlette.requests import Request
-from starlette.responses import Response
 
-from specrun.cli.serve.body import checked, read_body, shown, wanted, wrong
+from specrun.cli.serve.body import checked, shown, wanted, wrong
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.replies import (
-    EndedChoice,
-    ReplyForm,
-    begin,
+    ItemForm,
+    answering,
+    counting,
     event_bytes,
-    json_reply,
-    parts_of,
-    reply,
     speculation_of,
     timings_of,
     usage_of,
@@ -30,7 +24,7 @@ from specrun.cli.serve.sampling import (
     answer_request,
     with_settings,
 )
-from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
+from specrun.cli.serve.service import AnswerRequest, AnswerService, ServedAnswer
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -42,7 +36,7 @@ from specrun.cli.serve.tools import (
     text_of,
     tool_choice_of,
 )
-from specrun.runtime.chat import CallBegun, Content, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Part, Reasoning
 
 # -- Requests -------------------------------------------------------------------------------------
 
@@ -121,22 +115,6 @@ class OutputItem(Struct):
 
     call_id: Annotated[str, wanted("the call's id")]
     output: Any = None
-
-
-async def responses(request: Request) -> Response:
-    """Answer an input."""
-    body, asked = await read_body(request, ResponseBody, response_request)
-    answer = await begin(request, asked)
-    return await reply(request, answer, ResponseForm(answer, body), streamed=bool(body.stream))
-
-
-async def input_tokens(request: Request) -> Response:
-    """Return how many tokens the input's prompt has."""
-    service: AnswerService = request.app.state.service
-    _, asked = await read_body(request, ResponseBody, response_request)
-    prompts = await service.prompts.read(asked)
-    counted = len(prompts.tokens[0])
-    return json_reply({"object": "response.input_tokens", "input_tokens": counted})
 
 
 def response_request(body: ResponseBody, service: AnswerService) -> AnswerRequest:
@@ -248,56 +226,33 @@ _ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadat
 """Fields of a request that a response repeats."""
 
 
-class ResponseForm(ReplyForm):
+class ResponseForm(ItemForm):
     """A response, whole or as numbered events."""
 
     def __init__(self, answer: ServedAnswer, body: ResponseBody) -> None:
         super().__init__(answer)
         self._body = body
-        self._items: list[Item] = []
-        self._is_open = False
         self._number = 0
-        self._reasoning = ""
-        self._finish: Finish | None = None
-
-    # -- whole -------------------------------------------------------------------------------------
-
-    def whole(self, choices: Sequence[EndedChoice]) -> object:
-        """Return the response object."""
-        (choice,) = choices
-        for part in parts_of(choice.reply):
-            self._part(part)
-        self._finish = choice.finish
-        self._close()
-        return self._response(self._status())
-
-    # -- as events ---------------------------------------------------------------------------------
 
     def begin(self) -> bytes:
         """Return the events that begin the response."""
         response = self._response("in_progress")
-        return self._event("created", response=response) + self._event(
-            "in_progress", response=response
-        )
-
-    def delta(self, delta: Delta) -> bytes:
-        """Return the events of a round's parts."""
-        if delta.finish is not None:
-            self._finish = delta.finish
-        return b"".join([self._part(part) for part in delta.parts])
+        created = self._event("created", response=response)
+        return created + self._event("in_progress", response=response)
 
     def end(self) -> bytes:
         """Return the events that end the last item and the response."""
-        empty = b"" if self._items else self._part(Content(""))
-        closed = self._close()
-        status = self._status()
-        return empty + closed + self._event(status, response=self._response(status))
+        ended, status = super().end(), self._status()
+        return ended + self._event(status, response=self._response(status))
 
     def failed(self, error: RequestError) -> bytes:
         """Return the event of a response that failed."""
         problem = {"code": error.code or "server_error", "message": str(error)}
         response = {**self._response("failed"), "error": problem}
         return self._event("failed", response=response)
+
+    def _object(self) -> object:
+        return self._response(self._status())
 
     def _event(self, kind: str, **fields: object) -> bytes:
         kind = f"response.{kind}"
@@ -307,47 +262,28 @@ class ResponseForm(ReplyForm):
 
     # -- items -------------------------------------------------------------------------------------
 
-    def _part(self, part: Part) -> bytes:
+    def _begin_item(self, part: Part) -> bytes:
         if isinstance(part, CallBegun):
-            return self._begin_item(self._call(part))
-        kind = self._items[-1]["type"] if self._is_open else None
-        begun = b""
+            call_id = self._answer.request.plan.new_id()
+            return self._add_item(
+                "function_call", "fc", call_id=call_id, name=part.name, arguments=""
+            )
         if isinstance(part, Reasoning):
-            self._reasoning += part.text
-            if kind != "reasoning":
-                item = {"type": "reasoning", "id": self._id("rs"), "summary": [], "content": []}
-                begun = self._begin_item(item) + self._begin_text("reasoning_text")
-        elif isinstance(part, Content) and kind != "message":
-            item = {"type": "message", "id": self._id("msg"), "role": "assistant", "content": []}
-            begun = self._begin_item(item) + self._begin_text("output_text")
-        return begun + self._grow(part.text)
+            added = self._add_item("reasoning", "rs", summary=[], content=[])
+            text: Item = {"type": "reasoning_text", "text": ""}
+        else:
+            added = self._add_item("message", "msg", role="assistant", content=[])
+            text = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._items[-1]["content"].append(text)
+        where = {**self._place(), **self._of_item()}
+        return added + self._event("content_part.added", **where, part=text)
 
-    def _call(self, part: CallBegun) -> Item:
-        return {
-            "type": "function_call",
-            "id": self._id("fc"),
-            "call_id": self._answer.request.plan.new_id(),
-            "name": part.name,
-            "arguments": "",
-        }
+    def _add_item(self, kind: str, prefix: str, **fields: object) -> bytes:
+        item_id = f"{prefix}_{self._answer.id}{len(self._items)}"
+        self._items.append({"type": kind, "id": item_id, **fields, "status": "in_progress"})
+        return self._event("output_item.added", **self._place(), item=self._items[-1])
 
-    def _id(self, prefix: str) -> str:
-        return f"{prefix}_{self._answer.id}{len(self._items)}"
-
-    def _begin_item(self, item: Item) -> bytes:
-        closed = self._close()
-        self._items.append({**item, "status": "in_progress"})
-        self._is_open = True
-        return closed + self._event("output_item.added", **self._place(), item=self._items[-1])
-
-    def _begin_text(self, kind: str) -> bytes:
-        part: Item = {"type": kind, "text": ""}
-        if kind == "output_text":
-            part |= {"annotations": [], "logprobs": []}
-        self._items[-1]["content"].append(part)
-        return self._event("content_part.added", **self._place(), **self._of_item(), part=part)
-
-    def _grow(self, text: str) -> bytes:
+    def _grow_item(self, text: str) -> bytes:
         item = self._items[-1]
         if item["type"] == "function_call":
             item["arguments"] += text
@@ -360,14 +296,9 @@ class ResponseForm(ReplyForm):
             where["logprobs"] = []
         return self._event(f"{part['type']}.delta", **where, delta=text)
 
-    def _close(self) -> bytes:
-        """Return the events that end the item that is open."""
-        if not self._is_open:
-            return b""
-        self._is_open = False
+    def _end_item(self) -> bytes:
         item, place = self._items[-1], self._place()
-        is_cut = self._finish in ("length", "abort")  # the last item's finish is known by then
-        item["status"] = "incomplete" if is_cut else "completed"
+        item["status"] = self._status()
         if item["type"] == "function_call":
             where = {**place, "item_id": item["id"], "name": item["name"]}
             done = self._event("function_call_arguments.done", **where, arguments=item["arguments"])
@@ -387,7 +318,9 @@ class ResponseForm(ReplyForm):
     # -- the response ------------------------------------------------------------------------------
 
     def _status(self) -> str:
-        return "incomplete" if self._finish in ("length", "abort") else "completed"
+        """Return how the response ended; an item that is not the last one is completed."""
+        is_cut = self._ending is not None and self._ending[1] in ("length", "abort")
+        return "incomplete" if is_cut else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:
         answer, body = self._answer, self._body
@@ -420,7 +353,10 @@ class ResponseForm(ReplyForm):
     def _usage(self) -> dict[str, Any]:
         usage = usage_of(self._answer)
         tokenize = self._answer.service.engine.vocabulary.tokenize
-        n_thought = len(tokenize(self._reasoning, add_special=False))
+        thoughts = [
+            each["content"][0]["text"] for each in self._items if each["type"] == "reasoning"
+        ]
+        n_thought = len(tokenize("".join(thoughts), add_special=False))
         drafted = usage["completion_tokens_details"]
         return {
             "input_tokens": usage["prompt_tokens"],
@@ -429,3 +365,7 @@ class ResponseForm(ReplyForm):
             "output_tokens_details": {"reasoning_tokens": n_thought, **drafted},
             "total_tokens": usage["total_tokens"],
         }
+
+
+responses = answering(ResponseBody, response_request, ResponseForm)
+input_tokens = counting(ResponseBody, response_request, object="response.input_tokens")

@@ -16,7 +16,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import wanted, wrong
 from specrun.cli.serve.errors import RequestError, field_named_in
-from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt, SpeculativeChoice
+from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt, Speculation
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools import ChatTurn
 from specrun.runtime.grammar import Grammar, GrammarError
@@ -73,15 +73,6 @@ _MOST_BIASES = 4096
 _FAR = 1e30  # a bias that decides alone, and that a logit of 32 bits can have added
 
 
-class Speculation(Struct, forbid_unknown_fields=True):
-    """The field `speculative`, {"n_max": 4} or llama-server's "speculative.n_max"."""
-
-    drafter: str | None = None
-    n_max: Annotated[int, Meta(ge=0, le=1024)] | None = None
-    accept: str | None = None
-    trace: bool | None = None
-
-
 class SchemaHolder(Struct):
     """The object that has a JSON schema in OpenAI's `response_format`."""
 
@@ -122,6 +113,7 @@ class AnswerBody(Struct, kw_only=True):
     response_format: TextFormat | None = None
     json_schema: Any = None
     grammar: str | None = None
+    # {"n_max": 4}, or llama-server's "speculative.n_max" beside it
     speculative: Annotated[Speculation | None, wanted('an object, as {"n_max": 4}')] = None
     accept: str | None = None
 
@@ -154,6 +146,8 @@ def answer_request(
     """
     settings, turn = service.settings, turn or ChatTurn(())
     own = body.speculative or Speculation()
+    if body.accept and not own.accept:
+        own = msgspec.structs.replace(own, accept=body.accept)
     params = sampling_params(body, settings, service.engine.vocabulary)
     if form is not None:
         params = params.replace(grammar=form.grammar(form_field))
@@ -169,12 +163,7 @@ def answer_request(
         tools=turn.tools,
         template_kwargs=turn.template_kwargs,
         plan=turn.plan,
-        speculative=SpeculativeChoice(
-            drafter=own.drafter,
-            n_max=own.n_max,
-            accept=own.accept or body.accept,
-            trace=bool(own.trace),
-        ),
+        speculative=own,
     )
 
 

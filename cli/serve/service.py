@@ -14,8 +14,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from weakref import WeakSet
+
+from msgspec import Meta, Struct
 
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.bindings.models.vocabulary import Vocabulary
@@ -82,17 +84,13 @@ Prompt = str | tuple[int, ...]
 """A text, or its tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeChoice:
-    """How an answer is drafted where that is not the server's way; None: as the server does.
-
-    `trace` asks for the draft tree of every round.
-    """
+class Speculation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an answer is drafted; None: as the server does. `trace` asks for all draft trees."""
 
     drafter: str | None = None
-    n_max: int | None = None
+    n_max: Annotated[int, Meta(ge=0, le=1024)] | None = None
     accept: str | None = None
-    trace: bool = False
+    trace: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,7 @@ class AnswerRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     plan: ReplyPlan = field(default_factory=ReplyPlan)
-    speculative: SpeculativeChoice = field(default_factory=SpeculativeChoice)
+    speculative: Speculation = field(default_factory=Speculation)
 
 
 # -- Prompts of requests as tokens: rendered and read beside the event loop, and beside each other -
@@ -339,7 +337,7 @@ class AnswerService:
                     drafter=speculative.drafter,
                     n_max=speculative.n_max,
                     accept=speculative.accept,
-                    trace=speculative.trace,
+                    trace=bool(speculative.trace),
                 )
                 for prompt in prompts.tokens
                 for index in range(request.n)
