@@ -16,9 +16,9 @@ import click
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.chat.learning import ChatLearning
 from specrun.cli.chat.settings import describe_sampling
-from specrun.cli.doctor.command import specrun_version
+from specrun.cli.doctor import specrun_version
+from specrun.cli.options.drafting import LearnSettings, learn_options, require_training
 from specrun.cli.options.group import Section, SectionedCommand, option_group
-from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -30,7 +30,6 @@ from specrun.cli.options.model import (
 )
 from specrun.cli.options.opening import check_sampling, open_engine
 from specrun.cli.options.output import terminal_options
-from specrun.cli.options.packages import require_training
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
 from specrun.cli.serve.settings import (
@@ -41,14 +40,13 @@ from specrun.cli.serve.settings import (
     require_packages,
     url_of,
 )
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.table import count_text
-from specrun.cli.terminal.terminal import Terminal, one_line
+from specrun.cli.terminal.screen import count_text
+from specrun.cli.terminal.terminal import Terminal, one_line, read_text
 from specrun.runtime.engine import Engine
 from specrun.runtime.round import GenerationResult
 
 if TYPE_CHECKING:
-    from specrun.train.trainer.listener import TrainingStatus
+    from specrun.train.trainer.learner import TrainingStatus
 
 
 # -- Online speculative decoding while a server answers: the draft model learns in a thread -------

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.bindings.errors import TemplateError
-from specrun.cli.doctor.command import specrun_version
+from specrun.cli.doctor import specrun_version
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.replies import json_reply
 from specrun.cli.serve.service import AnswerService

@@ -20,7 +20,7 @@ from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt, Spec
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools import ChatTurn
 from specrun.runtime.grammar import Grammar, GrammarError
-from specrun.runtime.laws import RANDOM_SEED, SamplingParams
+from specrun.runtime.laws import RANDOM_SEED, SETTINGS, SamplingParams
 
 _Body = TypeVar("_Body", bound="AnswerBody")
 
@@ -37,34 +37,18 @@ Texts = Annotated[
 _LEAST_SEED, _MOST_SEED = -(2**63), 2**64 - 1
 _SEED = f"a whole number from {_LEAST_SEED} to {_MOST_SEED}"
 
-SETTINGS: dict[str, tuple[str, Any]] = {
-    "temperature": ("temperature", Number),
-    "top_k": ("top_k", Count | None),
-    "top_p": ("top_p", Number),
-    "min_p": ("min_p", Number),
-    "typical_p": ("typical_p", Number),
-    "typ_p": ("typical_p", Number),
-    "top_n_sigma": ("top_n_sigma", Number),
-    "repeat_penalty": ("repeat_penalty", Number),
-    "repetition_penalty": ("repeat_penalty", Number),
-    "repeat_last_n": ("repeat_last_n", Count | None),
-    "presence_penalty": ("presence_penalty", Number),
-    "frequency_penalty": ("frequency_penalty", Number),
-    "xtc_probability": ("xtc_probability", Number),
-    "xtc_threshold": ("xtc_threshold", Number),
-    "dry_multiplier": ("dry_multiplier", Number),
-    "dry_base": ("dry_base", Number),
-    "dry_allowed_length": ("dry_allowed_length", Count | None),
-    "dry_penalty_last_n": ("dry_penalty_last_n", Count | None),
+_KINDS = {"count": Count | None, "number": Number}
+FIELDS: dict[str, tuple[str, Any]] = {
+    **{
+        name: (own, _KINDS[setting.kind])
+        for own, setting in SETTINGS.items()
+        if setting.kind in _KINDS
+        for name in setting.fields
+    },
     "dry_sequence_breakers": ("dry_sequence_breakers", Texts),
-    "mirostat": ("mirostat", Count | None),
-    "mirostat_tau": ("mirostat_ent", Number),
-    "mirostat_eta": ("mirostat_lr", Number),
-    "dynatemp_range": ("dynatemp_range", Number),
-    "dynatemp_exponent": ("dynatemp_exp", Number),
     "samplers": ("samplers", Any),
-    "stop": ("stop", Texts),
     "seed": ("seed", Annotated[int | None, wanted(_SEED)]),
+    "stop": ("stop", Texts),
 }
 """Fields of sampling settings: the name in `SamplingParams`, and the type in a body."""
 
@@ -121,7 +105,7 @@ class AnswerBody(Struct, kw_only=True):
 def with_settings(body: type[_Body]) -> type[_Body]:
     """Return a body with a field for each setting of sampling."""
     own = body.__struct_fields__  # an API may have its own name for a setting
-    fields = [(name, kind, None) for name, (_, kind) in SETTINGS.items() if name not in own]
+    fields = [(name, kind, None) for name, (_, kind) in FIELDS.items() if name not in own]
     made = msgspec.defstruct(body.__name__, fields, bases=(body,), kw_only=True)
     return cast("type[_Body]", made)
 
@@ -181,7 +165,7 @@ def sampling_params(
     """Return how tokens are drawn: the server's settings with the changes of a request."""
     names: dict[str, str] = {}  # of fields, by those of SamplingParams
     found: dict[str, Any] = {}
-    for name, (own, kind) in SETTINGS.items():
+    for name, (own, kind) in FIELDS.items():
         value = getattr(body, name)
         if value is not None:
             found[own], names[own] = _setting(name, kind, value), name

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specrun.bindings.contexts.text_embedding import TextEmbedder, Vector
+from specrun.bindings.contexts.context import TextEmbedder, Vector
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import read_body, shown, wanted
 from specrun.cli.serve.chat import ChatBody, chat_turn

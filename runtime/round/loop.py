@@ -28,7 +28,13 @@ from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, penalty_window, starting_mu, transformed_law
 from specrun.runtime.round.backend_laws import CutRows
 from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Keep, RoundOutcome
-from specrun.runtime.round.target import CachedText, EvaluatedRows, Target, TargetModel
+from specrun.runtime.round.target import (
+    CachedText,
+    EvaluatedRows,
+    PlacedRows,
+    Target,
+    TargetModel,
+)
 from specrun.runtime.trees.tree import ROOT, DraftTree
 
 # == A conversation: its tokens, its cache, its drafter, and the noise of its answer ===============
@@ -152,11 +158,12 @@ rows, its law after any node, and what was accepted (which an end token may cut 
 class DecodeSettings:
     """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
-    `limits` are good for one answer. `state` is what samplers start from. `witness` decides
-    nothing: it is for traces. `drafter` drafts for this answer in place of the conversation's.
+    `limits` are good for one answer. `state` is the samplers' first. `witness` decides nothing: it
+    is for traces. `drafter` drafts for this answer in place of the conversation's. A rule that
+    verifies nothing is for `engine.sequential`.
     """
 
-    rule: Rule
+    rule: Rule | SequentialCascade
     params: SamplingParams
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
@@ -173,7 +180,7 @@ class DecodeSettings:
 
     def __post_init__(self) -> None:
         # Once an answer: what kind of rule it is costs as much to ask as to propose nothing.
-        rule = self.rule
+        rule = None if isinstance(self.rule, SequentialCascade) else self.rule
         kinds = (None, rule) if isinstance(rule, PairRule) else (rule, None)
         for name, value in zip(("token_rule", "pair_rule"), kinds, strict=True):
             object.__setattr__(self, name, value)
@@ -318,7 +325,7 @@ def _accept(
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
     followed = settings.followed
-    if followed is not None and isinstance(rows, Rows):
+    if followed is not None and isinstance(rows, (Rows, PlacedRows)):
         followed.logits, followed.matrix = rows.logits, rows.matrix()
         laws: LawAt = followed
     else:

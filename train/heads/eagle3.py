@@ -30,21 +30,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import ModelError, OptionError
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
-from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
-from specrun.train.heads.earlier_head import EarlierHead
-from specrun.train.heads.law_tokens import (
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing
+from specrun.train.heads.chains import (
+    MEASURED_DEPTH,
+    ChainLearner,
+    ChainRecipe,
     LawTokens,
     always_compared,
     check_law_tokens,
     frequent_tokens,
 )
-from specrun.train.heads.learner import best_tokens
-from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
-from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
-from specrun.train.target.features import Features, FeatureSource
+from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.heads.layers import Attention, FeedForward, KeysValues, RMSNorm, added_at
+from specrun.train.heads.learner import HeadLearner, best_tokens, law_cross_entropy
+from specrun.train.heads.run import HeadFiles
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 from specrun.train.trainer.settings import MatrixOptimizer, TrainingDefaults
 
@@ -211,7 +213,7 @@ class Eagle3Recipe(ChainRecipe):
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
+    ) -> HeadLearner:
         """Return a head whose output matrix starts as the target's rows."""
         by_count = frequent_tokens(corpus, target.output.shape[0], self.draft_tokens)
         drafted = by_count.sort().values

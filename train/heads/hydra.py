@@ -21,14 +21,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.heads.attention import DecoderLayer, RMSNorm
-from specrun.train.heads.learner import HeadLearner, best_tokens, rows_at, shifted
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
+from specrun.train.heads.layers import DecoderLayer, RMSNorm
+from specrun.train.heads.learner import (
+    HeadLearner,
+    best_tokens,
+    law_cross_entropy,
+    rows_at,
+    shifted,
+    token_cross_entropy,
+)
 from specrun.train.heads.medusa import ResidualBlock
-from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy, token_cross_entropy
-from specrun.train.target.features import Features, FeatureSource
+from specrun.train.heads.run import HeadFiles, HeadRecipe
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart
 from specrun.train.trainer.settings import TrainingDefaults
 
@@ -186,7 +193,7 @@ class HydraRecipe(HeadRecipe):
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
+    ) -> HeadLearner:
         """Return heads that start as the target's own output."""
         return HydraLearner(self, shape, target, source)
 

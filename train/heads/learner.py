@@ -1,8 +1,4 @@
-"""The learner of any head over a frozen target, and how often heads guess what the target says.
-
-Heads are measured by depth, among their first 1 and 5 tokens, and in chains: the target is taken to
-choose greedily at every position of a held-out text.
-"""
+"""Learners of heads over a frozen target: their losses, and their agreement with the target."""
 
 from __future__ import annotations
 
@@ -11,13 +7,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specrun.train.data.token_corpus import TokenBatch, draft_marks
-from specrun.train.heads.recipe import divergence_from_law, token_cross_entropy
-from specrun.train.target.features import Features, FeatureSource
-from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.data.corpus import TokenBatch, draft_marks
+from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.target.hf_model import HFModel, TargetMatrices
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner
+
+# == Losses over rows [n, vocab] or [n, width]: each is the mean over rows =========================
+
+
+def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean of -log q(token)."""
+    return F.cross_entropy(logits.float(), tokens)
+
+
+def law_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
+    """Return the mean of -sum p log q, for laws p [n, vocab]."""
+    found: Tensor = -(law * logits.float().log_softmax(-1)).sum(-1).mean()
+    return found
+
+
+def divergence_from_law(logits: Tensor, law: Tensor) -> Tensor:
+    """Return the mean Kullback-Leibler divergence of q from p, sum p log(p / q); 0 log 0 is 0."""
+    # KL = H(p, q) - H(p): the gradient is the cross-entropy's, but the value is 0 where q = p.
+    entropy: Tensor = torch.special.entr(law).sum(-1).mean()
+    return law_cross_entropy(logits, law) - entropy
+
+
+# == Learners and their measures ===================================================================
+#
+# Heads are measured by depth, among their first 1 and 5 tokens, and in chains: the target is taken
+# to choose greedily at every position of a held-out text.
+
 
 _RANKS = 5
 
@@ -58,6 +82,21 @@ class Lesson:
         return divergence_from_law(logits, self.matrices.law(rows_at(self.states, marks, ahead)))
 
 
+def text_loss(model: HFModel, batches: Sequence[TokenBatch]) -> float:
+    """Return the mean cross-entropy of a model's own tokens, over all that are learnt."""
+    losses, count = 0.0, 0
+    for batch in batches:
+        # Position t is learnt from where token t + 1 is.
+        marks = batch.learnt[:, 1:]
+        number = int(marks.sum())
+        if number:
+            states, _ = model.hidden_states(batch.ids)
+            logits = model.logits(rows_at(states, marks))
+            losses += number * token_cross_entropy(logits, rows_at(batch.ids, marks, 1)).item()
+            count += number
+    return losses / max(1, count)
+
+
 class HeadLearner(Learner):
     """Trains a head on given states; embedding and output matrix are the target's and stay.
 
@@ -73,6 +112,13 @@ class HeadLearner(Learner):
         self.module = module.to(self.device)
         self.depth = depth
         self._target, self._source = target, source
+
+    def go_on_from(self, head: EarlierHead) -> None:
+        """Begin as this head; its draft tokens become the learner's.
+
+        Raises PairError where its sizes are not the target's.
+        """
+        raise NotImplementedError  # recipes of such heads raise before a run begins
 
     @abstractmethod
     def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterable[Tensor]:
