@@ -221,7 +221,7 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
 
     Ctrl-C keeps what is done. Raises MissingPackageError without torch, TemplateError for a target
     that is not asked and no prompts, UnsupportedModelError for one that no head can be trained for,
-    and what `specrun.train.heads.run.train_head` raises.
+    and what `specrun.train.trainer.train` raises.
     """
     plan = _begun(order)
     if plan is None:
@@ -260,7 +260,7 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
 
 def _train(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:
     """Answer, compute states and train, or go on where that was interrupted."""
-    from specrun.train.heads import train_head as train
+    from specrun.train.trainer import train
 
     run = _run(order, plan)
     train(_recipe(order, plan), run, listener)

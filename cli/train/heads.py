@@ -1,13 +1,12 @@
-"""`specrun train medusa`, `hydra`, `eagle` and `eagle3`: heads that read a target's hidden states.
+"""Heads and look-ahead positions of a target: `specrun train medusa`, `eagle`, `pass` and others.
 
-Each command only makes the recipe that its options describe; `train_and_report` runs any of them.
+Each command only makes the recipe that its options describe; `_train_and_report` runs any of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,12 @@ import click
 from specrun.cli.options.group import Section
 from specrun.cli.options.types import FILE, SHARE_BELOW_ONE
 from specrun.cli.train.options import TrainFeatures, TrainJob, states_options, train_command
-from specrun.cli.train.progress import ShownRun, measures_text, shown_run
-from specrun.cli.train.training import check_result, draw_and_convert, print_report
+from specrun.cli.train.report import check_result, measures_text, print_report, trained
 
 if TYPE_CHECKING:
     from specrun.train.data import AnswerSettings
-    from specrun.train.heads import EagleInputs, EagleStart, HeadRecipe, HeadRun
-    from specrun.train.trainer import MatrixOptimizer, TrainingReport
+    from specrun.train.heads import EagleInputs, EagleStart, HeadRecipe, TargetRecipe
+    from specrun.train.trainer import MatrixOptimizer
 
 _HEADS, _HEAD, _JOINT = Section("Heads"), Section("Head"), Section("Medusa-2")
 _POSITIVE = click.FloatRange(0, min_open=True)
@@ -100,15 +98,13 @@ def medusa(
     if not joint:
         _train_recipe(recipe, job, states)
         return
-    from specrun.train.heads import Medusa2Recipe, train_medusa2
+    from specrun.train.heads import Medusa2Recipe
 
     both = Medusa2Recipe(
         recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone
     )
     # Joint heads draft for the model that was trained with them.
-    train_and_report(
-        "medusa", functools.partial(train_medusa2, both), job.settings["output"], job, states
-    )
+    _train_and_report("medusa", both, job.settings["output"], job, states)
 
 
 _HYDRA_EPILOG = """\b
@@ -345,25 +341,133 @@ def eagle3(
     _train_recipe(recipe, job, states, earlier)
 
 
+# == Look-ahead positions =========================================================================
+
+
+_POSITIONS, _MODEL = Section("Look-ahead positions"), Section("The model")
+
+_POSITION_OPTIONS = (
+    _POSITIONS.option(
+        "--positions N", "How many behind a token.", click.IntRange(1, 64), default=3
+    ),
+    _POSITIONS.option(
+        "--groups N",
+        "Behind how many tokens of a text they are learnt in a step, at most.",
+        click.IntRange(1),
+        default=48,
+    ),
+    _POSITIONS.option(
+        "--decay X",
+        "The loss of position j weighs this to the power of j - 1.",
+        click.FloatRange(0, 1, min_open=True),
+        default=0.8,
+    ),
+    _POSITIONS.flag(
+        "--from-law", "Learn the target's law (KL divergence) instead of the tokens of the text."
+    ),
+)
+
+_PASS_EPILOG = """\b
+Examples:
+  specrun train pass --target Llama-3.2-1B --data chats.jsonl -o ahead --gguf ahead.gguf
+  specrun train pass --target Llama-3.2-1B --data prompts.jsonl -o ahead --answers target --from-law
+
+\b
+PaSS: the target stays as it is, and so does its file. What is learnt are --positions embeddings, which stand
+behind a token in the place of the tokens to come; the target drafts at them while it verifies.
+"""  # noqa: E501 - as it is shown
+
+
+@train_command(_PASS_EPILOG, *_POSITION_OPTIONS, states_options, needs_data=False)
+def pass_(
+    job: TrainJob,
+    positions: int,
+    groups: int,
+    decay: float,
+    from_law: bool,
+    states: TrainFeatures,
+) -> None:
+    """Train look-ahead embeddings for a target (PaSS)."""
+    from specrun.train.lookahead import PassRecipe
+
+    recipe = PassRecipe(count=positions, groups=groups, decay=decay, from_law=from_law)
+    _train_and_report("pass", recipe, job.settings["target"], job, states)
+
+
+pass_.name = "pass"  # which Python does not allow as the name of a function
+
+
+_SPACE_EPILOG = """\b
+Examples:
+  specrun train space --target Llama-3.2-1B --data chats.jsonl -o fast --gguf mask.gguf
+  specrun convert fast -o fast.gguf --kind model
+
+\b
+SPACE makes a NEW MODEL: a copy of the target is trained together with a mask token, to say tokens ahead at
+mask tokens. It says what the new model says, not what the old one said; --from-law keeps the two close. The
+folder has both: convert it twice, with --kind model and, as --gguf does, with --kind space.
+"""  # noqa: E501 - as it is shown
+
+
+@train_command(
+    _SPACE_EPILOG,
+    *_POSITION_OPTIONS,
+    _MODEL.option(
+        "--mask-weight X",
+        "Of what masks learn beside the model's own loss.",
+        _POSITIVE,
+        default=1.0,
+    ),
+    _MODEL.option(
+        "--mask-rate X", "Times the learning rate: the mask token's own.", _POSITIVE, default=20.0
+    ),
+    states_options,
+    needs_data=False,
+)
+def space(
+    job: TrainJob,
+    positions: int,
+    groups: int,
+    decay: float,
+    from_law: bool,
+    mask_weight: float,
+    mask_rate: float,
+    states: TrainFeatures,
+) -> None:
+    """Train a copy of a target to draft at mask tokens (SPACE)."""
+    from specrun.train.lookahead import SpaceRecipe
+
+    recipe = SpaceRecipe(
+        count=positions,
+        groups=groups,
+        decay=decay,
+        from_law=from_law,
+        mask_weight=mask_weight,
+        mask_rate=mask_rate,
+    )
+    # The mask drafts for the model that was trained with it.
+    _train_and_report("space", recipe, job.settings["output"], job, states)
+
+
+# == The run =======================================================================================
+
+
 def _train_recipe(
     recipe: HeadRecipe, job: TrainJob, states: TrainFeatures, earlier: Path | None = None
 ) -> None:
-    from specrun.train.heads import train_head
-
     drafts_for = states.teacher or job.settings["target"]
-    train = functools.partial(train_head, recipe)
-    train_and_report(recipe.kind, train, drafts_for, job, states, earlier)
+    _train_and_report(recipe.kind, recipe, drafts_for, job, states, earlier)
 
 
-def train_and_report(
+def _train_and_report(
     kind: str,
-    train: Callable[[HeadRun, ShownRun], TrainingReport],
+    recipe: TargetRecipe,
     drafts_for: Path,
     job: TrainJob,
     states: TrainFeatures,
     earlier: Path | None = None,
 ) -> None:
-    """Run `train`, draw its curves, convert the head for `drafts_for`, and report on it."""
+    """Train, draw curves, convert the head for `drafts_for`, and report on it."""
     from specrun.train.heads import HeadRun
 
     plot = check_result(job.result)
@@ -382,12 +486,10 @@ def train_and_report(
         from specrun.convert.heads.target_facts import target_facts
 
         target_facts(states.teacher or run.target)  # raises now what converting would raise later
-    with shown_run(job.terminal) as shown:
-        report = train(run, shown)
     from specrun.convert.heads.head_conversion import convert_head
 
     convert = functools.partial(convert_head, target=drafts_for, kind=kind)
-    files = draw_and_convert(job, run, report, plot, kind, convert, what="head")
+    report, files = trained(job, recipe, run, plot, kind, convert, what="head")
     curves = report.result.curves
     measures = curves.measures[-1][1] if curves.measures else {}
     print_report(

@@ -72,7 +72,7 @@ class EngineCore(ABC):
         self.options = options
         self._clock, self._meeting = SlotClock(), DraftMeeting(slots)
         sharing = (self._clock, self._meeting) if slots > 1 else ()
-        with ExitStack() as owned, opening(target, drafter, options, files, *sharing) as opened:
+        with opening(target, drafter, options, files, *sharing) as opened, ExitStack() as owned:
             self.model, self.fitted = opened.model, opened.fitted
             self._choices = Choices(opened, slots, options.others, options.rules)
             owned.callback(self._choices.close)

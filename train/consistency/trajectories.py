@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import MalformedFileError, ModelError
+from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.files import DAMAGE
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import build_rule
@@ -29,8 +29,6 @@ from specrun.runtime.engine import Session
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree
-from specrun.train.data.documents import Document
-from specrun.train.data.tokens import TargetTokenizer
 
 Progress = Callable[[int, int], None]
 GREEDY = SamplingParams(temperature=0.0, seed=0)
@@ -72,19 +70,6 @@ class _NotedJacobi(JacobiDrafter):
         tree = super().propose(request)
         self.noted.append((len(request.tokens), list(self._iterate)))
         return tree
-
-
-def prompts_of(
-    documents: Sequence[Document], tokenizer: TargetTokenizer, max_length: int
-) -> list[list[int]]:
-    """Return the prompts that leave room for an answer; raises ModelError where there is none."""
-    found = map(tokenizer.prompt, documents)
-    prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
-    if not prompts:
-        raise ModelError(
-            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
-        )
-    return prompts
 
 
 def collect_trajectories(

@@ -197,6 +197,19 @@ class AnswerSettings:
         )
 
 
+def asked_prompts(
+    documents: Sequence[Document], tokenizer: TargetTokens, max_length: int
+) -> list[list[int]]:
+    """Return the prompts that leave room for an answer; raises ModelError without any."""
+    found = map(tokenizer.prompt, documents)
+    prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
+    if not prompts:
+        raise ModelError(
+            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
+        )
+    return prompts
+
+
 def answer_prompts(
     target: AbstractContextManager[Answerer],
     tokenizer: TargetTokens,
@@ -216,12 +229,7 @@ def answer_prompts(
     within `max_length` tokens, are left out. Raises ModelError where none is left,
     MalformedFileError for a damaged `store`.
     """
-    found = map(tokenizer.prompt, documents)
-    prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
-    if not prompts:
-        raise ModelError(
-            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
-        )
+    prompts = asked_prompts(documents, tokenizer, max_length)
     # The number, for a prompt that is asked twice is answered twice, with noise of its own.
     how = (identity, settings.temperature, settings.seed)
     questions = []

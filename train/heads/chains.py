@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
+from specrun.convert.heads.target_facts import target_facts
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, draft_marks
-from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.heads.earlier_head import EarlierHead, read_earlier_head
 from specrun.train.heads.layers import KeysValues
-from specrun.train.heads.learner import HeadLearner, HeadRecipe, rows_at
+from specrun.train.heads.learner import HeadLearner, rows_at
+from specrun.train.heads.run import HeadRecipe
 from specrun.train.target.shape import ModelShape
 from specrun.train.target.states import Features
 from specrun.train.trainer.learner import LossPart
@@ -64,6 +67,13 @@ class ChainRecipe(HeadRecipe):
     def defaults(self, shape: ModelShape) -> TrainingDefaults:
         """Return the paper's settings, with its rate scaled to the states' width."""
         return TrainingDefaults(self.paper_rate * max(1.0, _PAPER_WIDTH / shape.hidden))
+
+    def learning_on(
+        self, path: Path, shape: ModelShape, source: Path
+    ) -> tuple[HeadRecipe, EarlierHead]:
+        """Return the head in a file to learn on from, and the recipe with what that settles."""
+        head = read_earlier_head(path, self.kind, shape, target_facts(source))
+        return self.going_on(head), head
 
     @abstractmethod
     def going_on(self, head: EarlierHead) -> ChainRecipe:
@@ -116,13 +126,6 @@ class ChainLearner(HeadLearner):
     label = "depth"
     head: ChainHead
     recipe: ChainRecipe
-
-    @abstractmethod
-    def go_on_from(self, head: EarlierHead) -> None:
-        """Begin as this head; its draft tokens become the learner's.
-
-        Raises PairError where its sizes are not the target's.
-        """
 
     @abstractmethod
     def first_states(self, found: Features) -> Tensor:

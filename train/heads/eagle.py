@@ -44,7 +44,8 @@ from specrun.train.heads.chains import (
 )
 from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.layers import Attention, FeedForward, KeysValues, RMSNorm, added_at
-from specrun.train.heads.learner import HeadFiles, best_tokens, law_cross_entropy, rows_at
+from specrun.train.heads.learner import HeadLearner, best_tokens, law_cross_entropy, rows_at
+from specrun.train.heads.run import HeadFiles
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.shape import ModelShape
 from specrun.train.target.states import Features, FeatureSource
@@ -193,7 +194,7 @@ class EagleRecipe(ChainRecipe):
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
+    ) -> HeadLearner:
         """Return a random head; `start` fits it."""
         vocab = target.output.shape[0]
         count = self.tokens_of_law(vocab)

@@ -42,7 +42,8 @@ from specrun.train.heads.chains import (
 )
 from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.layers import Attention, FeedForward, KeysValues, RMSNorm, added_at
-from specrun.train.heads.learner import HeadFiles, best_tokens, law_cross_entropy
+from specrun.train.heads.learner import HeadLearner, best_tokens, law_cross_entropy
+from specrun.train.heads.run import HeadFiles
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.shape import ModelShape
 from specrun.train.target.states import Features, FeatureSource
@@ -212,7 +213,7 @@ class Eagle3Recipe(ChainRecipe):
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
+    ) -> HeadLearner:
         """Return a head whose output matrix starts as the target's rows."""
         by_count = frequent_tokens(corpus, target.output.shape[0], self.draft_tokens)
         drafted = by_count.sort().values

@@ -24,9 +24,7 @@ from specrun.bindings.errors import OptionError
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
 from specrun.train.heads.layers import DecoderLayer, RMSNorm
 from specrun.train.heads.learner import (
-    HeadFiles,
     HeadLearner,
-    HeadRecipe,
     best_tokens,
     law_cross_entropy,
     rows_at,
@@ -34,6 +32,7 @@ from specrun.train.heads.learner import (
     token_cross_entropy,
 )
 from specrun.train.heads.medusa import ResidualBlock
+from specrun.train.heads.run import HeadFiles, HeadRecipe
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.shape import ModelShape
 from specrun.train.target.states import Features, FeatureSource
@@ -194,7 +193,7 @@ class HydraRecipe(HeadRecipe):
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
+    ) -> HeadLearner:
         """Return heads that start as the target's own output."""
         return HydraLearner(self, shape, target, source)
 

@@ -1,74 +1,22 @@
-"""Learners and recipes of heads over a frozen target; their losses, and their agreement with it."""
+"""Learners of heads over a frozen target: their losses, and their agreement with the target."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.shape import ModelShape
+from specrun.train.data.corpus import TokenBatch, draft_marks
+from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.target.hf_model import HFModel, TargetMatrices
 from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner
-from specrun.train.trainer.settings import TrainingDefaults
 
-# == Recipes and losses ============================================================================
-
-
-@dataclass(frozen=True, slots=True)
-class HeadFiles:
-    """A trained head as upstream's tools read it: what config.json says, and tensors by name."""
-
-    config: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRecipe(ABC):
-    """A kind of head and its settings: the fields of a recipe are what resumed runs must share."""
-
-    kind: ClassVar[str]
-    files_name: ClassVar[str] = "model.safetensors"
-    """The file of weights that a finished run leaves."""
-
-    def taps(self, shape: ModelShape) -> tuple[int, ...]:
-        """Return the layers whose inputs the head reads, none by default."""
-        return ()
-
-    @abstractmethod
-    def defaults(self, shape: ModelShape) -> TrainingDefaults:
-        """Return how such heads are trained."""
-
-    @abstractmethod
-    def learner(
-        self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
-        """Return a new head to train."""
-
-    def activation_bytes(
-        self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
-    ) -> int:
-        """Return roughly the bytes that a step of `tokens` tokens keeps for its gradients.
-
-        Sequences have at most `longest` tokens; `recompute` as of Learner. By default: logits,
-        their softmax, the target's law and two gradients for every token, and a layer's states.
-        """
-        return 4 * tokens * (5 * shape.vocab_size + 24 * shape.hidden + 6 * shape.feed_forward)
-
-    @property
-    def smaller(self) -> str:
-        """What makes the head itself smaller, for users whose memory is too small for it."""
-        return "use a smaller target"
-
-    @abstractmethod
-    def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
-        """Return the trained head's files."""
+# == Losses over rows [n, vocab] or [n, width]: each is the mean over rows =========================
 
 
 def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -134,6 +82,21 @@ class Lesson:
         return divergence_from_law(logits, self.matrices.law(rows_at(self.states, marks, ahead)))
 
 
+def text_loss(model: HFModel, batches: Sequence[TokenBatch]) -> float:
+    """Return the mean cross-entropy of a model's own tokens, over all that are learnt."""
+    losses, count = 0.0, 0
+    for batch in batches:
+        # Position t is learnt from where token t + 1 is.
+        marks = batch.learnt[:, 1:]
+        number = int(marks.sum())
+        if number:
+            states, _ = model.hidden_states(batch.ids)
+            logits = model.logits(rows_at(states, marks))
+            losses += number * token_cross_entropy(logits, rows_at(batch.ids, marks, 1)).item()
+            count += number
+    return losses / max(1, count)
+
+
 class HeadLearner(Learner):
     """Trains a head on given states; embedding and output matrix are the target's and stay.
 
@@ -149,6 +112,13 @@ class HeadLearner(Learner):
         self.module = module.to(self.device)
         self.depth = depth
         self._target, self._source = target, source
+
+    def go_on_from(self, head: EarlierHead) -> None:
+        """Begin as this head; its draft tokens become the learner's.
+
+        Raises PairError where its sizes are not the target's.
+        """
+        raise NotImplementedError  # recipes of such heads raise before a run begins
 
     @abstractmethod
     def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterable[Tensor]:

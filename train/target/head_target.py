@@ -7,7 +7,6 @@ Llama, too. What trains does not know which of them it has.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -17,7 +16,6 @@ import torch
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
-from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.memory import resolve_gpu_layers
 from specrun.train.data.answers import Answerer, FileAnswerer, converted_answerer
 from specrun.train.data.tokens import FileTokens, TargetTokenizer, TargetTokens
@@ -34,7 +32,7 @@ from specrun.train.target.file_target import (
 from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
 from specrun.train.target.sampling import TorchAnswerer
-from specrun.train.target.shape import ModelShape, target_shape
+from specrun.train.target.shape import ModelShape, checkpoint_size, target_shape
 from specrun.train.target.states import FeatureCache, FeatureSource, ModelFeatures
 from specrun.train.trainer.memory import free_memory
 from specrun.train.trainer.settings import dtype_name
@@ -155,8 +153,7 @@ class FolderTarget(TorchTarget):
 
     def weight_bytes(self, number_size: int) -> int:
         """Return those of all tensors in torch."""
-        tensors = open_checkpoint(self.path).tensors.values()
-        return number_size * sum(math.prod(tensor.shape) for tensor in tensors)
+        return number_size * checkpoint_size(self.path)
 
     def answerer(
         self,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import read_header
+from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.target.hf_model import read_config
 
 
@@ -131,3 +133,8 @@ def source_identity(path: Path) -> dict[str, Any]:
 def source_digest(path: Path) -> str:
     """Return 16 hexadecimal digits that stand for the weights."""
     return hashlib.sha256(json.dumps(source_identity(path)).encode()).hexdigest()[:16]
+
+
+def checkpoint_size(folder: Path) -> int:
+    """Return how many numbers the tensors of a Hugging Face folder hold; none is read."""
+    return sum(math.prod(tensor.shape) for tensor in open_checkpoint(folder).tensors.values())

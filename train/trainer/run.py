@@ -1,4 +1,4 @@
-"""Training runs of heads and drafters: what they are given, their folder, their start and report.
+"""Training runs: `train` makes a run of any recipe, from files to files.
 
 The folder of a run holds the finished model (config.json, weights, README.md) and `training/` with
 the checkpoint and whatever else is needed only while the run goes on.
@@ -6,11 +6,14 @@ the checkpoint and whatever else is needed only while the run goes on.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -31,6 +34,10 @@ from specrun.train.trainer.trainer import (
     earlier_run,
     train_learner,
 )
+
+Run_contra = TypeVar("Run_contra", bound="TrainingRun", contravariant=True)
+Report_co = TypeVar("Report_co", bound="TrainingReport", covariant=True)
+LongerReport = TypeVar("LongerReport", bound="TrainingReport")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +166,23 @@ class TrainingReport:
         """Whether the measures are of the training texts."""
         return self.n_held_out == 0
 
+    def extended(self, kind: type[LongerReport], **more: Any) -> LongerReport:  # noqa: ANN401
+        """Return the report with `more`, as a `kind` of report that has these fields."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return kind(**own, **more)
 
-class StartedRun:
-    """A run whose folder may be written, with its device and precision.
 
-    `weights_name` is the file that a finished run leaves; `reads` are the folders of the models
-    that it reads. A resumed run goes on in the precision of its checkpoint.
+class Training(ABC, Generic[Report_co]):
+    """A run under way: its folder may be written, its device and precision are known.
+
+    A kind of training says what its texts are, which learner learns from them, and what is written
+    at the end; `train` calls these methods in the order in which they stand here. `weights_name` is
+    the file that a finished run leaves, `reads` are the folders of the models that it reads. A
+    resumed run goes on in the precision of its checkpoint.
     """
+
+    advice: ClassVar[str] = ""
+    """Advice to users whose memory is too small, for needs that name no remedies."""
 
     def __init__(
         self,
@@ -177,15 +194,48 @@ class StartedRun:
         check_output(run, holds=weights_name, reads=reads)
         if run.n_threads:
             torch.set_num_threads(run.n_threads)
+        self.run = run
         self.listener = listener or NobodyListens()
         self.device = usable_device(run.device)
         self.earlier = earlier_run(run.state_path, resume=run.resume)
         self.precision = usable_precision(run.precision, self.device, self.earlier.precision)
-        self._run, self._weights_name = run, weights_name
+        self.resources = contextlib.ExitStack()
+        """Closed at the end of the run: models that are read until then."""
+        self._weights_name = weights_name
 
-    def settings(self, usual: TrainingDefaults, corpus: TokenCorpus) -> TrainerSettings:
+    @abstractmethod
+    def texts(self) -> TokenCorpus:
+        """Return the texts to learn, answered if they are to be: may take hours."""
+
+    @abstractmethod
+    def defaults(self) -> TrainingDefaults:
+        """Return how such models are trained."""
+
+    @abstractmethod
+    def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
+        """Return what a resumed run must share with its checkpoint, beside trainer's settings."""
+
+    @abstractmethod
+    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed | None:
+        """Return the memory that is needed; None if it was required before, with the texts."""
+
+    @abstractmethod
+    def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> Learner:
+        """Return the learner, its models loaded, as it is before its first step."""
+
+    @abstractmethod
+    def finished(
+        self,
+        learner: Any,  # noqa: ANN401 - the one that `learner` returned
+        corpus: TokenCorpus,
+        settings: TrainerSettings,
+        report: TrainingReport,
+    ) -> Report_co:
+        """Measure what was trained, write its folder, and return the whole report."""
+
+    def settings(self, corpus: TokenCorpus) -> TrainerSettings:
         """Return the trainer's settings for a corpus."""
-        return self._run.trainer_settings(usual, corpus, self.precision)
+        return self.run.trainer_settings(self.defaults(), corpus, self.precision)
 
     def note_texts(self, corpus: TokenCorpus) -> None:
         """Tell the listener how much there is to learn from."""
@@ -195,35 +245,56 @@ class StartedRun:
         sizes = f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens"
         self.listener.note(f"{sizes} to train on, {aside}")
 
-    def require_memory(self, need: MemoryNeed, note: str = "", *, advice: str = "") -> None:
+    def require_memory(self, need: MemoryNeed, note: str = "") -> None:
         """Tell the listener what is needed; raise OutOfMemoryError where there is less."""
         self.listener.note(f"memory: about {need}{note}")
-        require_memory(need, self.device, advice=advice)
-
-    def check_same(self, settings: TrainerSettings, identity: Mapping[str, Any]) -> None:
-        """Raise OptionError where a resumed run differs from its checkpoint."""
-        wanted = {**settings.identity, **identity}
-        check_same_run(self._run.state_path, self.earlier, wanted)
+        require_memory(need, self.device, advice=self.advice)
 
     def open_output(self) -> None:
         """Make the run's folder."""
-        open_output(self._run, holds=self._weights_name)
+        open_output(self.run, holds=self._weights_name)
 
-    def train(
-        self,
-        learner: Learner,
-        corpus: TokenCorpus,
-        settings: TrainerSettings,
-        identity: dict[str, Any],
-    ) -> TrainingReport:
-        """Train the learner and return the report; the finished model is still to be written."""
-        path, resume = self._run.state_path, self._run.resume
-        tell = self.listener.status
+
+class Recipe(Protocol[Run_contra, Report_co]):
+    """A kind of model and its settings: what is trained, by which loss, and what is kept of it."""
+
+    def training(self, run: Run_contra, listener: RunListener | None) -> Training[Report_co]:
+        """Return the training of a run, begun."""
+
+
+def train(
+    recipe: Recipe[Run_contra, Report_co], run: Run_contra, listener: RunListener | None = None
+) -> Report_co:
+    """Train a recipe's model from files to files.
+
+    Ctrl-C keeps a checkpoint. Raises OptionError, FileMissingError and MalformedFileError for what
+    was given, PairError for models that do not fit each other, OutOfMemoryError with an estimate
+    before weights are loaded, SpecrunError where the disk is too small or the loss is not a number,
+    and as reading data and models does.
+    """
+    training = recipe.training(run, listener)
+    with training.resources:
+        corpus = training.texts()
+        settings = training.settings(corpus)
+        identity = training.identity(corpus, settings)
+        wanted = {**settings.identity, **identity}
+        check_same_run(run.state_path, training.earlier, wanted)
+        need = training.need(corpus, settings)
+        if need is not None:
+            training.require_memory(need)
+        training.open_output()
+        learner = training.learner(corpus, settings)
         result = train_learner(
-            learner, corpus, settings, path, resume=resume, identity=identity, report=tell
+            learner,
+            corpus,
+            settings,
+            run.state_path,
+            resume=run.resume,
+            identity=identity,
+            report=training.listener.status,
         )
-        return TrainingReport(
-            self._run.output,
+        report = TrainingReport(
+            run.output,
             result,
             n_trained=learner.n_trained,
             n_sequences=len(corpus.training),
@@ -231,3 +302,4 @@ class StartedRun:
             precision=settings.precision_name,
             device=device_name(learner.device),
         )
+        return training.finished(learner, corpus, settings, report)

@@ -31,7 +31,7 @@ from specrun.train.data import AnswerSettings
 from specrun.train.data.corpus import TokenCorpus, encode_corpus
 from specrun.train.data.documents import read_documents
 from specrun.train.data.tokens import TargetTokenizer
-from specrun.train.heads import HeadRun, MedusaRecipe, train_head
+from specrun.train.heads import HeadRun, MedusaRecipe
 from specrun.train.target import file_target, states
 from specrun.train.target.file_target import (
     TeacherFeatures,
@@ -52,7 +52,7 @@ from specrun.train.target.states import (
     remove_caches,
     text_key,
 )
-from specrun.train.trainer import settings, usable_device, usable_precision
+from specrun.train.trainer import settings, train, usable_device, usable_precision
 from specrun.train.trainer.memory import MemoryNeed, free_memory, require_memory, trained_bytes
 from specrun.train.trainer.model_folder import write_weights
 from specrun.train.trainer.settings import trial_size
@@ -212,7 +212,7 @@ def test_a_teacher_that_changes_its_logits_is_refused(
         teacher=path, own_answers=AnswerSettings(), device="cpu", precision="float32",
     )  # fmt: skip
     with pytest.raises(UnsupportedModelError, match=problem):  # before hours of answers
-        train_head(MedusaRecipe(), run)
+        train(MedusaRecipe(), run)
     assert not (tmp_path / "heads").exists()
 
 
