@@ -10,7 +10,14 @@ import click
 
 from specrun.cli.options.group import Section, option_group
 from specrun.cli.options.types import FILE, PATH, SHARE
-from specrun.cli.train.options import DATA, DIVERGENCE, WHOSE_ANSWERS, TrainJob, train_command
+from specrun.cli.train.options import (
+    DATA,
+    DIVERGENCE,
+    WHOSE_ANSWERS,
+    OptionValue,
+    TrainJob,
+    train_command,
+)
 from specrun.cli.train.report import check_result, print_report, trained
 
 if TYPE_CHECKING:
@@ -335,15 +342,7 @@ targets bear higher rates: at a width of 256 use -lr 1e-3.
         "--answer-length N", "The most tokens of an answer.", click.IntRange(2), default=256
     ),
 )
-def consistency(
-    job: TrainJob,
-    block: int,
-    form: str,
-    weight: float,
-    divergence: str,
-    states: int,
-    answer_length: int,
-) -> None:
+def consistency(job: TrainJob, **values: OptionValue) -> None:
     """Train a new target that Jacobi decoding decodes faster."""
     from specrun.convert import convert_checkpoint, plan_conversion
     from specrun.train.consistency import ConsistencyRecipe
@@ -354,7 +353,7 @@ def consistency(
     plan_conversion(target, outtype="f16")  # the runtime collects trajectories
     if job.result.gguf is not None:
         plan_conversion(target, outtype=job.result.outtype)
-    recipe = ConsistencyRecipe(block, form, weight, divergence, states, answer_length)  # type: ignore[arg-type]
+    recipe = ConsistencyRecipe(**values)
     title = f"consistency of {target.resolve().name}"
     run = TrainingRun(**job.settings)
     report, files = trained(job, recipe, run, plot, title, convert_checkpoint, what="model")
@@ -366,7 +365,7 @@ def consistency(
         files,
         shown={
             "tokens per iteration": f"{report.before:.3f} before, {report.after:.3f} after "
-            f"(jacobi(n={block}), temperature 0)",
+            f"(jacobi(n={recipe.block}), temperature 0)",
             "text": same,
         },
         counts={"measured_on_training": report.measured_on_training, "decoded": report.n_decoded},

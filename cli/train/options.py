@@ -42,6 +42,7 @@ _STATES, _ANSWERS = Section("Target's states"), Section("Self-distillation")
 _COUNT = click.IntRange(1, MAX_COUNT)
 WHOSE_ANSWERS = click.Choice(["given", "target"])
 DIVERGENCE = click.Choice(["forward-kl", "reverse-kl", "jensen-shannon", "total-variation"])
+OptionValue = Any  # as click passes it
 _FIELDS = {"batch_tokens": "tokens_per_batch", "save_every": "save_seconds", "threads": "n_threads"}
 """Fields of `train.trainer.run.TrainingRun` by the option that gives them, where names differ."""
 

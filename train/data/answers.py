@@ -11,21 +11,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from specrun.bindings.errors import MalformedFileError, ModelError, UnsupportedModelError
-from specrun.bindings.files import DAMAGE
+from specrun.bindings.errors import ModelError, UnsupportedModelError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Engine, SamplingParams
 from specrun.runtime.engine import EngineStream
 from specrun.runtime.round import GenerationResult
 from specrun.train.data.documents import Document
+from specrun.train.data.store import Progress, Record, kept_records
 from specrun.train.data.tokens import TargetTokens, TokenSequence
 
 # == Texts of a target, several at once, in a store that an interrupted run goes on with ===========
 #
 # The store is JSON Lines, a text a line, written as they come: what it holds is not asked again.
-
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +70,26 @@ def ask_target(
     settings: AskingSettings,
     progress: Progress | None = None,
 ) -> list[Said]:
-    """Return what the target says to each question; chance differs by a question's number.
+    """Return the target's text after each question; chance differs by a question's number.
 
-    `target` is entered only where something is missing in `store`. Raises MalformedFileError for a
+    `target` is entered only if something is missing in `store`. Raises MalformedFileError for a
     damaged one.
     """
-    known = _read(store)
-    missing = [number for number, asked in enumerate(questions) if asked.key not in known]
-    if missing:
+
+    def made(missing: list[int]) -> Generator[tuple[int, Record]]:
         asked = [(number, questions[number]) for number in missing]
-        with (
-            target as answerer,
-            store.open("a", encoding="utf-8") as file,
-            closing(answerer.answers(asked, settings)) as coming,
-        ):
-            n_known = len(questions) - len(missing)
-            for done, (number, said) in enumerate(coming, n_known + 1):
-                key = questions[number].key
-                known[key] = said
-                record = {"key": key, "answer": said.token_ids, "text": said.text}
-                file.write(json.dumps({**record, "whole": said.is_whole}) + "\n")
-                file.flush()
-                if progress is not None:
-                    progress(done, len(questions))
-    return [known[question.key] for question in questions]
+        with target as answerer, closing(answerer.answers(asked, settings)) as coming:
+            for number, said in coming:
+                found = {"answer": said.token_ids, "text": said.text, "whole": said.is_whole}
+                yield number, found
+
+    keys = [question.key for question in questions]
+    return kept_records(store, keys, made, _said, what="answer", progress=progress)
+
+
+def _said(record: Record) -> Said:
+    token_ids = [int(token) for token in record["answer"]]
+    return Said(token_ids, str(record.get("text", "")), bool(record.get("whole", True)))
 
 
 class FileAnswerer:
@@ -150,27 +143,6 @@ def _answers(
             return
         number, stream = waiting.popleft()
         yield number, stream.result
-
-
-def _read(store: Path) -> dict[str, Said]:
-    """Return what is known, by key; a last line that was cut off is cut away."""
-    if not store.exists():
-        return {}
-    data = store.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) != len(data):
-        with store.open("r+b") as file:
-            file.truncate(len(whole))
-    found: dict[str, Said] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            record = json.loads(line)
-            token_ids = [int(token) for token in record["answer"]]
-            said = Said(token_ids, str(record.get("text", "")), bool(record.get("whole", True)))
-            found[str(record["key"])] = said
-        except DAMAGE as error:
-            raise MalformedFileError(f"line {number} of {store} is no answer: remove it") from error
-    return found
 
 
 # == Answers to the data's prompts (Medusa, section 2.3) ===========================================

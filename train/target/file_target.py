@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,9 +17,8 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
-from specrun.bindings.gguf import TENSOR_TYPES, ArrayValue, GGUFHeader, read_header, stored_bytes
+from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.models.model import Model
-from specrun.convert.checkpoint import read_array
 from specrun.convert.gguf import GGUFSource, require_whole
 from specrun.runtime.language import method_of_head
 from specrun.runtime.models import check_rollback
@@ -59,27 +57,7 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
     info = source.tensors.get(name)
     if info is None:
         raise MalformedFileError(f"{source.path} has no tensor {name}: it is no target")
-    rows, columns = info.shape[1], info.shape[0]
-    kind = next((kind for kind in TENSOR_TYPES.values() if kind.name == info.type_name), None)
-    if kind is None:
-        raise UnsupportedModelError(
-            f"{source.path} stores {name} as {info.type_name}, which cannot be read here"
-        )
-    per_row = columns // kind.block_size * kind.block_bytes
-    if stored_bytes(info.shape, info.type_name) != rows * per_row:
-        raise MalformedFileError(f"{source.path} has {name} in blocks that do not divide its rows")
-    raw = read_array(source.path, np.uint8, (rows, per_row), info.offset)
-    if info.type_name in ("F32", "F16"):
-        plain = raw.view(np.float32 if info.type_name == "F32" else np.float16)
-        return torch.from_numpy(plain.astype(np.float32))
-    try:
-        quantized = gguf.GGMLQuantizationType[info.type_name]
-        found: npt.NDArray[np.float32] = gguf.quants.dequantize(raw, quantized)
-    except (KeyError, NotImplementedError) as error:
-        raise UnsupportedModelError(
-            f"{source.path} stores {name} as {info.type_name}, which cannot be read"
-        ) from error
-    return torch.from_numpy(np.ascontiguousarray(found, np.float32))
+    return torch.from_numpy(source.numbers(info))
 
 
 def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> None:
