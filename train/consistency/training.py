@@ -28,7 +28,7 @@ from specrun.train.data.answers import asked_prompts, runnable_target
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, corpus_of
 from specrun.train.data.documents import read_documents
 from specrun.train.data.tokens import TargetTokenizer, TokenSequence
-from specrun.train.distillation.learner import DIVERGENCES
+from specrun.train.distillation.learner import DIVERGENCES, check_divergence
 from specrun.train.heads.learner import token_cross_entropy
 from specrun.train.target.hf_model import HFModel, load_hf_model, write_model_folder
 from specrun.train.target.shape import checkpoint_size, source_digest, source_identity, target_shape
@@ -148,9 +148,7 @@ class ConsistencyRecipe:
             raise OptionError(f"the form is {self.form!r}: use global or local")
         if self.weight < 0 or self.states < 1:
             raise OptionError("a weight below 0, or no state of a text: give 0 or more, and 1")
-        if self.divergence not in DIVERGENCES:
-            known = ", ".join(DIVERGENCES)
-            raise OptionError(f"the divergence is {self.divergence!r}: use one of {known}")
+        check_divergence(self.divergence)
         if self.answer_length < 2:
             raise OptionError(f"answers of {self.answer_length} tokens: give at least 2")
 
@@ -177,10 +175,6 @@ class ConsistencyLearner(Learner):
         self.model, self._trajectories = model, trajectories
         self.device = model.device
         self.module = model.module.requires_grad_()
-
-    def learning(self, on: bool) -> None:
-        """Leave the model in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield L_AR + w times the divergence along trajectories: they share the model's states."""
@@ -397,9 +391,6 @@ class ConsistencyTraining(Training[ConsistencyReport]):
             "data": corpus.digest[:16],
             "target": source_digest(self.run.target),
         }
-
-    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> None:
-        """Return nothing: memory was required before the target answered."""
 
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> ConsistencyLearner:
         """Return the learner of the model, which is loaded."""

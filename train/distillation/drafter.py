@@ -176,9 +176,6 @@ class DrafterTraining(Training[DrafterReport]):
             **{name: [source_digest(path) for path in paths] for name, paths in sources.items()},
         }
 
-    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> None:
-        """Return nothing: memory was required before the models were loaded."""
-
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> DistillationLearner:
         """Return the learner; the drafter is measured as it begins."""
         recipe = self.recipe

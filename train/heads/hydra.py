@@ -214,6 +214,8 @@ class HydraRecipe(HeadRecipe):
 class HydraLearner(HeadLearner):
     """Trains Hydra heads on given states and the target's embeddings."""
 
+    has_dropout = True
+
     def __init__(
         self, recipe: HydraRecipe, shape: ModelShape, target: TargetMatrices, source: FeatureSource
     ) -> None:

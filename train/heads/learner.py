@@ -71,8 +71,8 @@ class Lesson:
     """
 
     batch: TokenBatch
-    states: Tensor | None
-    matrices: TargetMatrices | None
+    states: Tensor | None = None
+    matrices: TargetMatrices | None = None
 
     def loss(self, logits: Tensor, marks: Tensor, ahead: int) -> Tensor:
         """Return the mean loss of `logits` [P, vocab] at marks t for tokens at t + 1 + ahead."""
@@ -80,6 +80,18 @@ class Lesson:
             return token_cross_entropy(logits, rows_at(self.batch.ids, marks, 1 + ahead))
         # A token's law is made of the state one before it: `ahead` here, 1 + `ahead` above.
         return divergence_from_law(logits, self.matrices.law(rows_at(self.states, marks, ahead)))
+
+
+@dataclass(frozen=True, slots=True)
+class FormerModel:
+    """A model as it was before its training: its states, and the matrices that make its laws."""
+
+    source: FeatureSource
+    matrices: TargetMatrices
+
+    def lesson(self, batch: TokenBatch) -> Lesson:
+        """Return the laws that the model had along a batch."""
+        return Lesson(batch, self.source.features(batch).final, self.matrices)
 
 
 def text_loss(model: HFModel, batches: Sequence[TokenBatch]) -> float:

@@ -29,7 +29,7 @@ from specrun.train.data.documents import Document, PlainText, read_documents
 from specrun.train.data.prompts import own_prompts, read_prompts, usual_prompts
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.heads.earlier_head import EarlierHead
-from specrun.train.heads.learner import HeadLearner
+from specrun.train.heads.learner import FormerModel, HeadLearner
 from specrun.train.heads.states import CACHED, CachePolicy, RunStates, states_root
 from specrun.train.target.head_target import HeadTarget, is_file_target, open_head_target
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
@@ -194,14 +194,9 @@ class ModelRecipe(TargetRecipe):
 
     @abstractmethod
     def learner(
-        self,
-        shape: ModelShape,
-        model: HFModel,
-        steps: int,
-        before: FeatureSource | None = None,
-        matrices: TargetMatrices | None = None,
+        self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
     ) -> Learner:
-        """Return the learner; `before` are the states that the model had, `matrices` its own."""
+        """Return the learner for so many steps; with `former`, that model's laws are learnt."""
 
     @abstractmethod
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
@@ -462,13 +457,14 @@ class ModelTraining(TargetTraining):
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> Learner:
         """Return the learner of the model, which is loaded; its states as it was are kept."""
         model = load_hf_model(self.run.target, self.device)
-        self._model, matrices = model, None
+        self._model, former = model, None
         if self.recipe.learns_earlier_law:
             self.source = self.states.filled(corpus, ModelFeatures(model), self.device)
             # A copy of the output matrix as it was; the embedding makes no laws and is never read.
             matrices = dataclasses.replace(model.matrices, output=model.output.detach().clone())
+            former = FormerModel(self.source, matrices)
         torch.manual_seed(self.run.seed)
-        return self.recipe.learner(self.shape, model, settings.steps, self.source, matrices)
+        return self.recipe.learner(self.shape, model, settings.steps, former)
 
     def finished(
         self,

@@ -25,7 +25,7 @@ from specrun.train.distillation.acceptance import (
     TextAcceptance,
     mean_acceptance,
 )
-from specrun.train.distillation.learner import DIVERGENCES
+from specrun.train.distillation.learner import DIVERGENCES, check_divergence
 from specrun.train.target.from_gguf import gguf_numbers, llama_config, load_llama_file
 from specrun.train.target.hf_model import HFModel, load_hf_model, read_config, write_model_folder
 from specrun.train.target.shape import source_digest
@@ -134,16 +134,10 @@ class OnlineLearner(Learner):
     """`draft` learns by `divergence` from the places of texts, known by their numbers."""
 
     def __init__(self, draft: HFModel, places: Sequence[AnswerPlaces], divergence: str) -> None:
-        if divergence not in DIVERGENCES:
-            known = ", ".join(DIVERGENCES)
-            raise OptionError(f"the divergence is {divergence!r}: use one of {known}")
+        check_divergence(divergence)
         self.module = draft.module.requires_grad_()
         self.device = draft.device
         self.draft, self._places, self._divergence = draft, places, divergence
-
-    def learning(self, on: bool) -> None:
-        """Leave the drafter in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the mean divergence of the drafter's laws from the kept ones."""

@@ -78,7 +78,7 @@ def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> 
     if layers != shape.n_layers:
         raise PairError(f"{pair}: it has {layers} layers, and the folder {shape.n_layers}")
     with Model(path, vocab_only=True) as model:
-        check_same_vocabulary(model, tokenizer, shape.vocab_size)
+        check_teacher_vocabulary(model, tokenizer, shape.vocab_size)
 
 
 def check_logits(path: Path, header: GGUFHeader) -> None:
@@ -101,7 +101,7 @@ def _size(header: GGUFHeader, path: Path, key: str) -> int:
     return value
 
 
-def check_same_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: int) -> None:
+def check_teacher_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: int) -> None:
     """Raise PairError unless the GGUF file and the folder have the same vocabulary."""
     pair = f"{model.path} is not {tokenizer.path} in GGUF"
     if model.vocabulary.size != vocab_size:

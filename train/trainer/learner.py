@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -62,13 +62,13 @@ class Learner(ABC):
         """How many parameters are trained."""
         return sum(each.numel() for each in self.module.parameters() if each.requires_grad)
 
-    def learning(self, on: bool) -> None:
-        """Switch to learning, or to being measured: by default torch's training mode, with dropout.
+    has_dropout: ClassVar[bool] = False
+    """Whether the module has dropout, and decides what that draws from torch's own source. All
+    others stay in evaluation mode: the dropout of a model would not resume exactly."""
 
-        Dropout draws from torch's own source: who has some decides what it draws, or stays in
-        evaluation mode.
-        """
-        self.module.train(on)
+    def learning(self, on: bool) -> None:
+        """Switch to learning, or to being measured."""
+        self.module.train(on and self.has_dropout)
 
     def start(self, corpus: TokenCorpus) -> None:  # noqa: B027 - most learners are made ready
         """Begin with better numbers than those it was made with, found in the texts to be learnt.
@@ -133,26 +133,17 @@ class TrainingResult:
 
 
 class RunListener(Protocol):
-    """Hears how a run goes."""
+    """A listener of a run; subclasses show what they want to show."""
 
     def note(self, text: str) -> None:
-        """Hear a fact in a sentence."""
+        """Receive a fact in a sentence."""
 
     def stage(self, what: str, done: int, total: int) -> None:
-        """Hear how far work before the training is."""
+        """Receive the progress of work before the training."""
 
     def status(self, status: TrainingStatus) -> None:
-        """Hear how far the training is."""
+        """Receive the progress of the training."""
 
 
-class NobodyListens:
-    """Hears everything and shows nothing."""
-
-    def note(self, text: str) -> None:
-        """Hear a fact."""
-
-    def stage(self, what: str, done: int, total: int) -> None:
-        """Hear of work before the training."""
-
-    def status(self, status: TrainingStatus) -> None:
-        """Hear of the training."""
+class NobodyListens(RunListener):
+    """A listener that shows nothing."""

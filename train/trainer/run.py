@@ -215,9 +215,9 @@ class Training(ABC, Generic[Report_co]):
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
         """Return what a resumed run must share with its checkpoint, beside trainer's settings."""
 
-    @abstractmethod
     def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed | None:
-        """Return the memory that is needed; None if it was required before, with the texts."""
+        """Return the memory that is needed; None: it was required before, with the texts."""
+        return None
 
     @abstractmethod
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> Learner:
