@@ -159,7 +159,7 @@ class LookaheadRecipe(ModelRecipe):
         return self.from_law and self.changes_model
 
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
-        """Return what is needed: the model, 16 bytes for a trained number, and a step's numbers."""
+        """Return the memory: the model, 16 bytes for a trained number, and a step's numbers."""
         text = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
         n_texts = max(1, text * len(corpus.sequences) // max(1, corpus.n_tokens))
         ahead = self.count * min(text, self.groups * n_texts)
@@ -348,7 +348,7 @@ class SpaceLearner(LookaheadLearner):
         """Yield L_AR + lambda L_mask as one part: masks attend to the text's keys and values."""
         states, cache = text_states(self._model, batch.ids)
         lesson = Lesson(batch) if self._former is None else self._former.lesson(batch)
-        # Position t is learnt from where token t + 1 is.
+        # The state at t predicts the token at t + 1.
         marks = batch.learnt[:, 1:]
         own = lesson.loss(self._logits(rows_at(states, marks)), marks, 0)
         masks = self._positions_loss(batch, cache, lesson, noise)
@@ -359,7 +359,7 @@ class SpaceLearner(LookaheadLearner):
         return self._model.logits(states)  # with gradients of the output matrix
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how well masks guess what the model says now, and its own tokens' loss."""
+        """Return how well masks predict the model as it is now, and its own tokens' loss."""
         return {**super().measure(batches), "model loss": text_loss(self._model, batches)}
 
 

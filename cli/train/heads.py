@@ -420,7 +420,7 @@ def _train_and_report(
     if job.result.gguf is not None:
         from specrun.convert.heads.target_facts import target_facts
 
-        target_facts(states.teacher or run.target)  # raises now what converting would raise later
+        target_facts(states.teacher or run.target)  # raises now, not when the head is converted
     from specrun.convert.heads.head_conversion import convert_head
 
     convert = functools.partial(convert_head, target=drafts_for, kind=kind)
@@ -439,7 +439,7 @@ def _train_and_report(
 
 
 def _own_answers(states: TrainFeatures, job: TrainJob) -> AnswerSettings | None:
-    """Return how the target answers, None where the data's answers are learnt."""
+    """Return the settings of the target's answers, None if the data's answers are learnt."""
     given = bool(job.settings["data"])
     if given and states.prompts is not None:
         raise click.UsageError("--data and --prompts are both given: leave one of them out")

@@ -51,7 +51,7 @@ show` names the file); --target and --data are not needed, and --draft may be th
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """What is learnt, and on whose answers."""
+    """The options of a distillation: the drafter, the loss, and the source of answers."""
 
     draft: Path
     online: Path | None
@@ -157,7 +157,7 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
     recipe, run = _recipe(distillation), TrainingRun(**job.settings)
     draft = recipe.draft
     if job.result.gguf is not None:
-        plan_conversion(draft, outtype=job.result.outtype)  # what is trained has its layout
+        plan_conversion(draft, outtype=job.result.outtype)  # the trained drafter has its layout
     title = draft.resolve().name
     report, files = trained(job, recipe, run, plot, title, convert_checkpoint, what="drafter")
     _show(job, report, files, with_others=bool(recipe.not_covered_by))
@@ -189,7 +189,7 @@ def _show(
     *,
     with_others: bool,
 ) -> None:
-    """Print what came of it, and what should worry its reader."""
+    """Print the result, and warnings."""
     gain, before, after = report.acceptance, report.before, report.after
     gain_error = gain.error if gain.before.n_texts > 1 else None
     print_report(
@@ -217,7 +217,7 @@ def _show(
 
 
 def _facts(report: DrafterReport, *, with_others: bool) -> dict[str, str]:
-    """Return what is shown of a training; `with_others`: of drafters it is to add to, as well."""
+    """Return the facts to print; `with_others` adds those of drafters beside which it drafts."""
     gain, before, after = report.acceptance, report.before, report.after
     facts = {
         "alpha": f"{_stated(gain.before)} before, {_stated(gain.after)} after",
@@ -244,7 +244,7 @@ def _record(found: MeasuredAcceptance) -> dict[str, Any]:
 
 
 def _learn_online(job: TrainJob, draft: Path, buffer: Path, divergence: str) -> None:
-    """Let `draft`, a GGUF file or a folder, learn what `buffer` holds, and say what came of it."""
+    """Let `draft`, a GGUF file or a folder, learn from `buffer`, and report the result."""
     from specrun.convert import convert_checkpoint, plan_conversion
     from specrun.runtime.online import read_facts
     from specrun.train.online import OnlineRecipe

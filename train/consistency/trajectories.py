@@ -1,6 +1,6 @@
 """Jacobi trajectories of a target, collected by the runtime that decodes with them (`jacobi(n=N)`).
 
-Each prompt is answered greedily. What every round drafted is an iterate: a guess of the next n
+Each prompt is answered greedily. The draft of every round is an iterate: a guess of the next n
 tokens, made by the target from the guess before. The answer itself is the fixed point that all of
 them come to (Kou et al. 2024, section 3.2.1). Here the block slides with the text, as in decoding,
 so that what is learnt is what will be met. Kept as JSON Lines and written as they come: an
@@ -84,7 +84,7 @@ def collect_trajectories(
 ) -> list[Trajectory]:
     """Return the trajectory of every prompt, of answers of at most `longest` tokens.
 
-    `target` yields the GGUF file that answers, and is entered only where one is missing in `store`.
+    `target` yields the GGUF file that answers, and is entered only if one is missing in `store`.
     `identity` names its weights: others are asked again. Raises MalformedFileError for a damaged
     store.
     """

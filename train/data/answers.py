@@ -22,12 +22,12 @@ from specrun.train.data.tokens import TargetTokens, TokenSequence
 
 # == Texts of a target, several at once, in a store that an interrupted run goes on with ===========
 #
-# The store is JSON Lines, a text a line, written as they come: what it holds is not asked again.
+# The store is JSON Lines, a text a line, written as they come.
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Tokens that the target goes on from, by at most `room` more; `key` tells it from others."""
+    """A prompt, with room for at most `room` more tokens; `key` is its key in the store."""
 
     prompt: list[int]
     room: int
@@ -36,7 +36,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the target said: tokens and text, and whether it ended by itself."""
+    """The target's answer: tokens and text, and whether it ended by itself."""
 
     token_ids: list[int]
     text: str
@@ -45,7 +45,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class AskingSettings:
-    """How a target is asked: sampling, drafter, how many at once, and their longest text."""
+    """Settings of answers: sampling, drafter, number at once, and the longest text."""
 
     params: SamplingParams
     drafter: str
@@ -55,7 +55,7 @@ class AskingSettings:
 
 
 class Answerer(Protocol):
-    """What a target answers by: llama.cpp, or torch where it has a GPU."""
+    """A runner of the target for answers: llama.cpp, or torch."""
 
     def answers(
         self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
@@ -133,7 +133,7 @@ def _answers(
     """Yield the answers to numbered questions, in their order."""
     waiting: deque[tuple[int, EngineStream]] = deque()
     while True:
-        # More than are answered at once, so that no slot waits for whoever reads this.
+        # More than are answered at once, so that no slot waits for the reader.
         for number, question in islice(asked, 2 * settings.parallel - len(waiting)):
             stream = engine.submit(
                 question.prompt, settings.params, max_tokens=question.room, index=number
@@ -147,7 +147,7 @@ def _answers(
 
 # == Answers to the data's prompts (Medusa, section 2.3) ===========================================
 #
-# Heads that learn what the target says, rather than what a data set says, guess it more often
+# Heads that learn the target's answers rather than a data set's predict the target more often
 # (Medusa, section 2.3).
 
 
@@ -194,15 +194,15 @@ def answer_prompts(
     n_threads: int = 0,
     progress: Progress | None = None,
 ) -> list[TokenSequence]:
-    """Return each prompt of the documents with the target's answer; the answer is what is learnt.
+    """Return each prompt of the documents with the target's answer, which is learnt.
 
-    `target` is entered only where an answer is missing in `store`. `identity` names its weights:
+    `target` is entered only if an answer is missing in `store`. `identity` names its weights:
     others are asked again. Texts that ask nothing, and prompts that leave no room for an answer
-    within `max_length` tokens, are left out. Raises ModelError where none is left,
+    within `max_length` tokens, are left out. Raises ModelError if none is left,
     MalformedFileError for a damaged `store`.
     """
     prompts = asked_prompts(documents, tokenizer, max_length)
-    # The number, for a prompt that is asked twice is answered twice, with noise of its own.
+    # The number: a prompt that occurs twice has two answers, each with its own noise.
     how = (identity, settings.temperature, settings.seed)
     questions = []
     for number, prompt in enumerate(prompts):
@@ -233,6 +233,6 @@ def runnable_target(folder: Path, place: Path, note: Callable[[str], None]) -> I
 def converted_answerer(
     folder: Path, place: Path, note: Callable[[str], None]
 ) -> Iterator[FileAnswerer]:
-    """Yield what answers for a folder: its model as GGUF, as of `runnable_target`."""
+    """Yield an answerer for a folder: its model as GGUF, as of `runnable_target`."""
     with runnable_target(folder, place, note) as path:
         yield FileAnswerer(path)

@@ -229,7 +229,7 @@ class Medusa2Recipe(ModelRecipe):
         return Medusa2Learner(self, shape, model, steps, former)
 
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
-        """Return what is needed: 16 bytes for a trained number, and what a step keeps."""
+        """Return the memory: 16 bytes for a trained number, and what a step keeps."""
         vocab_size, n_heads = shape.vocab_size, self.heads.heads
         head = shape.hidden * (vocab_size + self.heads.layers * (shape.hidden + 1))
         tokens = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
@@ -274,7 +274,7 @@ class Medusa2Learner(Learner):
         self.recipe = recipe
         self.device = model.device
         self._model = model
-        # The matrices share the model's memory: heads are measured against what it says now.
+        # The matrices share the model's memory: heads are measured against its present choices.
         self._inner = MedusaLearner(recipe.heads, shape, model.matrices, ModelFeatures(model))
         self._former = former
         self.first_joint_step = round(recipe.heads_alone * steps)
@@ -305,14 +305,14 @@ class Medusa2Learner(Learner):
         if not joint:
             yield LossPart("heads", weighed, heads.item())
             return
-        # Position t is learnt from where token t + 1 is.
+        # The state at t predicts the token at t + 1.
         marks = batch.learnt[:, 1:]
         # The token right after t, so `ahead` is 0: L_LM, or the KL from the law before.
         own = lesson.loss(self._model.logits(rows_at(states, marks)), marks, 0)
         yield LossPart("model and heads", own + weighed, own.item())
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how well heads guess what the model says now, and its own tokens' loss."""
+        """Return how well heads predict the model as it is now, and its own tokens' loss."""
         found = self._inner.measure(batches)
         return {**found, "model loss": text_loss(self._model, batches)}
 

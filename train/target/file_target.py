@@ -31,7 +31,7 @@ from specrun.train.target.states import Features
 # == States and matrices ===========================================================================
 #
 # A target that is too large for torch teaches quantized: states are computed once, by the runtime's
-# own bindings, and the head learns what it will see when it drafts for that very file.
+# own bindings, and the head learns the states that it reads when it drafts for that very file.
 
 
 _OUTPUT, _OUTPUT_BIAS, _EMBEDDING = "output.weight", "output.bias", "token_embd.weight"
@@ -82,7 +82,7 @@ def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> 
 
 
 def check_logits(path: Path, header: GGUFHeader) -> None:
-    """Raise UnsupportedModelError where a header says that logits are more than their matrix."""
+    """Raise UnsupportedModelError if a header says that logits are more than their matrix."""
     scale = header.metadata.get(f"{header.architecture}.logit_scale", 1.0)
     changed = f"multiplies or divides its logits by {scale}" if scale != 1.0 else None
     if any(tensor.name == _OUTPUT_BIAS for tensor in header.tensors):
@@ -143,7 +143,7 @@ class LogitProbe:
 class TeacherFeatures:
     """States of single sequences, as llama.cpp computes them. Owns native memory: close it.
 
-    Raises UnsupportedModelError where `taps` are asked of an architecture that does not hand out
+    Raises UnsupportedModelError if `taps` are asked of an architecture that does not hand out
     its layers' inputs.
     """
 
@@ -177,7 +177,7 @@ class TeacherFeatures:
         return Features(found[..., :width], found[..., width:] if self.taps else None)
 
     def _states(self, tokens: list[int]) -> npt.NDArray[np.float32]:
-        """Return the final states of a sequence, with the inputs of the tapped layers beside."""
+        """Return the final states of a sequence, and the inputs of the tapped layers."""
         context, width = self._context, self._model.n_embd
         context.memory.clear()
         found = np.empty((len(tokens), width * (1 + len(self.taps))), np.float32)
@@ -214,7 +214,7 @@ class TeacherFeatures:
 def check_file_target(path: Path) -> None:
     """Raise UnsupportedModelError unless heads can be trained for the model in a GGUF file.
 
-    Raises FileMissingError and MalformedFileError for what is no model file. Reads no weights.
+    Raises FileMissingError and MalformedFileError for other files. Reads no weights.
     """
     header = read_header(path)
     if method_of_head(header.architecture) is not None:
@@ -243,7 +243,7 @@ def check_taps(path: Path) -> None:
 
 
 def expert_count(path: Path) -> int:
-    """Return how many experts a layer has, 0 where it has none."""
+    """Return how many experts a layer has, 0 if it has none."""
     header = read_header(path)
     count = header.metadata.get(f"{header.architecture}.expert_count")
     return count if isinstance(count, int) else 0
@@ -252,7 +252,7 @@ def expert_count(path: Path) -> int:
 def file_shape(path: Path) -> ModelShape:
     """Return the sizes of the model in a GGUF file; raises UnsupportedModelError for missing ones.
 
-    Where layers differ, the largest number stands for all: heads are one layer of their own.
+    If layers differ, the largest number counts: heads are one layer of their own.
     """
     source = GGUFSource(path)
     own, metadata = f"{source.header.architecture}.", source.header.metadata
@@ -279,7 +279,7 @@ def file_shape(path: Path) -> ModelShape:
 
 
 def _largest(source: GGUFSource, key: str, default: int | None = None) -> int:
-    """Return a count of the architecture, the largest where each layer has its own."""
+    """Return a count of the architecture, the largest if each layer has its own."""
     name = f"{source.header.architecture}.{key}"
     value = source.header.metadata.get(name)
     if isinstance(value, ArrayValue):
