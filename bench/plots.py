@@ -18,7 +18,7 @@ from specrun.bench.drafters.comparison import DrafterResult
 from specrun.bench.layer_search import LayerSearchResult
 from specrun.bindings.errors import MissingPackageError, OptionError
 from specrun.bindings.files import atomic_path
-from specrun.runtime.planning import TuneResult
+from specrun.runtime.tuning import TuneResult
 from specrun.train.trainer import Curves
 
 if TYPE_CHECKING:

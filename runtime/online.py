@@ -36,7 +36,7 @@ from specrun.bindings.files import (
 )
 from specrun.bindings.models.model import Model
 from specrun.runtime.laws.transform import Logits
-from specrun.runtime.planning.plans import describe_file
+from specrun.runtime.planning import describe_file
 
 # == The replay buffer (Liu et al. 2023, section 3.2) ==============================================
 #

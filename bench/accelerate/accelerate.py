@@ -26,12 +26,15 @@ from specrun.bindings.files import require_writable
 from specrun.bindings.gguf import read_header
 from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.laws import SamplingParams
-from specrun.runtime.planning import CostCurve, describe_file, describe_settings, mixture
-from specrun.runtime.tuning import (
+from specrun.runtime.planning import (
     Choice,
+    CostCurve,
     Profile,
+    describe_file,
+    describe_settings,
     known_profile_file,
     load_profile,
+    mixture,
     profile_file,
     save_profile,
 )
@@ -122,7 +125,7 @@ class AccelerateResult:
             "measured": rows,
             "left_out": [dataclasses.asdict(left) for left in self.left_out],
             "why": [diagnosis.to_dict() for diagnosis in self.diagnoses],
-            "curve": None if self.curve is None else dataclasses.asdict(self.curve),
+            "curve": None if self.curve is None else self.curve.to_dict(),
             **fields,
         }
 
@@ -250,7 +253,6 @@ class _Finder:
             found = list(self._before.choices)
         names = {name for choice in found for name in files_in(choice.drafter)}
         profile = Profile(
-            target=describe_file(self._options.target),
             settings=self._settings,
             choices=tuple(found),
             files={name: describe_file(Path(name)) for name in sorted(names)},

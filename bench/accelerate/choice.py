@@ -16,7 +16,7 @@ from specrun.bench.accelerate.record import PLAIN, Record
 from specrun.bench.diagnosis.diagnosis import PAYS
 from specrun.bench.diagnosis.work import Work
 from specrun.bench.timing import Ratio, ratio_of
-from specrun.runtime.tuning import ANY, Choice
+from specrun.runtime.planning import ANY, Choice
 
 LOSES = 0.97
 """The speed-up below which a drafter costs more than may be lost."""

@@ -32,20 +32,15 @@ from specrun.runtime.memory import (
     PlanRequest,
     PlanSettings,
     count_plan,
-    layers_here,
     parts_of,
     size_text,
 )
 from specrun.runtime.planning import (
     CostCurve,
-    TuneOptions,
-    load_curve,
-    measure_target_costs,
-    save_curve,
-    save_plans,
+    target_curve,
 )
 from specrun.runtime.round import Drafter, GenerationResult, close_all
-from specrun.runtime.tuning import tune
+from specrun.runtime.tuning import TuneOptions, keep_plans, tune
 
 _CURVE_SECONDS, _PLAN_SECONDS, _CUT_SECONDS = 10.0, 4.0, 3.0
 _FITTED_TOKENS = 64  # written at each temperature, to plan and to judge cuts by
@@ -115,20 +110,15 @@ class ThisMachine:
 
     def curve(self) -> CostCurve:
         """Return the curve that was measured with these settings, or a new one."""
-        context, wanted = self._context, self._options.n_gpu_layers
-        layers, _ = layers_here(self._target, context, wanted)
-        curve = None if self._forgets else load_curve(self._target, context, layers)
-        if curve is None:
-            curve = measure_target_costs(
-                self._target,
-                context,
-                n_gpu_layers=wanted,
-                seconds=_CURVE_SECONDS,
-                use_mmap=self._options.use_mmap,
-                progress=self._progress,
-            )
-            save_curve(curve, self._target, context, layers)
-        self._curve = curve
+        self._curve = curve = target_curve(
+            self._target,
+            self._context,
+            n_gpu_layers=self._options.n_gpu_layers,
+            seconds=_CURVE_SECONDS,
+            use_mmap=self._options.use_mmap,
+            again=self._forgets,
+            progress=self._progress,
+        )
         self._fit()
         return curve
 
@@ -204,7 +194,7 @@ class ThisMachine:
         )
         prompts = self._prompts.fitting
         result = tune(options, lambda model: prompt_tokens(model, prompts), self._tuning)
-        save_plans(options, result)
+        keep_plans(options, result)
         # What was run stands first, fastest first.
         found = (
             next((plan.options for plan in setting.candidates if plan.options), None)
@@ -370,7 +360,7 @@ def method_of_file(head: Path) -> str:
 
 def cut_file(target: Path) -> Path:
     """Return where the cut of a search is kept."""
-    from specrun.runtime.tuning import profile_file
+    from specrun.runtime.planning import profile_file
 
     return cache_folder() / "cuts" / f"{profile_file(target).stem}.gguf"
 

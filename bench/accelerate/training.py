@@ -44,8 +44,7 @@ from specrun.bindings.files import (
     text_in,
 )
 from specrun.bindings.gguf import read_header
-from specrun.runtime.planning import write_json
-from specrun.runtime.tuning import profile_file
+from specrun.runtime.planning import profile_file, write_json
 
 if TYPE_CHECKING:
     import torch

@@ -112,14 +112,6 @@ def offload_devices(found: Sequence[Device]) -> list[Device]:
     return servers + (gpus or shared)
 
 
-def device_alignment(device: Device) -> int:
-    """Return what a device rounds the sizes of tensors up to, in bytes."""
-    pointer = ctypes.c_void_p
-    kind = native_function("ggml_backend_dev_buffer_type", pointer, pointer)(device.handle)
-    size: int = native_function("ggml_backend_buft_get_alignment", ctypes.c_size_t, pointer)(kind)
-    return size
-
-
 def supports_gpu_offload() -> bool:
     """Return whether this machine has a device that layers can be offloaded to.
 

@@ -18,7 +18,7 @@ _TOKENIZER = "tokenizer.ggml."
 
 
 def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
-    """Return the facts as a mapping, ready for JSON; None where the file does not say."""
+    """Return the facts as a mapping, ready for JSON; None for those that the file lacks."""
     nextn = read_nextn(path, header)
     return {
         "file": str(path),

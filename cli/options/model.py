@@ -24,7 +24,7 @@ from specrun.cli.options.group import (
     outvoted,
     with_fields,
 )
-from specrun.cli.options.types import FILE, MAX_COUNT, SHARE, LayerCountType, ShapeType
+from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, SHAPE, SHARE
 from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import one_line
 from specrun.runtime.acceptance import build_rule, rule_names
@@ -57,7 +57,7 @@ def _loading(
 
 
 def device_rows(found: list[Device]) -> list[tuple[str, ...]]:
-    """Return what a table says of devices: name, description, kind, free memory, memory."""
+    """Return the rows of a table of devices: name, description, kind, free memory, memory."""
     return [
         (
             device.name,
@@ -254,7 +254,7 @@ _MAX_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """How to draft: an expression, or the llama.cpp options that are rewritten to one."""
+    """The drafter: an expression, or llama.cpp options that are rewritten to one."""
 
     model_draft: Path | None
     drafter: str | None
@@ -268,7 +268,7 @@ class DraftSettings:
 
     @property
     def is_named(self) -> bool:
-        """Whether anything says how to draft; otherwise a profile does, or `auto`."""
+        """Whether any option names a drafter; if none does, a profile or `auto` chooses."""
         said = (self.drafter, self.model_draft, self.spec_type, self.reference)
         limits = (self.spec_draft_n_max, self.spec_draft_p_min)
         return any(value is not None for value in (*said, *limits))
@@ -295,7 +295,7 @@ class LoadSettings:
         return {name: getattr(self.options, name) for name in names}
 
     def runtime_options(self) -> dict[str, Any]:
-        """Return the options of `Runtime` that say how models are loaded and evaluated."""
+        """Return the options of `Runtime` about loading and evaluation, by name."""
         return {name: getattr(self.options, name) for name in self.loading}
 
 
@@ -309,7 +309,7 @@ class TemplateSettings:
 
 
 def _removed(name: str, advice: str) -> Decorator:
-    """Return a hidden option that only says what replaces it."""
+    """Return a hidden option whose error names its replacement."""
 
     def refuse(context: click.Context, _option: click.Parameter, value: str | None) -> None:
         if value is not None:
@@ -386,7 +386,7 @@ shape_option = EVALUATION.option(
     "at least two, because several threads sum a single token's attention in parts beyond 256 "
     "cells; fixed, always as many as the drafter needs at most; N: always N, so that the text is "
     "the same to the bit with every drafter that draws nothing.",
-    ShapeType(),
+    SHAPE,
     show_default="free; fixed where specrun tune found that no slower",
 )
 
@@ -466,7 +466,7 @@ load_options = option_group(
             field,
             f"-ngl{short}, --gpu-layers{long}, --n-gpu-layers{long}",
             f"Layers of the {model} on the GPU; auto: as many as fit, with context and drafter.",
-            LayerCountType(),
+            LAYER_COUNT,
         )
         for field, short, long, model in (
             ("n_gpu_layers", "", "", "target"),
@@ -491,7 +491,7 @@ load_options = option_group(
 
 
 def _rules() -> str:
-    """Return the names of all rules, those apart that change what the target would say."""
+    """Return the names of all rules; those that change the target's distribution stand apart."""
     names = rule_names()
     exact = [name for name in names if build_rule(name).exact]
     lossy = [name for name in names if name not in exact]

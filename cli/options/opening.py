@@ -24,8 +24,9 @@ from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online import LearnFrom
+from specrun.runtime.planning import ANY
 from specrun.runtime.round import Shape
-from specrun.runtime.tuning import ANY, drafter_for
+from specrun.runtime.tuning import drafter_for
 
 if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
@@ -120,7 +121,7 @@ def _chosen(
     terminal: Terminal,
     workload: str,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the drafter's expression and the options of what is opened."""
+    """Return the drafter's expression and the options of the runtime or engine."""
     check_named(load)
     drafter, shape = chosen_drafter(load, draft, params, terminal, workload)
     options = {
@@ -136,7 +137,7 @@ def _chosen(
 
 @contextmanager
 def _loading(load: LoadSettings, terminal: Terminal) -> Iterator[None]:
-    """Say what is being loaded, for as long as it takes."""
+    """Show the name of the model during the block that loads it."""
     if load.model is None:
         _require_demo_files()
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
@@ -162,7 +163,7 @@ def chosen_drafter(
 def _tuned(
     load: LoadSettings, draft: DraftSettings, params: SamplingParams, terminal: Terminal
 ) -> tuple[str | None, Shape]:
-    """Return what `specrun tune` found for this pair here, if only -md says how to draft."""
+    """Return the plan of `specrun tune` for this pair, if -md alone names the drafter."""
     explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min, draft.reference)
     choosing = draft.drafter is not None and is_bare_auto(draft.drafter)
     shape = draft.shape or "free"
@@ -203,9 +204,9 @@ def _unnamed(
     workload: str,
     terminal: Terminal,
 ) -> str | None:
-    """Return how to draft where nothing says so: by the file's profile, or `auto`; else None.
+    """Return the drafter of the file's profile, or `auto`, if no option names one; else None.
 
-    A shape that was asked for may be too narrow for what would be chosen.
+    A given shape may be too narrow for the drafter of a profile.
     """
     if load.model is None or draft.is_named or draft.shape is not None:
         return None
@@ -224,7 +225,7 @@ def _unnamed(
 
 
 def template_text(template: TemplateSettings) -> str | None:
-    """Return the text of the chat template that was asked for; None: the model's own."""
+    """Return the text of the chat template of the options; None: the model's own."""
     text, file = template.chat_template, template.chat_template_file
     if (text is not None) + (file is not None) + template.no_chat_template > 1:
         raise click.UsageError(
@@ -301,7 +302,7 @@ def kept_session(
 ) -> Iterator[None]:
     """Take up the cache of a file, and keep what is cached at the end of the block.
 
-    `opened` returns what is open; where that is another model in the end, the file stays as it was.
+    `opened` returns the runtime; if it has another model in the end, the file stays as it was.
     """
     if path is None:
         yield

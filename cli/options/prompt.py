@@ -23,7 +23,7 @@ _ASK = "give -m FILE, or --demo for the embedded models"
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """Where the prompt comes from."""
+    """The prompt's text or file."""
 
     prompt: str | None
     file: Path | None
@@ -40,6 +40,11 @@ prompt_options = option_group(
 def prompts_option(section: Section, help: str = "A prompt; repeatable.") -> Decorator:
     """Return -p of commands that have prompts answered to measure something."""
     return section.option("-p, --prompt TEXT", help, multiple=True)
+
+
+def prompt_file_option(section: Section) -> Decorator:
+    """Return -f of commands that have prompts answered to measure something."""
+    return section.option("-f, --file", "A file that is one prompt.", FILE)
 
 
 def no_template_option(section: Section) -> Decorator:
@@ -88,7 +93,7 @@ def _without_last_newline(text: str) -> str:
 
 
 def named_target(load: LoadSettings, *, ask: str = _ASK) -> Path:
-    """Return the file of -m, or the embedded target's with --demo; `ask` is said if neither is."""
+    """Return the file of -m, or the embedded target's with --demo; `ask` is advice in the error."""
     from specrun.runtime.demo import demo_target
 
     check_named(load, ask=ask)

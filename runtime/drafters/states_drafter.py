@@ -90,7 +90,7 @@ class StatesDrafter(Drafter):
         """Note a chain that `length` stopped; return it."""
         return tree if self._length is None else self._length.drafted(tree)
 
-    def shortened(self, tokens: Sequence[int], log_probs: FloatRows, plan: DraftPlan) -> DraftTree:
+    def shortened(self, tokens: list[int], log_probs: FloatRows, plan: DraftPlan) -> DraftTree:
         """Return as much of a chain as pays; its tokens were chosen, so this choice is exact."""
         values = np.exp(np.cumsum(log_probs, dtype=np.float64)).tolist()
         kept = plan.best(values, range(ROOT, len(tokens) - 1), len(tokens))

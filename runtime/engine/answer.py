@@ -15,7 +15,7 @@ from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, Specrun
 from specrun.runtime.acceptance import PairRule, SequentialCascade
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 from specrun.runtime.engine.request_options import AnswerOptions, Choice
-from specrun.runtime.engine.sequential import SequentialSettings, sequential_rounds, small_model
+from specrun.runtime.engine.sequential import sequential_rounds, small_model
 from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.grammar.compiled import compiled
@@ -271,18 +271,21 @@ class Answer:
         self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
     ) -> Iterator[Round | None]:
         session, conversation, rule = self.session, self.session.conversation, self.rule
-        state = self._sampler_state()
+        if self._grammar is not None and not isinstance(rule, SequentialCascade):
+            self._guided = GuidedDrafter(self.drafter)
+        settings = DecodeSettings(
+            rule,
+            self._params,
+            limits,
+            end_tokens,
+            self._sampler_state(),
+            None if self._tracer is None else self._tracer.witness,
+            self._guided,
+        )
         if isinstance(rule, SequentialCascade):
             small = small_model(rule, self.drafter)
-            alone = SequentialSettings(rule, self._params, limits, end_tokens, state)
-            return sequential_rounds(session.target, conversation, small, alone)
-        if self._grammar is not None:
-            self._guided = GuidedDrafter(self.drafter)
-        witness = None if self._tracer is None else self._tracer.witness
-        verifying = DecodeSettings(
-            rule, self._params, limits, end_tokens, state, witness, self._guided
-        )
-        return decode_rounds(target, conversation, verifying)
+            return sequential_rounds(session.target, conversation, small, settings)
+        return decode_rounds(target, conversation, settings)
 
     def _sampler_state(self) -> SamplerState:
         """Return the samplers' state before the first token."""

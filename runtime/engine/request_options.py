@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
@@ -25,7 +25,7 @@ from specrun.runtime.engine.opening import OpenModels
 from specrun.runtime.engine.sequential import small_model
 from specrun.runtime.engine.slots import n_slot_sequences
 from specrun.runtime.language import parse_expression
-from specrun.runtime.laws.sampling import SamplingParams, whole_number
+from specrun.runtime.laws.sampling import SamplingParams, unknown_option, whole_number
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, Owned, close_all
 from specrun.runtime.round.loop import require_laws, require_rule
 from specrun.runtime.round.padding import Shape, open_target
@@ -68,6 +68,15 @@ class AnswerOptions:
             if count is None or count < 0:
                 raise OptionError(f"{name} is {value!r}: {advice}")
             object.__setattr__(self, name, count)  # an int, also if numpy's was given
+
+
+def answer_options(options: Mapping[str, Any]) -> AnswerOptions:
+    """Return the options of an answer; `OptionError` for an unknown one names the nearest."""
+    known = [field.name for field in dataclasses.fields(AnswerOptions)]
+    for name in options:
+        if name not in known:
+            raise unknown_option(name, known, "an answer")
+    return AnswerOptions(**options)
 
 
 class RuleKind(NamedTuple):

@@ -19,9 +19,9 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import Rule, SequentialCascade
 from specrun.runtime.engine.answer import Answer, Making, Request, Stage
 from specrun.runtime.engine.request_options import (
-    AnswerOptions,
     Choice,
     SlotDrafters,
+    answer_options,
     require_fitting,
 )
 from specrun.runtime.engine.slots import SlotTarget
@@ -150,7 +150,7 @@ class Session:
 
         Unlike elsewhere, `logprobs` are on by default. Raises as `answer`.
         """
-        wanted = AnswerOptions(**{"logprobs": True, **options})
+        wanted = answer_options({"logprobs": True, **options})
         return self.answer(Request(prompt, params, seed, wanted, Choice()))
 
     def answer(self, request: Request) -> GenerationStream:

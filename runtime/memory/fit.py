@@ -21,7 +21,6 @@ from specrun.runtime.memory.count import (
     STEP,
     TARGET,
     AskedCounts,
-    Counts,
     ModelPart,
     asked_on_devices,
     parts_of,
@@ -42,7 +41,7 @@ LEAST_CTX = 4096
 _MOST_WAYS = 3
 
 _Count = Callable[[int, int, int], MemoryPlan]
-"""Counts a plan of so much context, layers of the target on devices, and of drafts."""
+"""AskedCounts a plan of so much context, layers of the target on devices, and of drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class WayOut:
     plan: MemoryPlan
 
 
-def choose_plan(request: PlanRequest, wish: Wish, counts: Counts) -> MemoryPlan:
+def choose_plan(request: PlanRequest, wish: Wish, counts: AskedCounts) -> MemoryPlan:
     """Return the plan with the most layers on devices, then the most context, that fits.
 
     Where nothing fits, the plan that comes nearest, which does not `fit`.
@@ -130,7 +129,7 @@ def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def ways_out(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
+def ways_out(plan: MemoryPlan, counts: AskedCounts) -> list[WayOut]:
     """Return up to three ways to make a plan fit, each counted anew: it fits.
 
     A smaller context; keys and values of q8_0, with less context if that is needed; fewer layers on
@@ -151,7 +150,7 @@ def ways_out(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
     less = shorter(request)
     if less is not None:
         found.append(WayOut(f"-c {less.settings.n_ctx}", less))
-    if can_quantize(request):
+    if can_quantize(request, counts):
         small = request.with_cache("q8_0")
         whole = count_plan(small, settings, counts)
         option = "-ctk q8_0 -ctv q8_0"
@@ -169,14 +168,14 @@ def ways_out(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
     return found
 
 
-def _combined(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
+def _combined(plan: MemoryPlan, counts: AskedCounts) -> list[WayOut]:
     """Return fewer layers together with less cache, which leaves more of them on devices."""
     variants: list[tuple[str, MemoryPlan]] = []
     n_ctx = min(LEAST_CTX, plan.settings.n_ctx)
     if n_ctx < plan.settings.n_ctx:
         settings = replace(plan.settings, n_ctx=n_ctx)
         variants.append((f"-c {n_ctx}", replace(plan, settings=settings)))
-    if can_quantize(plan.request):
+    if can_quantize(plan.request, counts):
         small = plan.request.with_cache("q8_0")
         variants.append(("-ctk q8_0 -ctv q8_0", replace(plan, request=small)))
     found = []
@@ -187,16 +186,20 @@ def _combined(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
     return found
 
 
-def can_quantize(request: PlanRequest) -> bool:
-    """Whether q8_0 would make keys and values smaller, and llama.cpp takes it for them."""
-    context, layers = request.target.context, request.target.model.layers
-    types = context.cache_type_k, context.cache_type_v
-    wide = any(kind in ("f32", "f16", "bf16") for kind in types)
-    blocks = all(layer.keys % 32 == 0 and layer.values % 32 == 0 for layer in layers)
-    return wide and blocks and context.flash_attention != "off"
+def can_quantize(request: PlanRequest, counts: AskedCounts) -> bool:
+    """Whether q8_0 would make keys and values smaller, and llama.cpp accepts it for them."""
+    context = request.target.context
+    wide = {"f32", "f16", "bf16"} & {context.cache_type_k, context.cache_type_v}
+    if not wide or context.flash_attention == "off":
+        return False
+    try:
+        counts.cells(request.target.with_cache("q8_0", "q8_0"), STEP)
+    except SpecrunError:
+        return False
+    return True
 
 
-def _fewer_layers(plan: MemoryPlan, counts: Counts) -> MemoryPlan | None:
+def _fewer_layers(plan: MemoryPlan, counts: AskedCounts) -> MemoryPlan | None:
     request, settings = plan.request, plan.settings
     layers = plan.layers_on_devices
     most = _largest(
@@ -292,7 +295,7 @@ def ways_text(ways: Sequence[WayOut], place: int) -> str:
     return "; ".join(f"{way.options} ({size_text(way.plan.total(place))})" for way in ways)
 
 
-def alternatives(plan: MemoryPlan, counts: Counts) -> str:
+def alternatives(plan: MemoryPlan, counts: AskedCounts) -> str:
     """Return what a plan takes by place and part, and what half of each would."""
     request, settings = plan.request, plan.settings
     places = [(HOST, "this machine"), *((n, d.name) for n, d in enumerate(request.devices))]
@@ -307,7 +310,7 @@ def alternatives(plan: MemoryPlan, counts: Counts) -> str:
     half = max(256, settings.n_ctx // 512 * 256)
     if half < settings.n_ctx:
         ways.append((f"-c {half}", count_plan(request, replace(settings, n_ctx=half), counts)))
-    if can_quantize(request):
+    if can_quantize(request, counts):
         small = count_plan(request.with_cache("q8_0"), settings, counts)
         ways.append(("-ctk q8_0 -ctv q8_0", small))
     if request.devices and plan.layers_on_devices > 0:
@@ -569,7 +572,7 @@ def _wish(loading: Loading, request: PlanRequest) -> Wish:
     )
 
 
-def _confirmed(plan: MemoryPlan, wish: Wish, counts: Counts) -> MemoryPlan:
+def _confirmed(plan: MemoryPlan, wish: Wish, counts: AskedCounts) -> MemoryPlan:
     """Return a plan with what llama.cpp counts on its devices in place of what was estimated.
 
     Where that is more than fits, and something is left to choose, another plan.
@@ -617,7 +620,7 @@ def _asked(plan: MemoryPlan) -> MemoryPlan:
     return replace(plan, rows=tuple(rows))
 
 
-def _require_room(plan: MemoryPlan, devices: Sequence[Device], counts: Counts) -> None:
+def _require_room(plan: MemoryPlan, devices: Sequence[Device], counts: AskedCounts) -> None:
     """Raise where a card of this machine has less than what would lie on it."""
     for place, device in enumerate(plan.request.devices):
         needed = plan.total(place)

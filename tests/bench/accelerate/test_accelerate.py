@@ -25,9 +25,9 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.laws import SamplingParams
-from specrun.runtime.planning import describe_settings
+from specrun.runtime.planning import describe_settings, load_profile, profile_file
 from specrun.runtime.round import GenerationResult
-from specrun.runtime.tuning import drafter_for, load_profile, profile_file
+from specrun.runtime.tuning import drafter_for
 
 CONTEXT = ContextOptions(n_ctx=512, n_threads=1)
 GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)

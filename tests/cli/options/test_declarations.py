@@ -146,3 +146,19 @@ def test_the_page_of_options_is_the_generated_one() -> None:
     command = [sys.executable, ROOT / "tools" / "options_page.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (ROOT / "docs" / "options.md").read_text() == done.stdout
+
+
+def test_the_page_of_samplers_names_the_defaults() -> None:
+    """Flags with their defaults, such as `--top-k 40`, in the table of docs/sampling.md."""
+    page = (ROOT / "docs" / "sampling.md").read_text()
+    shown = re.findall(r"`--([\w-]+) (-?[\d.]+)`", page.partition("## ")[0])
+    defaults = {
+        name: setting.default
+        for setting in SETTINGS.values()
+        if setting.kind != "other"
+        for name in long_names(setting.flags)
+    }
+    named = {flag.replace("-", "_"): float(value) for flag, value in shown}
+    del named["mirostat"]  # shown with its versions
+    assert len(named) > 15
+    assert named == {name: defaults[name] for name in named}
