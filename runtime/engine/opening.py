@@ -53,15 +53,14 @@ class RuntimeOptions:
     `trust` opens files that were not seen before without trying them in another process. `shape`
     "fixed", or a width in tokens, evaluates as many tokens whatever is drafted, so that a text is
     the same to the bit with any drafter of point masses of that width; "pairs" evaluates two tokens
-    at least. `backend_sampling` "on", or
-    "auto" if a GPU has the whole target, sends only the best logits of each row to the host, in
-    answers without log-probabilities that keep a top k; one GPU was tried. `lora` are adapters
-    for the target, each a FILE or FILE:SCALE; the drafter stays as it is, so its
-    acceptance may fall. `learn` True keeps rejected drafts in a buffer (`Runtime.rejections`), "keep" in the
-    user's state folder, a path in that file; only a
-    `specrun.train.online.online_drafter.OnlineDrafter` learns from them. A request may
-    choose "none", the drafter or one of the drafters `others`, in full or by the name of its method
-    if only one has it, and another acceptance rule: any exact one if `accept` is exact, any that is
+    at least. `backend_sampling` "on", or "auto" if a GPU has the whole target, sends only the best
+    logits of each row to the host, in answers without log-probabilities that keep a top k; one GPU
+    was tried. `lora` are adapters for the target, each a FILE or FILE:SCALE; the drafter stays as
+    it is, so its acceptance may fall. `learn` True keeps rejected drafts in a buffer
+    (`Runtime.rejections`), "keep" in the user's state folder, a path in that file; only a
+    `specrun.train.online.online_drafter.OnlineDrafter` learns from them. A request may choose
+    "none", the drafter or one of the drafters `others`, in full or by the name of its method if
+    only one has it, and another acceptance rule: any exact one if `accept` is exact, any that is
     not if one of those is among `rules`.
     """
 
