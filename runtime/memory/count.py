@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from specrun.bindings.contexts.context import Context, MtpContext
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions, MtpContext
 from specrun.bindings.gguf import GGUFHeader, read_header
-from specrun.bindings.machine.placement import Placement, placing
+from specrun.bindings.machine import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import Breakdown, CountedModel, memory_breakdown
-from specrun.bindings.models.nextn import ROLLBACK_ARCHITECTURES
+from specrun.bindings.models import ROLLBACK_ARCHITECTURES
 from specrun.runtime.language import (
     METHODS,
     Expression,

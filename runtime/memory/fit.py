@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import DecodeMemoryError, OptionError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.library import quiet_log
-from specrun.bindings.machine.devices import Device
-from specrun.bindings.machine.placement import Placement, current_placement, resolve_placement
+from specrun.bindings.machine import Device, Placement, current_placement, resolve_placement
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.runtime.memory.count import (
     HEADS,

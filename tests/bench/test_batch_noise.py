@@ -22,10 +22,9 @@ from specrun.bench.batch_noise import (
     measure_batch_noise,
 )
 from specrun.bench.model_comparison import Chunk, scored_logits
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.conversion import FIXED_TEXT
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama

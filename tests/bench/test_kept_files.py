@@ -23,8 +23,8 @@ from specrun.bench.accelerate.record import Contender, LeftOut, Record, Sweep
 from specrun.bench.accelerate.training import TrainingOrder
 from specrun.bench.diagnosis.work import Work
 from specrun.bindings import files as files_module
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.models.model import Model
+from specrun.bindings.contexts import ContextOptions
+from specrun.bindings.models import Model
 from specrun.runtime.online import BufferKey, learn_folder, open_rejections
 from specrun.runtime.planning import (
     ANY,

@@ -14,9 +14,9 @@ from click.testing import Result
 from support.commands import run
 
 from specrun.bench.layer_search import CutJudge, LayerSearchOptions, LayerTrial, search_layers
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import RandomLlama, write_random_llama
 from specrun.convert.gguf import GGUFSource, PlannedTensor, write_gguf
 from specrun.runtime.laws import SamplingParams

@@ -12,7 +12,7 @@ from support.commands import results_of, run
 from specrun.bench.drafters.corpus import Entry, documentation_store, store_description
 from specrun.bench.drafters.prompts import Conversation, demo_workload
 from specrun.bench.report import literature_note
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.drafters.retrieval import open_store
 

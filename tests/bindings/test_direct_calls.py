@@ -10,12 +10,10 @@ import pytest
 from support.tiny_models import F32
 
 from specrun.bindings import direct_calls
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.direct_calls import CALLS
 from specrun.bindings.library import address_of, llama
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 compiled = pytest.mark.skipif(CALLS is None, reason="nothing was compiled")
 

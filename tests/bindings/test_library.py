@@ -18,9 +18,7 @@ import pytest
 from support.tiny_models import F32
 
 from specrun.bindings import library
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.library import (
     NativeHandle,
@@ -33,7 +31,7 @@ from specrun.bindings.library import (
     native_function,
     own_cpp_library,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 LOAD = """
 import sys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specrun.bindings.library import has_function
-from specrun.bindings.machine.devices import supports_gpu_offload
+from specrun.bindings.machine import supports_gpu_offload
 from specrun.bindings.threads import (
     SPIN_COUNT,
     Processors,

@@ -18,10 +18,8 @@ from support.tiny_checkpoints import (
     tokenizer_files,
 )
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.models.model import Model
+from specrun.bindings.contexts import Batch, Context, ContextOptions
+from specrun.bindings.models import Model
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from support.tiny_checkpoints import (
 from tokenizers import Tokenizer
 
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_checkpoint
 
 TOKENS = [72, 101, 108, 256, 298, 32, 0, 255, 119, 111, 270, 33]

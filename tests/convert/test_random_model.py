@@ -10,7 +10,7 @@ import pytest
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import RandomLlama, write_random_llama
 from specrun.convert.tokenizer import CONTROL, NORMAL, BytePairVocabulary
 

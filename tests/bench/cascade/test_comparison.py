@@ -21,7 +21,7 @@ from specrun.bench.cascade.comparison import (
 )
 from specrun.bench.cascade.examples import Example
 from specrun.bench.timing import Ratio, spread_of
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.runtime.laws import SamplingParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specrun.bench.drafters.comparison import DrafterBench, measure_drafters
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.runtime.laws import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)

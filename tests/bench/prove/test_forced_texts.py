@@ -15,9 +15,8 @@ from specrun.bench.prove.cache import check_cache, check_conversations
 from specrun.bench.prove.forced import FLOOR, Drift, ForcedText, excess, plain_texts
 from specrun.bench.prove.setting import ALPHA, Check, Setting
 from specrun.bench.prove.texts import most_partings
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.models.model import Model
+from specrun.bindings.contexts import Context, ContextOptions
+from specrun.bindings.models import Model
 from specrun.runtime.engine import Runtime
 from specrun.runtime.engine.slots import SlotTarget
 from specrun.runtime.round import CachedText, TargetModel

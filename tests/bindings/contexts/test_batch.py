@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.contexts.batch import Batch, BatchShape, chain_shape
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, BatchShape, Context, ContextOptions, chain_shape
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 
 @pytest.mark.parametrize(("capacity", "ids"), [(0, 1), (-1, 1), (1, 0)])

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.errors import (
     ClosedError,
     DecodeFailedError,
@@ -21,7 +19,7 @@ from specrun.bindings.errors import (
     OutOfMemoryError,
     StaleViewError,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 PROMPT = [11, 12, 13]
 

@@ -17,13 +17,16 @@ from support.renamed_models import as_architecture, qwen3_norms
 from support.tiny_models import CHAT, F32
 from support.tiny_nextn import write_tiny_qwen35
 
+from specrun.bindings.contexts import (
+    LAYER_INPUT_ARCHITECTURES,
+    Batch,
+    Context,
+    ContextOptions,
+    check_layer_inputs,
+)
 from specrun.bindings.contexts import rows as rows_module
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES, check_layer_inputs
 from specrun.bindings.errors import OptionError, StaleViewError, UnsupportedModelError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
 LAYERS, WIDTH, EPS = 6, 32, 1e-5

@@ -11,9 +11,14 @@ import pytest
 from support.tiny_models import F32
 from support.tiny_nextn import TinyNextN, variant, write_tiny_qwen35
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context, MtpContext, StateBatch, check_nextn
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import (
+    Batch,
+    Context,
+    ContextOptions,
+    MtpContext,
+    StateBatch,
+    check_nextn,
+)
 from specrun.bindings.errors import (
     ModelLoadError,
     OptionError,
@@ -21,8 +26,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.nextn import read_nextn
+from specrun.bindings.models import Model, read_nextn
 
 TEXT = [5, 200, 7, 7, 31, 90, 2, 5]
 PLAIN = TinyNextN()

@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.ggml import F32, I32, ComputeDevice, GraphBuilder, TargetTensors, weights
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 TOKENS = [5, 6, 7, 8]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specrun.bindings.library import engine_versions
-from specrun.bindings.machine.devices import devices, supports_gpu_offload, system_info
+from specrun.bindings.machine import supports_gpu_offload, system_info
+from specrun.bindings.machine.devices import devices
 
 
 def test_there_is_a_cpu_with_memory():

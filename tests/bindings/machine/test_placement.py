@@ -9,16 +9,16 @@ import pytest
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.machine import placement as module
-from specrun.bindings.machine.devices import Device
-from specrun.bindings.machine.placement import (
+from specrun.bindings.machine import (
+    Device,
     Placement,
     current_placement,
     find_device,
     placing,
     resolve_placement,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.machine import placement as module
+from specrun.bindings.models import Model
 
 GIB = 1 << 30
 

@@ -18,18 +18,19 @@ import pytest
 from support.workers import free_port, listening, running_worker
 
 from specrun.bindings.errors import OptionError, WorkerLostError
-from specrun.bindings.machine import workers
-from specrun.bindings.machine.devices import devices
-from specrun.bindings.machine.placement import Placement, placing
-from specrun.bindings.machine.workers import (
+from specrun.bindings.machine import (
     PROTOCOL,
     Endpoint,
+    Placement,
     add_workers,
     is_lost,
     is_reachable,
+    placing,
     require_workers,
+    workers,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.machine.devices import devices
+from specrun.bindings.models import Model
 
 HELLO = 1 + 8 + 24
 

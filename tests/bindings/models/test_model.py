@@ -17,7 +17,7 @@ from specrun.bindings.errors import (
     ModelLoadError,
     OptionError,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 
 @pytest.fixture(scope="module")

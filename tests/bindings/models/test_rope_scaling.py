@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
+from specrun.bindings.contexts import AS_TRAINED, Batch, Context, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.draft_model import draft_context_options
 

@@ -18,9 +18,7 @@ from support.tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings.errors import ModelLoadError, OutOfMemoryError
 from specrun.bindings.memory_breakdown import CountedModel
-from specrun.bindings.models import trial
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.trial import is_known_file, remember_written, trusting_files
+from specrun.bindings.models import Model, is_known_file, remember_written, trial, trusting_files
 from specrun.convert.cut import cut_layers
 from specrun.convert.quantize import quantize_model
 from specrun.runtime import Runtime

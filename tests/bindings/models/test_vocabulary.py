@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrun.bindings.errors import ClosedError, OptionError
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.bindings.models import Model, Vocabulary
 from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import NORMAL, USER_DEFINED, BytePairVocabulary
 

@@ -16,8 +16,7 @@ from gguf.quants import dequantize
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header, stored_bytes
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.trial import trusting_files
+from specrun.bindings.models import Model, trusting_files
 from specrun.bindings.quantizer import (
     FILE_TYPES,
     TENSOR_NUMBERS,

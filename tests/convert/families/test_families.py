@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from specrun.bindings.errors import ModelError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_checkpoint
 from specrun.convert.checkpoint import SOURCE_KEY
 from specrun.convert.families import known_architectures

@@ -13,7 +13,7 @@ import pytest
 
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_head
 from specrun.runtime.drafters.eagle import EagleHead
 from specrun.runtime.drafters.eagle.versions import draft_vocabulary

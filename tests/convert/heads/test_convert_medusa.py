@@ -12,7 +12,7 @@ import pytest
 from specrun.bindings.errors import MalformedFileError, ModelError, UnsupportedModelError
 from specrun.bindings.ggml import F32, GraphBuilder
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_checkpoint, convert_head
 from specrun.runtime.drafters.medusa import MedusaHead
 

@@ -20,7 +20,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.bindings.quantizer import dequantize_rows, quantize_rows
 from specrun.convert import convert_head, plan_head, target_facts
 from specrun.convert.heads.head_conversion import HEAD_KINDS, detect_kind, quantized_pieces

@@ -19,7 +19,7 @@ from specrun.bindings.errors import (
     PairError,
     UnsupportedModelError,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import (
     RandomLlama,
     TargetFacts,

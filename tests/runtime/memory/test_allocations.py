@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from support.sparse_models import FAMILIES, Size, write_sparse
 
-from specrun.bindings.contexts.context import Context, MtpContext
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions, MtpContext
+from specrun.bindings.machine import Placement, placing
 from specrun.bindings.machine.devices import devices
-from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import Breakdown, CountedModel, memory_breakdown
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.memory import (
     AskedCounts,
     MemoryDevice,

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from support.every_drafter import write_all
 
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions
+from specrun.bindings.machine import Placement, placing
 from specrun.bindings.machine.devices import devices
-from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import memory_breakdown
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.memory import (
     AskedCounts,
     MemoryDevice,
