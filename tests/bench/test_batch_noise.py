@@ -1,7 +1,7 @@
-"""Batch noise: its figures by hand, what quantized and F32 models show, and a fixed shape's bits.
+"""Batch noise: its figures by hand, those of quantized and F32 models, and a fixed shape's bits.
 
 Nothing here is drawn: models and texts are fixed. Sizes of noise are those of this machine's
-kernels, so tests hold only what has orders of magnitude to spare.
+kernels, so tests require only figures with orders of magnitude to spare.
 """
 
 from __future__ import annotations

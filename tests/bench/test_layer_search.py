@@ -22,7 +22,7 @@ from specrun.convert.gguf import GGUFSource, PlannedTensor, write_gguf
 from specrun.runtime.laws import SamplingParams
 
 LAYERS = 5
-NEEDED = {1, 3}  # the other layers add nothing to what passes through
+NEEDED = {1, 3}  # the other layers add nothing to their input
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_the_layers_that_do_nothing_are_found(sparse: Path, steady: None) -> Non
 
 
 def test_acceptance_is_what_drafting_would_accept(sparse: Path, steady: None) -> None:
-    """Where every needed layer is kept, all is accepted; the share is below 1 where one is not."""
+    """If every needed layer is kept, all is accepted; the share is below 1 if one is not."""
     trials = search_layers(options(sparse, evaluations=30), prompts).trials
     for trial in trials:
         assert trial.acceptance == pytest.approx(1.0) or not set(trial.kept) >= NEEDED

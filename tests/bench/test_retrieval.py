@@ -1,4 +1,4 @@
-"""Inputs for measuring retrieval: workloads, documentation; the literature beside them."""
+"""Inputs for measuring retrieval: workloads, documentation; the literature's figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_repeated_questions_were_answered_before(context: int) -> None:
         assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2) + [
             "user"
         ]
-        # Asked once before, however long the conversation.
+        # Once before, however long the conversation.
         assert sum(message["content"] == question for message in chat) == 2
         assert context <= count_words(chat) < max(context, 60) + 60
 

@@ -45,7 +45,7 @@ def test_pieces_are_those_that_llama_cpp_writes(model, way):
 
 
 def test_a_piece_may_be_of_any_length(way, monkeypatch):
-    """The function is asked again with as much room as it said."""
+    """The function is called again with as much room as it returned."""
     text = b"long" * 40
     asked: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A converted checkpoint computes what the checkpoint means, and reads text as its tokenizer
+"""A converted checkpoint computes the same as the checkpoint, and reads text as its tokenizer
 does."""
 
 from __future__ import annotations

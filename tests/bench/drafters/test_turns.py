@@ -1,4 +1,4 @@
-"""In which order a comparison asks its arms: no arm may have a minute of the machine of its own."""
+"""The order of arms in a comparison: no arm may have a minute of the machine to itself."""
 
 from __future__ import annotations
 

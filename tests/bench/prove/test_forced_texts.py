@@ -61,7 +61,7 @@ def by_level(self: TargetModel, text: CachedText, tree: DraftTree) -> EvaluatedR
 
 
 def with_holes(self: TargetModel, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-    """Keep a path where it lies: what is dropped leaves holes, which the next cells fill."""
+    """Keep a path in its place: dropped cells leave holes, which the next cells fill."""
     self._keep_at(text.n_cached, tree.parents, path)
     text.commit(tree.tokens[node] for node in path)
 
@@ -151,7 +151,7 @@ def test_few_texts_are_held_against_a_wrong_cell() -> None:
     noise, wrong = drift([[0.001] * 50] * 2), drift([[0.1] * 50] * 2)
     assert not excess(drift([[0.04] * 50] * 2), noise, wrong, quiet=False).is_seen
     assert excess(drift([[0.06] * 50] * 2), noise, wrong, quiet=False).is_seen
-    near = drift([[0.005] * 50] * 2)  # too near to noise to say anything
+    near = drift([[0.005] * 50] * 2)  # too near to noise to prove anything
     assert not excess(wrong, noise, near, quiet=False).is_seen
 
 

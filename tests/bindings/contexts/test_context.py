@@ -1,4 +1,4 @@
-"""Contexts: what is checked before an assertion of llama.cpp would end the process, failures, rows,
+"""Contexts: checks before an assertion of llama.cpp would end the process, failures, rows,
 state."""
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_an_option_out_of_range_is_refused_by_name(options):
     "reason", ["", "failed to initialize the context: std::bad_alloc", "Out Of Memory"]
 )
 def test_no_memory_for_a_context_is_an_error_with_advice(model, monkeypatch, reason):
-    words = iter(["", reason])  # asked before the call, to forget, and after it
+    words = iter(["", reason])  # read before the call, to forget, and after it
     monkeypatch.setattr("specrun.bindings.contexts.context.last_native_errors", lambda: next(words))
     monkeypatch.setattr(model._native, "llama_init_from_model", lambda _model, _params: None)
     with pytest.raises(OutOfMemoryError, match=r"of 256 tokens .*-c\)") as caught:

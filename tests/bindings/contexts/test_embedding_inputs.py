@@ -1,4 +1,4 @@
-"""Batches of embeddings: the bits that tokens give, in every family; refused where they are not."""
+"""Batches of embeddings: the bits of tokens, in every family; refusals of the others."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_rows_of_a_tree_belong_to_its_nodes(model: Model) -> None:
         model, ContextOptions(**F32, n_sequences=2, n_outputs=3, layer_inputs=(2,))
     ) as context:
         batch = Batch(8, 2)
-        # TEXT[:3], then TEXT[3] in sequence 0 beside another token in sequence 1.
+        # TEXT[:3], then TEXT[3] in sequence 0 with another token in sequence 1.
         ids = [0, 1, 0, 1, 0, 1, 0, 1]
         batch.fill(
             [*TEXT[:3], 99, TEXT[3]],
@@ -221,7 +221,7 @@ with Model(sys.argv[1]) as model, Context(model, ContextOptions(n_ctx=64, n_thre
 def test_the_list_says_who_survives_being_asked(
     renamed: dict[str, Path], architecture: str, lives: bool
 ) -> None:
-    """Asked in a process of its own, with the list out of the way."""
+    """In a process of its own, with the list out of the way."""
     command = [sys.executable, "-c", ASK, str(renamed[architecture]), architecture]
     quiet = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(

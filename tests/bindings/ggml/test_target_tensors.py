@@ -1,4 +1,4 @@
-"""The target's matrices in a head's graph: shared where that works, and the same numbers where it
+"""The target's matrices in a head's graph: shared if that works, and the same numbers if it
 does not."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Devices with their memory, and the versions of what computes."""
+"""Devices with their memory, and the versions of the native libraries."""
 
 from __future__ import annotations
 

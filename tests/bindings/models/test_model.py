@@ -1,4 +1,4 @@
-"""Models: what they say of themselves, and files that cannot be used."""
+"""Models: their properties, and files that cannot be used."""
 
 from __future__ import annotations
 

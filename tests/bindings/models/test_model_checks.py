@@ -1,4 +1,4 @@
-"""Headers that would end the process: each is refused by name, and what is next to it is not."""
+"""Headers that would end the process: each is refused by name, and its sound neighbours are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contexts beyond what a model was trained for: what is asked of llama.cpp, and what it does."""
+"""Contexts beyond the trained length: the parameters for llama.cpp, and their effect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_contexts_grow_only_where_positions_are_stretched() -> None:
 
 
 def test_a_files_own_scaling_is_not_made_worse() -> None:
-    """llama.cpp lets a scale replace the file's factor, and ignores it where the file says none."""
+    """llama.cpp lets a scale replace the file's factor, and ignores it if the file has none."""
     assert RopeScaling(scale=8.0).context_size(0, 131072, 4.0) == 262144
     RopeScaling(scale=8.0).check("yarn", 4.0)
     AS_TRAINED.check("none", 1.0)

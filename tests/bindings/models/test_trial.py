@@ -1,4 +1,4 @@
-"""Trials: what an unknown file may do to the process that opens it, and which files are known."""
+"""Trials: faults of unknown files in the process that opens them, and known files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def deadly(path: Path) -> Path:
-    """Write a model whose recurrent state has 63 numbers where its tensors have 64: llama.cpp loads
+    """Write a model whose recurrent state has 63 numbers for tensors of 64: llama.cpp loads
     it, and asserts when it builds the graph."""
     parts = take_apart(write_tiny_qwen35(path))
     (old,) = (entry for entry in parts.entries if entry.key == b"qwen35.ssm.inner_size")
@@ -211,8 +211,8 @@ def test_more_memory_than_such_a_file_may_need_is_refused(
     ("code", "reports", "expected"),
     [
         (0, {"opening": [], "done": True}, True),
-        (0, {"opening": [], "refused": "no"}, False),  # this process says the same
-        (1, {}, False),  # it never got to the file
+        (0, {"opening": [], "refused": "no"}, False),  # this process refuses it, too
+        (1, {}, False),  # it never opened the file
     ],
 )
 def test_how_a_trial_is_read(code: int, reports: dict[str, Any], expected: bool) -> None:

@@ -1,4 +1,4 @@
-"""Vocabularies: every text comes back, control tokens only when asked for, comparison token by
+"""Vocabularies: every text comes back, control tokens only if wanted, comparison token by
 token."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Hydra checkpoints with upstream's names become GGUF files that compute what the reference
-computes."""
+"""Hydra checkpoints with upstream's names become GGUF files that compute the same as the
+reference."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def config_of(heads: TinyHydra, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Writes a checkpoint as upstream's training does: the state dict of the heads, with all that
-    hangs on them."""
+    """Writes a checkpoint as upstream's training does: the state dict of the heads, with all of
+    their modules."""
 
     def write(
         heads: TinyHydra, *, pickled: bool = True, drop: str = "", add: Any = None, **changes: Any

@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Watched(np.ndarray):
-    """A weight matrix that sums the squares of what it is multiplied with."""
+    """A weight matrix that sums the squares of its inputs."""
 
     sums: dict[str, np.ndarray]
     label = ""

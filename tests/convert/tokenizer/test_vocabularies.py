@@ -1,4 +1,4 @@
-"""Vocabularies: what is recognised, what is refused by name, and the kinds of tokens."""
+"""Vocabularies: recognised ones, ones that are refused by name, and the kinds of tokens."""
 
 from __future__ import annotations
 

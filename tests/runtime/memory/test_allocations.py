@@ -88,7 +88,7 @@ def test_weights_and_cells_on_the_cpu(
     options = ContextOptions(n_ctx=700, n_threads=1)
     real = allocated(models[name], options)[HOST_NAME]
     assert counted(counts, models[name], options) == {HOST: (real.weights, real.cells)}
-    # Without allocating llama.cpp says the same, compute buffers too.
+    # Without allocating llama.cpp counts the same, compute buffers too.
     assert allocated(models[name], options, kind=CountedModel) == {HOST_NAME: real}
 
 
@@ -204,7 +204,7 @@ def test_weights_and_cells_on_devices(
         assert abs(weights - breakdown.weights) <= 0.002 * breakdown.weights
         assert cells == breakdown.cells
         assert (asked[device].weights, asked[device].cells) == (breakdown.weights, breakdown.cells)
-        # Where a layer is cut in parts, llama.cpp counts some more than it then allocates.
+        # If a layer is cut in parts, llama.cpp counts some more than it then allocates.
         assert asked[device].compute >= breakdown.compute
         assert pairs or asked[device].compute == breakdown.compute
     assert found == {}

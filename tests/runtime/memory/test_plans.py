@@ -268,7 +268,7 @@ def test_own_blocks_are_counted_with_the_target(
         assert [row.part for row in plan.rows] == ["target"] * 4
         sizes.append({row.kind: row.by_place[0] for row in plan.rows[:3]})
     assert all(sizes[1][kind] > sizes[0][kind] for kind in sizes[0])
-    # One more layer of cells beside three.
+    # One more layer of cells than three.
     assert 3 * sizes[1]["keys and values"] == 4 * sizes[0]["keys and values"]
 
 
