@@ -68,7 +68,7 @@ class ModelShape:
             n_vocab,
             _count(path, header, "context_length"),
             n_layers,
-            _count(path, header, "nextn_predict_layers", 0),
+            min(n_layers, _count(path, header, "nextn_predict_layers", 0)),
             read_nextn(path, header),
             rope_factor(header),
             keys,
