@@ -13,7 +13,7 @@ from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
 from specrun.bench.diagnosis.work import Work
 from specrun.bench.drafters.comparison import DrafterBench, measure_drafters
 from specrun.bench.timing import Ratio
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.cli.accelerate.diagnosis import verdict_lines
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import CostCurve, save_curve
