@@ -68,7 +68,7 @@ uvicorn's own time limit ends those that are idle.
 
 
 def most_connections() -> int:
-    """Return how many connections may be open: what this process may open beside its own files."""
+    """Return how many connections may be open: the limit of open files, less the process's own."""
     if resource is None:
         return _MOST
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -79,7 +79,7 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """A connection of uvicorn's that knows how long it has waited for its client.
+    """A connection of uvicorn's, with the time that it has waited for its client.
 
     It reads little at a time: a body may come in chunks of a byte, each of which is parsed.
     """
@@ -87,7 +87,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     _waits_for: tuple[object, ...] = ()
     _received = 0
     since = 0.0
-    """When it began to wait for what it waits for now, as it was last seen."""
+    """When it began to wait in its present phase, as it was last seen."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -95,7 +95,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.seen(time.monotonic())
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Return where the next bytes go."""
+        """Return the buffer for the next bytes."""
         self._buffer = bytearray(_READ_BYTES)
         return self._buffer
 
@@ -104,13 +104,13 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent, and note what is waited for next."""
+        """Take the bytes of the client, and note the phase that follows."""
         self._received += len(data)
         super().data_received(data)
         self.seen(time.monotonic())
 
     def seen(self, now: float) -> Phase:
-        """Return what it waits for, and note since when."""
+        """Return its phase, and note when it began."""
         phase = self._phase()
         # Another request is a new beginning, and so are bytes of a body, and bytes that were taken.
         unsent = self.transport.get_write_buffer_size() if phase == "closing" else 0
@@ -132,7 +132,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return "busy" if self.cycle.response_started else "body"
 
     def give_up(self, settings: ServeSettings, now: float) -> None:
-        """End it where it has waited for too long."""
+        """End the connection if it has waited for too long."""
         phase, waited = self.seen(now), now - self.since
         if phase == "header" and waited > settings.bounds.header_seconds:
             self._say_late(settings.bounds.header_seconds)
@@ -152,7 +152,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.write((head + body).encode())
 
     def may_end(self, now: float) -> bool:
-        """Whether nobody loses an answer where it ends: no whole request of it is there."""
+        """Whether it can end without the loss of an answer: it has no whole request."""
         is_waiting = self.seen(now) not in ("busy", "closing")
         return is_waiting and not self.transport.get_write_buffer_size()
 
@@ -226,7 +226,7 @@ class Connections:
         return bool(waiting)
 
     def _say(self, problem: str) -> None:
-        """Log a shortage, now and then: it lasts while somebody holds connections."""
+        """Log a shortage, now and then: it can last long."""
         now = time.monotonic()
         if now - self._said >= _SAID_SECONDS:
             self._said = now
@@ -234,7 +234,7 @@ class Connections:
 
 
 _IDLE_SECONDS = 75  # longer than clients keep a connection that they do not use
-_MORE_SECONDS = 5.0  # in which answers that were ended say so
+_MORE_SECONDS = 5.0  # for the last events of answers that were ended
 _LAST_SECONDS = 1.0  # the same after a second signal
 
 
@@ -277,7 +277,7 @@ class DrainingServer(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and call `ready`."""
         await super().startup([])  # uvicorn would accept more connections than there are files
         self._connections = Connections(
             cast("set[Connection]", self.server_state.connections),
@@ -315,7 +315,7 @@ class DrainingServer(uvicorn.Server):
             await self._last_words()
 
     async def _last_words(self) -> None:
-        """Let answers that were ended say so, which takes a round, where their clients listen."""
+        """Let answers that were ended send their last events, which takes a round."""
         tasks = self.server_state.tasks
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_SECONDS)
