@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from specrun.bindings.errors import OptionError
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
 from specrun.train.heads.learner import (
+    FormerModel,
     HeadLearner,
     Lesson,
     best_tokens,
@@ -21,9 +22,9 @@ from specrun.train.heads.learner import (
     token_cross_entropy,
 )
 from specrun.train.heads.run import HeadFiles, HeadRun, ModelRecipe
-from specrun.train.target.hf_model import HFModel, TargetMatrices
+from specrun.train.target.hf_model import HFModel
 from specrun.train.target.shape import ModelShape, checkpoint_size
-from specrun.train.target.states import Features, FeatureSource, ModelFeatures
+from specrun.train.target.states import Features, ModelFeatures
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 from specrun.train.trainer.memory import MemoryNeed
 from specrun.train.trainer.settings import TrainingDefaults
@@ -158,7 +159,7 @@ class LookaheadRecipe(ModelRecipe):
         return self.from_law and self.changes_model
 
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
-        """Return what is needed: the model, 16 bytes for a trained number, and a step's numbers."""
+        """Return the memory: the model, 16 bytes for a trained number, and a step's numbers."""
         text = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
         n_texts = max(1, text * len(corpus.sequences) // max(1, corpus.n_tokens))
         ahead = self.count * min(text, self.groups * n_texts)
@@ -207,12 +208,7 @@ class PassRecipe(LookaheadRecipe):
         return TrainingDefaults(learning_rate=1e-2, betas=(0.9, 0.999), clip_norm=1.0)
 
     def learner(
-        self,
-        shape: ModelShape,
-        model: HFModel,
-        steps: int,
-        before: FeatureSource | None = None,
-        matrices: TargetMatrices | None = None,
+        self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
     ) -> LookaheadLearner:
         """Return new embeddings over the frozen model."""
         return LookaheadLearner(self, model)
@@ -244,15 +240,10 @@ class SpaceRecipe(LookaheadRecipe):
         return TrainingDefaults(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=1.0)
 
     def learner(
-        self,
-        shape: ModelShape,
-        model: HFModel,
-        steps: int,
-        before: FeatureSource | None = None,
-        matrices: TargetMatrices | None = None,
+        self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
     ) -> SpaceLearner:
         """Return the model with a new mask token."""
-        return SpaceLearner(self, model, before, matrices)
+        return SpaceLearner(self, model, former)
 
 
 class LookaheadLearner(HeadLearner):
@@ -270,10 +261,6 @@ class LookaheadLearner(HeadLearner):
 
     def _trained(self) -> nn.Module:
         return self.embeddings
-
-    def learning(self, on: bool) -> None:
-        """Leave the model in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of all positions together: they share the layers' activations."""
@@ -336,18 +323,14 @@ class LookaheadLearner(HeadLearner):
 
 
 class SpaceLearner(LookaheadLearner):
-    """Trains a model together with the mask token. `before` gives the states it had."""
+    """Trains a model together with the mask token, by the `former` model's laws or by the texts."""
 
     def __init__(
-        self,
-        recipe: SpaceRecipe,
-        model: HFModel,
-        before: FeatureSource | None = None,
-        matrices: TargetMatrices | None = None,
+        self, recipe: SpaceRecipe, model: HFModel, former: FormerModel | None = None
     ) -> None:
         model.module.requires_grad_(True)
         super().__init__(recipe, model)
-        self._space, self._before, self._matrices = recipe, before, matrices
+        self._space, self._former = recipe, former
 
     def _trained(self) -> nn.Module:
         return nn.ModuleDict({"model": self._model.module, "mask": self.embeddings})
@@ -364,9 +347,8 @@ class SpaceLearner(LookaheadLearner):
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield L_AR + lambda L_mask as one part: masks attend to the text's keys and values."""
         states, cache = text_states(self._model, batch.ids)
-        before = None if self._before is None else self._before.features(batch).final
-        lesson = Lesson(batch, before, self._matrices)
-        # Position t is learnt from where token t + 1 is.
+        lesson = Lesson(batch) if self._former is None else self._former.lesson(batch)
+        # The state at t predicts the token at t + 1.
         marks = batch.learnt[:, 1:]
         own = lesson.loss(self._logits(rows_at(states, marks)), marks, 0)
         masks = self._positions_loss(batch, cache, lesson, noise)
@@ -377,7 +359,7 @@ class SpaceLearner(LookaheadLearner):
         return self._model.logits(states)  # with gradients of the output matrix
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how well masks guess what the model says now, and its own tokens' loss."""
+        """Return how well masks predict the model as it is now, and its own tokens' loss."""
         return {**super().measure(batches), "model loss": text_loss(self._model, batches)}
 
 

@@ -64,7 +64,7 @@ class Parsed(click.ParamType[Value]):
     def convert(self, value: Any, param: _Parameter, ctx: _Context) -> Value:  # noqa: ANN401
         """Return the value; a tuple was read before."""
         try:
-            return value if isinstance(value, tuple) else self._read(str(value))
+            return cast("Value", value) if isinstance(value, tuple) else self._read(str(value))
         except OptionError as error:
             self.fail(str(error), param, ctx)
 

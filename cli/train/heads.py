@@ -14,13 +14,18 @@ import click
 
 from specrun.cli.options.group import Section
 from specrun.cli.options.types import FILE, SHARE_BELOW_ONE
-from specrun.cli.train.options import TrainFeatures, TrainJob, states_options, train_command
+from specrun.cli.train.options import (
+    OptionValue,
+    TrainFeatures,
+    TrainJob,
+    states_options,
+    train_command,
+)
 from specrun.cli.train.report import check_result, measures_text, print_report, trained
 
 if TYPE_CHECKING:
     from specrun.train.data import AnswerSettings
-    from specrun.train.heads import EagleInputs, EagleStart, HeadRecipe, TargetRecipe
-    from specrun.train.trainer import MatrixOptimizer
+    from specrun.train.heads import HeadRecipe, TargetRecipe
 
 _HEADS, _HEAD, _JOINT = Section("Heads"), Section("Head"), Section("Medusa-2")
 _POSITIVE = click.FloatRange(0, min_open=True)
@@ -77,33 +82,18 @@ the two close.
     needs_data=False,
 )
 def medusa(
-    job: TrainJob,
-    heads: int,
-    layers: int,
-    decay: float,
-    shared_output: bool,
-    from_law: bool,
-    joint: bool,
-    head_weight: float,
-    model_rate: float,
-    heads_alone: float,
-    states: TrainFeatures,
+    job: TrainJob, states: TrainFeatures, joint: bool, shared_output: bool, **values: OptionValue
 ) -> None:
     """Train Medusa heads for a target."""
-    from specrun.train.heads import MedusaRecipe
+    from specrun.train.heads import Medusa2Recipe, MedusaRecipe
 
-    recipe = MedusaRecipe(
-        heads=heads, layers=layers, decay=decay, own_output=not shared_output, from_law=from_law
-    )
+    of_both = {name: values.pop(name) for name in ("head_weight", "model_rate", "heads_alone")}
+    recipe = MedusaRecipe(own_output=not shared_output, **values)
     if not joint:
         _train_recipe(recipe, job, states)
         return
-    from specrun.train.heads import Medusa2Recipe
-
-    both = Medusa2Recipe(
-        recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone
-    )
     # Joint heads draft for the model that was trained with them.
+    both = Medusa2Recipe(recipe, **of_both)
     _train_and_report("medusa", both, job.settings["output"], job, states)
 
 
@@ -142,22 +132,12 @@ head, a layer over the states in front, and the target's own law as what is lear
     target="MODEL",
     needs_data=False,
 )
-def hydra(
-    job: TrainJob,
-    heads: int,
-    layers: int | None,
-    plus: bool,
-    dropout: float | None,
-    noise: float,
-    states: TrainFeatures,
-) -> None:
+def hydra(job: TrainJob, states: TrainFeatures, plus: bool, **values: OptionValue) -> None:
     """Train Hydra heads for a target."""
     from specrun.train.heads import HydraRecipe
 
     recipe = HydraRecipe.plus_plus() if plus else HydraRecipe()
-    given: dict[str, Any] = {"heads": heads, "layers": layers, "dropout": dropout, "noise": noise}
-    changes = {name: value for name, value in given.items() if value is not None}
-    _train_recipe(dataclasses.replace(recipe, **changes), job, states)
+    _train_recipe(dataclasses.replace(recipe, **_fields(values)), job, states)
 
 
 _EAGLE_EPILOG = """\b
@@ -247,32 +227,12 @@ _from_option = _HEAD.option(
     needs_data=False,
 )
 def eagle(
-    job: TrainJob,
-    token_weight: float,
-    noise: float,
-    unroll: int,
-    unroll_late: int | None,
-    law_tokens: int,
-    draft_tokens: int,
-    inputs: EagleInputs,
-    start: EagleStart,
-    earlier: Path | None,
-    states: TrainFeatures,
+    job: TrainJob, states: TrainFeatures, earlier: Path | None, **values: OptionValue
 ) -> None:
     """Train an EAGLE head for a target."""
     from specrun.train.heads import EagleRecipe
 
-    recipe = EagleRecipe(
-        token_weight=token_weight,
-        noise=noise,
-        steps=unroll,
-        late_steps=unroll_late or 0,
-        inputs=inputs,
-        law_tokens=law_tokens,
-        draft_tokens=draft_tokens,
-        start=start,
-    )
-    _train_recipe(recipe, job, states, earlier)
+    _train_recipe(EagleRecipe(**_fields(values)), job, states, earlier)
 
 
 _EAGLE3_EPILOG = """\b
@@ -317,28 +277,12 @@ data; other tokens are never drafted, which costs speed and never changes what t
     needs_data=False,
 )
 def eagle3(
-    job: TrainJob,
-    unroll: int,
-    unroll_late: int | None,
-    optimizer: MatrixOptimizer,
-    draft_tokens: int,
-    law_tokens: int,
-    read_layers: tuple[int, int, int] | None,
-    earlier: Path | None,
-    states: TrainFeatures,
+    job: TrainJob, states: TrainFeatures, earlier: Path | None, **values: OptionValue
 ) -> None:
     """Train an EAGLE-3 head for a target."""
     from specrun.train.heads import Eagle3Recipe
 
-    recipe = Eagle3Recipe(
-        steps=unroll,
-        late_steps=unroll_late or 0,
-        optimizer=optimizer,
-        draft_tokens=draft_tokens,
-        law_tokens=law_tokens,
-        layers=read_layers,
-    )
-    _train_recipe(recipe, job, states, earlier)
+    _train_recipe(Eagle3Recipe(**_fields(values)), job, states, earlier)
 
 
 # == Look-ahead positions =========================================================================
@@ -379,18 +323,11 @@ behind a token in the place of the tokens to come; the target drafts at them whi
 
 
 @train_command(_PASS_EPILOG, *_POSITION_OPTIONS, states_options, needs_data=False)
-def pass_(
-    job: TrainJob,
-    positions: int,
-    groups: int,
-    decay: float,
-    from_law: bool,
-    states: TrainFeatures,
-) -> None:
+def pass_(job: TrainJob, states: TrainFeatures, **values: OptionValue) -> None:
     """Train look-ahead embeddings for a target (PaSS)."""
     from specrun.train.lookahead import PassRecipe
 
-    recipe = PassRecipe(count=positions, groups=groups, decay=decay, from_law=from_law)
+    recipe = PassRecipe(**_fields(values))
     _train_and_report("pass", recipe, job.settings["target"], job, states)
 
 
@@ -424,32 +361,30 @@ folder has both: convert it twice, with --kind model and, as --gguf does, with -
     states_options,
     needs_data=False,
 )
-def space(
-    job: TrainJob,
-    positions: int,
-    groups: int,
-    decay: float,
-    from_law: bool,
-    mask_weight: float,
-    mask_rate: float,
-    states: TrainFeatures,
-) -> None:
+def space(job: TrainJob, states: TrainFeatures, **values: OptionValue) -> None:
     """Train a copy of a target to draft at mask tokens (SPACE)."""
     from specrun.train.lookahead import SpaceRecipe
 
-    recipe = SpaceRecipe(
-        count=positions,
-        groups=groups,
-        decay=decay,
-        from_law=from_law,
-        mask_weight=mask_weight,
-        mask_rate=mask_rate,
-    )
     # The mask drafts for the model that was trained with it.
+    recipe = SpaceRecipe(**_fields(values))
     _train_and_report("space", recipe, job.settings["output"], job, states)
 
 
 # == The run =======================================================================================
+
+
+_FIELDS = {
+    "unroll": "steps",
+    "unroll_late": "late_steps",
+    "read_layers": "layers",
+    "positions": "count",
+}
+"""Fields of recipes by the option that gives them, if the names differ."""
+
+
+def _fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of options, as far as they are given, by the fields of a recipe."""
+    return {_FIELDS.get(name, name): value for name, value in values.items() if value is not None}
 
 
 def _train_recipe(
@@ -485,7 +420,7 @@ def _train_and_report(
     if job.result.gguf is not None:
         from specrun.convert.heads.target_facts import target_facts
 
-        target_facts(states.teacher or run.target)  # raises now what converting would raise later
+        target_facts(states.teacher or run.target)  # raises now, not when the head is converted
     from specrun.convert.heads.head_conversion import convert_head
 
     convert = functools.partial(convert_head, target=drafts_for, kind=kind)
@@ -504,7 +439,7 @@ def _train_and_report(
 
 
 def _own_answers(states: TrainFeatures, job: TrainJob) -> AnswerSettings | None:
-    """Return how the target answers, None where the data's answers are learnt."""
+    """Return the settings of the target's answers, None if the data's answers are learnt."""
     given = bool(job.settings["data"])
     if given and states.prompts is not None:
         raise click.UsageError("--data and --prompts are both given: leave one of them out")

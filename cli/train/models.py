@@ -10,7 +10,14 @@ import click
 
 from specrun.cli.options.group import Section, option_group
 from specrun.cli.options.types import FILE, PATH, SHARE
-from specrun.cli.train.options import DATA, DIVERGENCE, WHOSE_ANSWERS, TrainJob, train_command
+from specrun.cli.train.options import (
+    DATA,
+    DIVERGENCE,
+    WHOSE_ANSWERS,
+    OptionValue,
+    TrainJob,
+    train_command,
+)
 from specrun.cli.train.report import check_result, print_report, trained
 
 if TYPE_CHECKING:
@@ -44,7 +51,7 @@ show` names the file); --target and --data are not needed, and --draft may be th
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """What is learnt, and on whose answers."""
+    """The options of a distillation: the drafter, the loss, and the source of answers."""
 
     draft: Path
     online: Path | None
@@ -150,7 +157,7 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
     recipe, run = _recipe(distillation), TrainingRun(**job.settings)
     draft = recipe.draft
     if job.result.gguf is not None:
-        plan_conversion(draft, outtype=job.result.outtype)  # what is trained has its layout
+        plan_conversion(draft, outtype=job.result.outtype)  # the trained drafter has its layout
     title = draft.resolve().name
     report, files = trained(job, recipe, run, plot, title, convert_checkpoint, what="drafter")
     _show(job, report, files, with_others=bool(recipe.not_covered_by))
@@ -182,7 +189,7 @@ def _show(
     *,
     with_others: bool,
 ) -> None:
-    """Print what came of it, and what should worry its reader."""
+    """Print the result, and warnings."""
     gain, before, after = report.acceptance, report.before, report.after
     gain_error = gain.error if gain.before.n_texts > 1 else None
     print_report(
@@ -210,7 +217,7 @@ def _show(
 
 
 def _facts(report: DrafterReport, *, with_others: bool) -> dict[str, str]:
-    """Return what is shown of a training; `with_others`: of drafters it is to add to, as well."""
+    """Return the facts to print; `with_others` adds those of drafters beside which it drafts."""
     gain, before, after = report.acceptance, report.before, report.after
     facts = {
         "alpha": f"{_stated(gain.before)} before, {_stated(gain.after)} after",
@@ -237,7 +244,7 @@ def _record(found: MeasuredAcceptance) -> dict[str, Any]:
 
 
 def _learn_online(job: TrainJob, draft: Path, buffer: Path, divergence: str) -> None:
-    """Let `draft`, a GGUF file or a folder, learn what `buffer` holds, and say what came of it."""
+    """Let `draft`, a GGUF file or a folder, learn from `buffer`, and report the result."""
     from specrun.convert import convert_checkpoint, plan_conversion
     from specrun.runtime.online import read_facts
     from specrun.train.online import OnlineRecipe
@@ -335,15 +342,7 @@ targets bear higher rates: at a width of 256 use -lr 1e-3.
         "--answer-length N", "The most tokens of an answer.", click.IntRange(2), default=256
     ),
 )
-def consistency(
-    job: TrainJob,
-    block: int,
-    form: str,
-    weight: float,
-    divergence: str,
-    states: int,
-    answer_length: int,
-) -> None:
+def consistency(job: TrainJob, **values: OptionValue) -> None:
     """Train a new target that Jacobi decoding decodes faster."""
     from specrun.convert import convert_checkpoint, plan_conversion
     from specrun.train.consistency import ConsistencyRecipe
@@ -354,7 +353,7 @@ def consistency(
     plan_conversion(target, outtype="f16")  # the runtime collects trajectories
     if job.result.gguf is not None:
         plan_conversion(target, outtype=job.result.outtype)
-    recipe = ConsistencyRecipe(block, form, weight, divergence, states, answer_length)  # type: ignore[arg-type]
+    recipe = ConsistencyRecipe(**values)
     title = f"consistency of {target.resolve().name}"
     run = TrainingRun(**job.settings)
     report, files = trained(job, recipe, run, plot, title, convert_checkpoint, what="model")
@@ -366,7 +365,7 @@ def consistency(
         files,
         shown={
             "tokens per iteration": f"{report.before:.3f} before, {report.after:.3f} after "
-            f"(jacobi(n={block}), temperature 0)",
+            f"(jacobi(n={recipe.block}), temperature 0)",
             "text": same,
         },
         counts={"measured_on_training": report.measured_on_training, "decoded": report.n_decoded},

@@ -28,7 +28,7 @@ _BAR_WIDTH = 24
 
 
 class ShownRun:
-    """Hears how a run goes (as `specrun.train.trainer.learner.RunListener`) and shows it."""
+    """A listener (`specrun.train.trainer.learner.RunListener`) that shows a run."""
 
     def __init__(self, terminal: Terminal, bar: Progress | None) -> None:
         self._terminal, self._bar = terminal, bar
@@ -66,7 +66,7 @@ class ShownRun:
 
 @contextmanager
 def shown_run(terminal: Terminal) -> Iterator[ShownRun]:
-    """Yield what shows a run; the bar is on screens only."""
+    """Yield a listener that shows a run; the bar is on screens only."""
 
     def columns() -> list[ProgressColumn]:
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn
@@ -79,7 +79,7 @@ def shown_run(terminal: Terminal) -> Iterator[ShownRun]:
 
 
 def measures_text(measures: Mapping[str, float]) -> str:
-    """Return measures in a line; first and fifth ranks of a head stand together: head 1 71/92 %."""
+    """Return measures in a line; first and fifth ranks of a head together: head 1 71/92 %."""
     parts: list[str] = []
     for name, value in measures.items():
         if name.endswith(" top-1"):
@@ -95,9 +95,9 @@ def measures_text(measures: Mapping[str, float]) -> str:
 
 
 def check_result(result: TrainResult) -> Path | None:
-    """Return where the curves are drawn, None without matplotlib if nobody asked for them.
+    """Return the file of the curves, None without matplotlib and without --plot.
 
-    Raises before the training what drawing and converting would raise after it of places and types.
+    Raises before the training the errors of places and types that would come after it.
     """
     from specrun.bindings.files import check_target
     from specrun.convert.conversion import known_type
@@ -156,7 +156,7 @@ def print_report(
     counts: Mapping[str, Any],
     measures: Mapping[str, Any],
 ) -> None:
-    """Print what was made: `shown` of it as facts, or with --json its `counts` and `measures`."""
+    """Print the report: `shown` as facts, or with --json `counts` and `measures`."""
     losses, result = report.result.curves.losses, report.result
     if job.result.as_json:
         facts = {

@@ -19,6 +19,7 @@ from specrun.train.data.corpus import TokenCorpus, encode_corpus
 from specrun.train.data.documents import read_documents
 from specrun.train.data.tokens import TargetTokenizer
 from specrun.train.heads import HeadRun
+from specrun.train.heads.learner import FormerModel
 from specrun.train.lookahead import (
     LookaheadLearner,
     PassRecipe,
@@ -122,7 +123,7 @@ def test_space_learns_the_model_too_and_its_own_law_is_no_loss(
     same = load_hf_model(taught.folder, CPU)
     matrices = TargetMatrices(same.embedding, same.output, None)
     recipe = SpaceRecipe(count=2, from_law=True, groups=EVERYWHERE)
-    learner = SpaceLearner(recipe, model, ModelFeatures(same), matrices)
+    learner = SpaceLearner(recipe, model, FormerModel(ModelFeatures(same), matrices))
     assert learner.embeddings.weight.shape[0] == 1
     (part,) = learner.losses(corpus.batch([0, 1]), torch.Generator(), 0)
     # KL(p_before || p_now) before anything has changed; what masks learn remains.

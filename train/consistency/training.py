@@ -28,7 +28,7 @@ from specrun.train.data.answers import asked_prompts, runnable_target
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, corpus_of
 from specrun.train.data.documents import read_documents
 from specrun.train.data.tokens import TargetTokenizer, TokenSequence
-from specrun.train.distillation.learner import DIVERGENCES
+from specrun.train.distillation.learner import DIVERGENCES, check_divergence
 from specrun.train.heads.learner import token_cross_entropy
 from specrun.train.target.hf_model import HFModel, load_hf_model, write_model_folder
 from specrun.train.target.shape import checkpoint_size, source_digest, source_identity, target_shape
@@ -116,7 +116,7 @@ def packed_states(model: HFModel, packed: PackedTexts) -> Tensor:
 
 # == The learner ===================================================================================
 #
-# A row behind guesses shall say what the row behind the right tokens says. With y* the fixed point
+# A row behind guesses learns the law of the row behind the right tokens. With y* the fixed point
 # (the text) and y a state of the trajectory, the global form is E sum_i D(Q(. | x, y*_<i) || Q(. |
 # x, y_<i)), equation 5; the local form has the next state of the trajectory in the place of y*,
 # equation 6. No gradient flows into what is learnt from. To it is added L_AR, the cross-entropy of
@@ -128,7 +128,7 @@ ConsistencyForm = Literal["global", "local"]
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyRecipe:
-    """What is learnt: `form`, its `weight` w beside L_AR, and from how many `states` of a text.
+    """The loss: its `form`, its `weight` w beside L_AR, and the number of `states` of a text.
 
     Blocks have `block` guesses; decode with jacobi(n=block). The answers that are learnt have at
     most `answer_length` tokens.
@@ -148,9 +148,7 @@ class ConsistencyRecipe:
             raise OptionError(f"the form is {self.form!r}: use global or local")
         if self.weight < 0 or self.states < 1:
             raise OptionError("a weight below 0, or no state of a text: give 0 or more, and 1")
-        if self.divergence not in DIVERGENCES:
-            known = ", ".join(DIVERGENCES)
-            raise OptionError(f"the divergence is {self.divergence!r}: use one of {known}")
+        check_divergence(self.divergence)
         if self.answer_length < 2:
             raise OptionError(f"answers of {self.answer_length} tokens: give at least 2")
 
@@ -177,10 +175,6 @@ class ConsistencyLearner(Learner):
         self.model, self._trajectories = model, trajectories
         self.device = model.device
         self.module = model.module.requires_grad_()
-
-    def learning(self, on: bool) -> None:
-        """Leave the model in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield L_AR + w times the divergence along trajectories: they share the model's states."""
@@ -243,12 +237,12 @@ class ConsistencyLearner(Learner):
     def _text_loss(self, batch: TokenBatch, states: Tensor) -> Tensor:
         marks = batch.learnt[:, 1:]
         width = batch.ids.shape[1]
-        # Rows of texts stand first in packed rows; position t chooses the token at t + 1.
+        # Rows of texts come first in packed rows; position t chooses the token at t + 1.
         logits = self.model.logits(states[:, : width - 1][marks])
         return token_cross_entropy(logits, batch.ids[:, 1:][marks])
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return the share of guessed places whose row says the text's token, and the text's loss.
+        """Return the share of guessed places whose row ranks the text's token first, and the loss.
 
         Guesses are the trajectories' of the model as it was.
         """
@@ -278,16 +272,16 @@ def _drawn(n: int, most: int, noise: torch.Generator) -> list[int]:
 
 
 def _teacher(position: int, length: int, later: tuple[Block, int] | None) -> int | None:
-    """Return the column whose row says what the row after `position` is to say; None: nothing does.
+    """Return the column that teaches the row after `position`; None: there is none.
 
-    It is the text's own, or with a `later` block (and its column) that one's where it reaches.
+    It is the text's own, or with a `later` block (and its column) that one's if it reaches so far.
     """
     if later is not None:
         block, place = later
         offset = position - block.start
         if 0 <= offset < len(block.tokens):
             return place + offset
-    # The row after a text's last token would say what nobody asked for.
+    # The row after a text's last token has nothing to learn from.
     return position if position < length - 1 else None
 
 
@@ -351,7 +345,7 @@ class ConsistencyTraining(Training[ConsistencyReport]):
         return corpus
 
     def _need(self) -> MemoryNeed:
-        """Return what is needed: 16 bytes for a trained number, and what a step keeps."""
+        """Return the memory: 16 bytes for a trained number, and what a step keeps."""
         run, shape = self.run, self._shape
         tokens, longest = run.tokens_per_batch, run.max_length
         layers = shape.n_layers * (24 * shape.hidden + 6 * shape.feed_forward)
@@ -370,7 +364,7 @@ class ConsistencyTraining(Training[ConsistencyReport]):
     def _collected(
         self, folder: Path, prompts: Sequence[Sequence[int]], name: str
     ) -> list[Trajectory]:
-        """Let a folder's model answer prompts by Jacobi decoding; keep what came."""
+        """Let a folder's model answer prompts by Jacobi decoding; keep the trajectories."""
         run, place = self.run, self.run.state_path.parent
         place.mkdir(parents=True, exist_ok=True)
         what = "the target answers" if name == "trajectories" else "the new target answers"
@@ -387,7 +381,7 @@ class ConsistencyTraining(Training[ConsistencyReport]):
         )
 
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
-        """Return what a resumed run must share: the recipe, data and target."""
+        """Return the facts that a resumed run must share: the recipe, data and target."""
         named = dataclasses.asdict(self.recipe)
         length = named.pop("answer_length")
         return {
@@ -397,9 +391,6 @@ class ConsistencyTraining(Training[ConsistencyReport]):
             "data": corpus.digest[:16],
             "target": source_digest(self.run.target),
         }
-
-    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> None:
-        """Return nothing: memory was required before the target answered."""
 
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> ConsistencyLearner:
         """Return the learner of the model, which is loaded."""
@@ -419,7 +410,7 @@ class ConsistencyTraining(Training[ConsistencyReport]):
     ) -> ConsistencyReport:
         """Write the new model, let it answer held-out prompts, and complete its card."""
         run, decoded = self.run, self._decoded
-        # Written first: what is measured is the folder that was made, and a long run is safe then.
+        # Written first: the folder itself is measured, and a long run is safe then.
         partial = report.extended(
             ConsistencyReport, before=self._before, after=math.nan, n_decoded=0, same_answers=0
         )

@@ -1,6 +1,6 @@
 """A corpus of token sequences, its held-out part, and batches by seed and epoch alone.
 
-`draft_marks` says which positions of a text count when a drafter is trained on it.
+`draft_marks` returns the positions of a text that count when a drafter is trained on it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TokenCorpus:
 
     @property
     def digest(self) -> str:
-        """A SHA-256 of all tokens and marks: what features in a cache belong to."""
+        """A SHA-256 of all tokens and marks."""
         found = hashlib.sha256()
         for text in self.sequences:
             found.update(len(text).to_bytes(8, "little"))
@@ -146,7 +146,7 @@ def encode_corpus(
 ) -> TokenCorpus:
     """Return the documents as sequences of at most `max_length`, a share `held_out` set aside.
 
-    Texts are cut into pieces; of chats and answers what does not fit is left out. `need_answers`
+    Texts are cut into pieces; of chats and answers the rest is left out. `need_answers`
     False also takes prompts that have room for an answer, nothing of which is marked. Raises
     ModelError where nothing can be learnt.
     """

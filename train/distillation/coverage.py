@@ -1,4 +1,4 @@
-"""Drafters beside which another one learns, and vocabularies that must be the same."""
+"""Existing drafters beside which a new one learns, and vocabularies that must be the same."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ExistingDrafters(contextlib.ExitStack[None]):
         self._contexts: list[Context] = []
         rows = _ROWS_AT_ONCE
         options = ContextOptions(n_ctx=n_ctx, n_batch=rows, n_outputs=rows, n_threads=n_threads)
-        with contextlib.ExitStack() as opening:  # closes what was opened if one of them fails
+        with contextlib.ExitStack() as opening:  # closes the opened ones if one of them fails
             for path in paths:
                 model = opening.enter_context(Model(path))
                 check_same_vocabulary(target, gguf_vocabulary(model))
@@ -143,5 +143,5 @@ def covered_positions(target_top: Tensor, drafter_tops: TopTokens) -> Tensor:
 
 
 def position_weights(covered: Tensor, covered_weight: float) -> Tensor:
-    """Return what each position counts in the loss: `covered_weight` where a drafter is right."""
+    """Return each position's weight in the loss: `covered_weight` if a drafter is right."""
     return torch.where(covered, covered_weight, 1.0)

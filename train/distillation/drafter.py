@@ -51,7 +51,7 @@ from specrun.train.trainer.run import Training, TrainingReport, TrainingRun
 from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
 
 ANSWER_SOURCES = ("given", "target")
-"""Who may have written answers before training: the data, or the target, which samples them."""
+"""Sources of answers before training: the data, or the target, which samples them."""
 
 WEIGHTS_NAME = "model.safetensors"
 """The file that a finished run leaves."""
@@ -61,7 +61,7 @@ _LENGTH = 5
 
 @dataclass(frozen=True, slots=True)
 class DrafterReport(TrainingReport):
-    """`acceptance` is alpha before and after on the same texts, of which the others say more."""
+    """`acceptance` is alpha before and after on the same texts; the others are all measures."""
 
     acceptance: AcceptanceGain
     before: Comparison
@@ -157,9 +157,9 @@ class DrafterTraining(Training[DrafterReport]):
         return with_room_for_answers(corpus, self._answers, recipe.loss.on_policy)
 
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
-        """Return what a resumed run must share: data, answers, loss and the models' weights."""
+        """Return the facts that a resumed run must share: data, answers, loss and weights."""
         run, recipe = self.run, self.recipe
-        # Answers that the drafter writes are cut there; of other texts the data's digest says it.
+        # Answers that the drafter writes are cut there; the data's digest covers other texts.
         cut = {"max length": run.max_length} if recipe.loss.on_policy else {}
         sources = {
             "target": (run.target,),
@@ -175,9 +175,6 @@ class DrafterTraining(Training[DrafterReport]):
             **{f"loss {name}": value for name, value in dataclasses.asdict(recipe.loss).items()},
             **{name: [source_digest(path) for path in paths] for name, paths in sources.items()},
         }
-
-    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> None:
-        """Return nothing: memory was required before the models were loaded."""
 
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> DistillationLearner:
         """Return the learner; the drafter is measured as it begins."""

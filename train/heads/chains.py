@@ -71,13 +71,13 @@ class ChainRecipe(HeadRecipe):
     def learning_on(
         self, path: Path, shape: ModelShape, source: Path
     ) -> tuple[HeadRecipe, EarlierHead]:
-        """Return the head in a file to learn on from, and the recipe with what that settles."""
+        """Return the head in a file to learn on from, and the recipe that follows from it."""
         head = read_earlier_head(path, self.kind, shape, target_facts(source))
         return self.going_on(head), head
 
     @abstractmethod
     def going_on(self, head: EarlierHead) -> ChainRecipe:
-        """Return the recipe for learning on from `head`, with what that settles.
+        """Return the recipe for learning on from `head`, with the settings that follow.
 
         Raises OptionError for settings that the head contradicts.
         """
@@ -129,7 +129,7 @@ class ChainLearner(HeadLearner):
 
     @abstractmethod
     def first_states(self, found: Features) -> Tensor:
-        """Return what the first step reads, [B, T-1, h]."""
+        """Return the input of the first step, [B, T-1, h]."""
 
     @abstractmethod
     def best(self, states: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def chain_loss(
     *,
     recompute: bool,
 ) -> LossPart | None:
-    """Return sum decay^s loss_s over the depths s of `chains`; None where nothing counts.
+    """Return sum decay^s loss_s over the depths s of `chains`; None if nothing counts.
 
     `chains` are states [B, T-1, h], `learnt` [B, T] marks the tokens that count. `loss` takes the
     states [n, h] that chains predict and the numbers [n] of the positions they stand for, among
@@ -233,7 +233,7 @@ def chain_loss(
 
 # == Tokens among which laws of head and target are compared: the most frequent and a sample =======
 #
-# Where targets are narrow, laws of the whole vocabulary are most of the work of a step. A law's
+# If targets are narrow, laws of the whole vocabulary are most of the work of a step. A law's
 # restriction to any tokens, made to sum to one, is matched where the law itself is, so that the
 # optimum stays as it is. What varies by step is which of the rare tokens a step sees: a token that
 # no step looks at would be drafted where it should not be.
@@ -264,7 +264,7 @@ def frequent_tokens(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
     for number in corpus.training:
         sequence = corpus.sequences[number]
         said = torch.from_numpy(sequence.ids[sequence.learnt].astype("int64"))
-        # Only tokens that are learnt: a drafter need not say what prompts say.
+        # Only tokens that are learnt: a drafter need not predict prompts.
         counts += torch.bincount(said, minlength=vocab_size)
     return torch.argsort(counts, descending=True, stable=True)[:most]
 
@@ -277,7 +277,7 @@ class LawTokens:
         self._n_drawn = count - len(often)
         is_often = torch.zeros(size, dtype=torch.int8)
         is_often[often] = 1
-        # Sorted, not selected: where memory is estimated, tensors have shapes only.
+        # Sorted, not selected: when memory is estimated, tensors have shapes only.
         others = torch.argsort(is_often, stable=True)[: size - len(often)]
         self._others = others.to(device)
 

@@ -32,7 +32,7 @@ def law_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
 
 def divergence_from_law(logits: Tensor, law: Tensor) -> Tensor:
     """Return the mean Kullback-Leibler divergence of q from p, sum p log(p / q); 0 log 0 is 0."""
-    # KL = H(p, q) - H(p): the gradient is the cross-entropy's, but the value is 0 where q = p.
+    # KL = H(p, q) - H(p): the gradient is the cross-entropy's, but the value is 0 if q = p.
     entropy: Tensor = torch.special.entr(law).sum(-1).mean()
     return law_cross_entropy(logits, law) - entropy
 
@@ -65,14 +65,14 @@ def rows_at(rows: Tensor, marks: Tensor, ahead: int = 0) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What is learnt at a batch's positions: the text's tokens, or a model's own law.
+    """The labels of a batch's positions: the text's tokens, or a model's own law.
 
     The law is the one that `matrices` make of `states` [B, T, h]; without states it is the tokens.
     """
 
     batch: TokenBatch
-    states: Tensor | None
-    matrices: TargetMatrices | None
+    states: Tensor | None = None
+    matrices: TargetMatrices | None = None
 
     def loss(self, logits: Tensor, marks: Tensor, ahead: int) -> Tensor:
         """Return the mean loss of `logits` [P, vocab] at marks t for tokens at t + 1 + ahead."""
@@ -82,11 +82,23 @@ class Lesson:
         return divergence_from_law(logits, self.matrices.law(rows_at(self.states, marks, ahead)))
 
 
+@dataclass(frozen=True, slots=True)
+class FormerModel:
+    """A model as it was before its training: its states, and the matrices that make its laws."""
+
+    source: FeatureSource
+    matrices: TargetMatrices
+
+    def lesson(self, batch: TokenBatch) -> Lesson:
+        """Return the laws that the model had along a batch."""
+        return Lesson(batch, self.source.features(batch).final, self.matrices)
+
+
 def text_loss(model: HFModel, batches: Sequence[TokenBatch]) -> float:
     """Return the mean cross-entropy of a model's own tokens, over all that are learnt."""
     losses, count = 0.0, 0
     for batch in batches:
-        # Position t is learnt from where token t + 1 is.
+        # The state at t predicts the token at t + 1.
         marks = batch.learnt[:, 1:]
         number = int(marks.sum())
         if number:
@@ -125,7 +137,7 @@ class HeadLearner(Learner):
         """Yield the best tokens [P, 5] at each depth, of drafts made at the P marks `start`."""
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often drafts agree with what the target would say, by depth.
+        """Return how often drafts agree with the target's choice, by depth.
 
         Of chains that is n-alpha: at depth n + 1, n of the states they read were predicted.
         """
@@ -139,7 +151,7 @@ class HeadLearner(Learner):
             drafted, chosen, counted = [], [], []
             for depth, tokens in enumerate(self.drafts(batch, found, start)):
                 drafted.append(tokens)
-                # The state after the drafted tokens' predecessor is what the target chooses from.
+                # The target chooses from the state after the drafted tokens' predecessor.
                 ahead = shifted(found.final, depth + 1, places)[start]
                 chosen.append(self._target.logits(ahead).argmax(-1))
                 counted.append(shifted(draft_marks(batch.learnt, depth), 0, places)[start])
@@ -173,7 +185,7 @@ class Agreement:
             self._count[depth] += int(marks.sum())
             self._first[depth] += int((best[:, 0] & marks).sum())
             self._five[depth] += int((best.any(-1) & marks).sum())
-            # A chain ends at its first wrong token: what agrees after it would not be accepted.
+            # A chain ends at its first wrong token: later ones would not be accepted.
             right = right & best[:, 0] & marks
             lengths = lengths + right
         every = iter(lengths.tolist())
@@ -181,10 +193,10 @@ class Agreement:
             self._decode([next(every) if marked else None for marked in row])
 
     def _decode(self, lengths: Sequence[int | None]) -> None:
-        """Count the rounds that a text takes, of which each goes on where the one before ended.
+        """Count the rounds that a text takes; each begins at the end of the one before.
 
-        `lengths` are of each position how many tokens of its chain are right, None where none is
-        made. The mean over all positions would be more: what is easy takes few rounds.
+        `lengths` are of each position how many tokens of its chain are right, None if none is
+        made. The mean over all positions would be more: easy texts take few rounds.
         """
         place = 0
         while place < len(lengths):

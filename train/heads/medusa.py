@@ -22,7 +22,14 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.heads.learner import HeadLearner, Lesson, best_tokens, rows_at, text_loss
+from specrun.train.heads.learner import (
+    FormerModel,
+    HeadLearner,
+    Lesson,
+    best_tokens,
+    rows_at,
+    text_loss,
+)
 from specrun.train.heads.run import HeadFiles, HeadRecipe, HeadRun, ModelRecipe
 from specrun.train.target.hf_model import HFModel, TargetMatrices
 from specrun.train.target.shape import ModelShape, checkpoint_size
@@ -216,18 +223,13 @@ class Medusa2Recipe(ModelRecipe):
         return self.heads.from_law
 
     def learner(
-        self,
-        shape: ModelShape,
-        model: HFModel,
-        steps: int,
-        before: FeatureSource | None = None,
-        matrices: TargetMatrices | None = None,
+        self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
     ) -> Medusa2Learner:
         """Return the model with new heads."""
-        return Medusa2Learner(self, shape, model, steps, before, matrices)
+        return Medusa2Learner(self, shape, model, steps, former)
 
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
-        """Return what is needed: 16 bytes for a trained number, and what a step keeps."""
+        """Return the memory: 16 bytes for a trained number, and what a step keeps."""
         vocab_size, n_heads = shape.vocab_size, self.heads.heads
         head = shape.hidden * (vocab_size + self.heads.layers * (shape.hidden + 1))
         tokens = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
@@ -259,7 +261,7 @@ class Medusa2Recipe(ModelRecipe):
 
 
 class Medusa2Learner(Learner):
-    """A model and its heads. `before` gives the states it had, and `matrices` its matrices then."""
+    """A model and its heads, which learn the `former` model's laws, or without it the texts."""
 
     def __init__(
         self,
@@ -267,15 +269,14 @@ class Medusa2Learner(Learner):
         shape: ModelShape,
         model: HFModel,
         steps: int,
-        before: FeatureSource | None = None,
-        matrices: TargetMatrices | None = None,
+        former: FormerModel | None = None,
     ) -> None:
         self.recipe = recipe
         self.device = model.device
         self._model = model
-        # The matrices share the model's memory: heads are measured against what it says now.
+        # The matrices share the model's memory: heads are measured against its present choices.
         self._inner = MedusaLearner(recipe.heads, shape, model.matrices, ModelFeatures(model))
-        self._before, self._matrices = before, matrices
+        self._former = former
         self.first_joint_step = round(recipe.heads_alone * steps)
         model.module.requires_grad_(True)
         self.module = nn.ModuleDict({"model": model.module, "medusa_head": self._inner.heads})
@@ -286,18 +287,13 @@ class Medusa2Learner(Learner):
         rate, start = self.recipe.model_rate, self.first_joint_step
         return [ParameterGroup(heads), ParameterGroup(model, rate=rate, starts_at=start)]
 
-    def learning(self, on: bool) -> None:
-        """Leave the model in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
-
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of model and heads together: they share the model's states."""
         joint = step >= self.first_joint_step
         # While heads warm up the model's rate is 0: no activations are kept for it.
         with torch.set_grad_enabled(joint):
             states, _ = self._model.hidden_states(batch.ids)
-        before = None if self._before is None else self._before.features(batch).final
-        lesson = Lesson(batch, before, self._matrices)
+        lesson = Lesson(batch) if self._former is None else self._former.lesson(batch)
         parts = [
             self.recipe.heads.decay ** (head + 1) * loss
             for head, loss in self._inner.head_losses(states, lesson)
@@ -309,14 +305,14 @@ class Medusa2Learner(Learner):
         if not joint:
             yield LossPart("heads", weighed, heads.item())
             return
-        # Position t is learnt from where token t + 1 is.
+        # The state at t predicts the token at t + 1.
         marks = batch.learnt[:, 1:]
         # The token right after t, so `ahead` is 0: L_LM, or the KL from the law before.
         own = lesson.loss(self._model.logits(rows_at(states, marks)), marks, 0)
         yield LossPart("model and heads", own + weighed, own.item())
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how well heads guess what the model says now, and its own tokens' loss."""
+        """Return how well heads predict the model as it is now, and its own tokens' loss."""
         found = self._inner.measure(batches)
         return {**found, "model loss": text_loss(self._model, batches)}
 

@@ -29,7 +29,7 @@ from specrun.train.data.documents import Document, PlainText, read_documents
 from specrun.train.data.prompts import own_prompts, read_prompts, usual_prompts
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.heads.earlier_head import EarlierHead
-from specrun.train.heads.learner import HeadLearner
+from specrun.train.heads.learner import FormerModel, HeadLearner
 from specrun.train.heads.states import CACHED, CachePolicy, RunStates, states_root
 from specrun.train.target.head_target import HeadTarget, is_file_target, open_head_target
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
@@ -55,7 +55,7 @@ class HeadRun(TrainingRun):
     """A run that trains heads for a `target`, a Hugging Face folder or a GGUF file.
 
     With `teacher`, a folder's GGUF file, states and laws are llama.cpp's. `cache` says whether
-    the target's states are kept on disk, in `features` or, where that is None, in the run's own
+    the target's states are kept on disk, in `features` or, if that is None, in the run's own
     folder until it ends. `own_answers` lets the target answer prompts itself: those of the data,
     of a file of `prompts`, or where there is neither, `n_prompts` of the built-in ones; and those
     that it writes itself in `n_own_prompts` tries. `earlier` is the GGUF file of a head that is
@@ -100,7 +100,7 @@ class HeadRun(TrainingRun):
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """A trained head as upstream's tools read it: what config.json says, and tensors by name."""
+    """A trained head as upstream's tools read it: its config.json, and tensors by name."""
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -110,7 +110,7 @@ class HeadFiles:
 class TargetRecipe(ABC):
     """A kind of head or model that is trained for a target.
 
-    The fields of a recipe are what resumed runs must share.
+    Resumed runs must share the fields of a recipe.
     """
 
     kind: ClassVar[str]
@@ -151,7 +151,7 @@ class HeadRecipe(TargetRecipe):
     def learning_on(
         self, path: Path, shape: ModelShape, source: Path
     ) -> tuple[HeadRecipe, EarlierHead]:
-        """Return the head in a file to learn on from, and the recipe with what that settles.
+        """Return the head in a file to learn on from, and the recipe with the settings that follow.
 
         `source` are the target's weights. Raises OptionError for kinds that begin anew.
         """
@@ -194,25 +194,20 @@ class ModelRecipe(TargetRecipe):
 
     @abstractmethod
     def learner(
-        self,
-        shape: ModelShape,
-        model: HFModel,
-        steps: int,
-        before: FeatureSource | None = None,
-        matrices: TargetMatrices | None = None,
+        self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
     ) -> Learner:
-        """Return the learner; `before` are the states that the model had, `matrices` its own."""
+        """Return the learner for so many steps; with `former`, that model's laws are learnt."""
 
     @abstractmethod
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
-        """Return the memory of the model, and of what a step keeps."""
+        """Return the memory of the model and of a step."""
 
     def training(self, run: HeadRun, listener: RunListener | None) -> ModelTraining:
         """Return the training of a run, begun."""
         return ModelTraining(self, run, listener)
 
 
-# What most runs leave alone is left out, as in the checkpoints of versions that did not know it.
+# Defaults are left out, as in the checkpoints of versions without these settings.
 _UNSAID = {
     "eagle inputs": "both",
     "eagle law_tokens": 0,
@@ -320,7 +315,7 @@ class TargetTraining(Training[TrainingReport]):
         return corpus_of(answered, held_out=run.held_out, seed=run.seed)
 
     def _identity_of(self, recipe: TargetRecipe, corpus: TokenCorpus) -> dict[str, Any]:
-        """Return what resumed runs must share: the recipe's plain values, data and weights."""
+        """Return the facts that resumed runs must share: the recipe, data and weights."""
         fields = json.loads(json.dumps(dataclasses.asdict(recipe)))  # lists for tuples, as stored
         named = {f"{self.kind} {name}": value for name, value in fields.items()}
         named = {name: value for name, value in named.items() if _UNSAID.get(name) != value}
@@ -375,13 +370,13 @@ class HeadTraining(TargetTraining):
         return self.states.while_answering(self.settings(longest), longest)
 
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
-        """Return what resumed runs must share: the recipe, data, target, and cached states."""
+        """Return the facts that resumed runs must share, with the choice of cached states."""
         # Before memory is estimated: with cached states only the target's matrices are in it.
         self._cached = self.states.kept(settings, corpus)
         return {**self._identity_of(self.recipe, corpus), CACHED: self._cached}
 
     def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
-        """Return the memory; little is left of half of what is free: steps compute parts again."""
+        """Return the memory; if it is over half of the free one, steps compute parts again."""
         cached = self._cached
         if cached is None:  # before answers: how much room the disk must have is not known yet
             cached = self.states.pay(settings, corpus)
@@ -449,26 +444,27 @@ class ModelTraining(TargetTraining):
         return self.recipe.defaults(self.shape)
 
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
-        """Return what resumed runs must share; the disk must have room for the model's states."""
+        """Return the facts that resumed runs must share; room for states is checked too."""
         if self.recipe.learns_earlier_law:
             kept = self.states.room(corpus)
             self.listener.note(f"the model's states are kept on disk as they were: {kept}")
         return self._identity_of(self.recipe, corpus)
 
     def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
-        """Return the memory of the model, and of what a step keeps."""
+        """Return the memory of the model and of a step."""
         return self.recipe.need(self.run, self.shape, corpus)
 
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> Learner:
         """Return the learner of the model, which is loaded; its states as it was are kept."""
         model = load_hf_model(self.run.target, self.device)
-        self._model, matrices = model, None
+        self._model, former = model, None
         if self.recipe.learns_earlier_law:
             self.source = self.states.filled(corpus, ModelFeatures(model), self.device)
             # A copy of the output matrix as it was; the embedding makes no laws and is never read.
             matrices = dataclasses.replace(model.matrices, output=model.output.detach().clone())
+            former = FormerModel(self.source, matrices)
         torch.manual_seed(self.run.seed)
-        return self.recipe.learner(self.shape, model, settings.steps, self.source, matrices)
+        return self.recipe.learner(self.shape, model, settings.steps, former)
 
     def finished(
         self,
@@ -500,7 +496,7 @@ def head_memory(
     *,
     recompute: bool,
 ) -> MemoryNeed:
-    """Return what a run will take at its largest, from shapes alone: nothing is loaded."""
+    """Return the memory of a run at its largest, from shapes alone: nothing is loaded."""
     meta = torch.device("meta")
     matrix = torch.empty(shape.vocab_size, shape.hidden, device=meta)
     with meta:
@@ -535,8 +531,8 @@ class _NoFeatures:
 
 
 def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
-    """Return a corpus of as many texts as ask something, each as long as texts may be."""
-    # Plain texts ask nothing, so that the target answers none of them.
+    """Return a corpus of as many texts as have a question, each as long as texts may be."""
+    # Plain texts have no question, so the target answers none of them.
     asking = sum(not isinstance(document, PlainText) for document in documents)
     asking += run.n_own_prompts
     longest = TokenSequence(np.zeros(run.max_length, np.int32), np.ones(run.max_length, np.bool_))
@@ -544,7 +540,7 @@ def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
 
 
 def _data_text(run: HeadRun) -> str:
-    """Return what a card says of where the texts come from."""
+    """Return the origin of the texts, for the card."""
     if run.data:
         given = ", ".join(path.name for path in run.data)
     else:
@@ -614,7 +610,7 @@ def head_card(
 
 
 def _card_commands(kind: str) -> list[str]:
-    """Return how heads of a kind are converted and used, nothing for what is no head."""
+    """Return the commands that convert and use heads of a kind; none for models."""
     if (method := method_of_head(kind)) is None:
         return []
     return [

@@ -54,7 +54,7 @@ class RunStates:
         return self._must or (self.policy != "no" and pays)
 
     def kept(self, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
-        """Return whether states are kept on disk, and tell the listener.
+        """Return whether states are kept on disk, and inform the listener.
 
         A resumed run that is left the choice does as before, whatever room the disk has now.
         """

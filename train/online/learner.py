@@ -25,7 +25,7 @@ from specrun.train.distillation.acceptance import (
     TextAcceptance,
     mean_acceptance,
 )
-from specrun.train.distillation.learner import DIVERGENCES
+from specrun.train.distillation.learner import DIVERGENCES, check_divergence
 from specrun.train.target.from_gguf import gguf_numbers, llama_config, load_llama_file
 from specrun.train.target.hf_model import HFModel, load_hf_model, read_config, write_model_folder
 from specrun.train.target.shape import source_digest
@@ -44,7 +44,7 @@ from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
 
 _NOTHING = -30.0  # the log-probability of a token that the drafter lacks
 _PAPER_RATE, _PAPER_WIDTH = 3e-5, 4096
-_ROWS_PER_PLACE = 6  # of whole laws: logits, logarithms, what others have, and gradients
+_ROWS_PER_PLACE = 6  # of whole laws: logits, logarithms, the others' mass, and gradients
 _HELD_OUT = 10  # one text in so many is measured on
 
 
@@ -65,7 +65,7 @@ def usual_rate(config: Mapping[str, Any]) -> float:
 def coarse_log_probs(log_probs: Tensor, ids: Tensor) -> Tensor:
     """Return log-probabilities [n, K + 1] of the tokens `ids` [n, K] and of all others together.
 
-    `log_probs` [n, V] are whole laws. Where K is V there are no others: [n, K].
+    `log_probs` [n, V] are whole laws. If K is V there are no others: [n, K].
     """
     missing = int(ids.max()) + 1 - log_probs.shape[-1] if ids.numel() else 0
     if missing > 0:  # of vocabularies rounded up to different sizes
@@ -115,7 +115,7 @@ def online_corpus(
 def online_memory(
     learner: OnlineLearner, places: Sequence[AnswerPlaces], tokens_per_batch: int
 ) -> MemoryNeed:
-    """Return what an update needs at its widest step."""
+    """Return the memory of an update at its widest step."""
     draft, config = learner.draft, learner.draft.config
     hidden, layers = (int(config[name]) for name in ("hidden_size", "num_hidden_layers"))
     inner = int(config.get("intermediate_size") or 4 * hidden)
@@ -134,16 +134,10 @@ class OnlineLearner(Learner):
     """`draft` learns by `divergence` from the places of texts, known by their numbers."""
 
     def __init__(self, draft: HFModel, places: Sequence[AnswerPlaces], divergence: str) -> None:
-        if divergence not in DIVERGENCES:
-            known = ", ".join(DIVERGENCES)
-            raise OptionError(f"the divergence is {divergence!r}: use one of {known}")
+        check_divergence(divergence)
         self.module = draft.module.requires_grad_()
         self.device = draft.device
         self.draft, self._places, self._divergence = draft, places, divergence
-
-    def learning(self, on: bool) -> None:
-        """Leave the drafter in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the mean divergence of the drafter's laws from the kept ones."""
@@ -164,7 +158,7 @@ class OnlineLearner(Learner):
         return target, coarse_log_probs(torch.log_softmax(logits, -1), ids), counts
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return alpha where drafts had been rejected, on texts that are not learnt."""
+        """Return alpha at rejected places, on texts that are not learnt."""
         return {"alpha": self.acceptance(batches).rate}
 
     def acceptance(self, batches: Sequence[TokenBatch]) -> MeasuredAcceptance:
@@ -193,7 +187,7 @@ class OnlineLearner(Learner):
 
 
 def check_drafter(path: Path) -> None:
-    """Raise UnsupportedModelError, with what to do, unless a drafter's file can learn."""
+    """Raise UnsupportedModelError, with advice, unless a drafter's file can learn."""
     try:
         llama_config(GGUFSource(path))
     except UnsupportedModelError as error:
@@ -208,7 +202,7 @@ def load_drafter(path: Path, device: torch.device) -> HFModel:
 
 
 def write_drafter(draft: HFModel, source: Path, output: Path) -> int:
-    """Write what a drafter has learnt as `source` is: each tensor in its type; return the bytes.
+    """Write a drafter in the form of `source`, each tensor in its type; return the bytes.
 
     The file appears whole or not at all.
     """
@@ -300,7 +294,7 @@ class OnlineTraining(Training[OnlineReport]):
         return TrainingDefaults(rate, betas=(0.9, 0.95), clip_norm=1.0)
 
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
-        """Return what a resumed run must share: divergence, texts, laws and the drafter."""
+        """Return the facts that a resumed run must share: loss, texts, laws and drafter."""
         return {
             "kind": "online drafter",
             "divergence": self.recipe.divergence,
@@ -310,7 +304,7 @@ class OnlineTraining(Training[OnlineReport]):
         }
 
     def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
-        """Return the memory of the drafter and of what a step keeps."""
+        """Return the memory of the drafter and of a step."""
         return online_memory(self._learner, self._places, self.run.tokens_per_batch)
 
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> OnlineLearner:
@@ -352,7 +346,7 @@ class OnlineTraining(Training[OnlineReport]):
 
 
 def _check_vocabulary(draft: Path, key: BufferKey) -> None:
-    """Raise PairError where the buffer's token ids mean nothing to the drafter."""
+    """Raise PairError if the buffer's token ids mean nothing to the drafter."""
     if not draft.exists():
         raise FileMissingError(f"there is no file or folder {draft}")
     fingerprint: str | None = None

@@ -39,7 +39,7 @@ from specrun.train.trainer.settings import dtype_name
 
 
 class HeadTarget(ABC):
-    """What training asks of a target.
+    """The interface of a target for training.
 
     `path` is where its weights lie, `caution` what users should know before they train heads for
     it, or "", `computed_by` the library that computes its states, and `leaves_states` says whether
@@ -60,7 +60,7 @@ class HeadTarget(ABC):
 
     @abstractmethod
     def computed_in(self, precision: torch.dtype) -> str:
-        """Return what names the arithmetic of its states, where training is in `precision`."""
+        """Return a name for the arithmetic of its states, if training is in `precision`."""
 
     @abstractmethod
     def weight_bytes(self, number_size: int) -> int:
@@ -74,16 +74,16 @@ class HeadTarget(ABC):
         note: Callable[[str], None],
         kept: FeatureCache | None = None,
     ) -> AbstractContextManager[Answerer]:
-        """Return what opens it for answers; a file that these need lies in `place` for a while.
+        """Return a context that opens it for answers; `place` holds a temporary file for them.
 
-        Where it leaves states, those of prompts and answers stay in `kept`.
+        If it leaves states, those of prompts and answers stay in `kept`.
         """
 
     @abstractmethod
     def states(
         self, taps: tuple[int, ...], longest: int, device: torch.device, precision: torch.dtype
     ) -> AbstractContextManager[FeatureSource]:
-        """Return what opens the source of states of sequences of up to `longest` tokens."""
+        """Return a context with the source of states of sequences of up to `longest` tokens."""
 
     @abstractmethod
     def matrices(self, device: torch.device, precision: torch.dtype) -> TargetMatrices:
@@ -162,7 +162,7 @@ class FolderTarget(TorchTarget):
         note: Callable[[str], None],
         kept: FeatureCache | None = None,
     ) -> AbstractContextManager[Answerer]:
-        """Let torch answer where it is faster; llama.cpp reads a GGUF file."""
+        """Let torch answer if it is faster, otherwise llama.cpp a converted GGUF file."""
         if not _torch_is_faster(self._device):
             return converted_answerer(self.path, place, note)
         return super().answerer(place, precision, note, kept)
@@ -290,7 +290,7 @@ def _torch_is_faster(device: torch.device) -> bool:
 
 
 def _fits_as_llama(path: Path, device: torch.device) -> bool:
-    """Return whether torch can read a file back, and has memory for it beside what is trained."""
+    """Return whether torch can read a file back, with memory left for the training."""
     size = 4 if device.type == "cpu" else 2
     try:
         return 2 * llama_file_bytes(path, size) <= free_memory(device)

@@ -29,7 +29,7 @@ from specrun.train.trainer.model_folder import copy_tokenizer, write_json, write
 from specrun.train.trainer.settings import dtype_name
 
 _PROBE_TOKENS = 8
-_SUMMING = 1e-4  # of the largest logit: what the order of a sum may change
+_SUMMING = 1e-4  # of the largest logit: the order of a sum may change so much
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class HFModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The device of the weights."""
         return self.output.device
 
     @property
@@ -132,7 +132,7 @@ def load_hf_model(
 ) -> HFModel:
     """Return the model of a folder, frozen.
 
-    Raises ModelError where transformers cannot read it, and where its logits are not its output
+    Raises ModelError if transformers cannot read it, and where its logits are not its output
     matrix (and a soft cap) times its final states; OutOfMemoryError.
     """
     config = read_config(folder)
@@ -198,7 +198,7 @@ def _check_logits(found: HFModel, folder: Path) -> None:
     finally:
         hook.remove()
     finite = own[own.isfinite()].abs()
-    if not finite.numel():  # nothing to compare; the first loss will say so
+    if not finite.numel():  # nothing to compare; the first loss shows it
         return
     # The same product of the same states: what is done afterwards, in the precision of the weights,
     # may differ.
@@ -230,7 +230,7 @@ def write_model_folder(found: HFModel, source: Path, output: Path, card: str) ->
         with quiet_transformers():
             found.model.save_pretrained(aside)
         copy_tokenizer(source, aside)
-        # As published, where transformers writes what its own version says; only the numbers' type
+        # As published: transformers writes the fields of its own version. Only the numbers' type
         # is another now.
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
         config.pop("dtype", None)

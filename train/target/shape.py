@@ -22,7 +22,7 @@ from specrun.train.target.hf_model import read_config
 class ModelShape:
     """A model's sizes; `n_heads` divides `hidden`, and `n_kv_heads` divides `n_heads`.
 
-    `vocab_size` is 0 where config.json does not say it.
+    `vocab_size` is 0 if config.json does not say it.
     """
 
     hidden: int
@@ -50,7 +50,7 @@ class ModelShape:
         return usual if 2 < n // 2 < n - 3 else (min(1, n - 1), n // 2, n - 1)
 
     def llama_config(self, **more: object) -> dict[str, Any]:
-        """Return what config.json says of a Llama of these sizes, and `more`, which goes before."""
+        """Return the config.json of a Llama of these sizes, and `more`, which overrides it."""
         return {
             "model_type": "llama",
             "hidden_act": "silu",
@@ -69,7 +69,7 @@ class ModelShape:
 
 
 def target_shape(folder: Path) -> ModelShape:
-    """Return the sizes of a folder's model; raises UnsupportedModelError where one is missing."""
+    """Return the sizes of a folder's model; raises UnsupportedModelError if one is missing."""
     config = read_config(folder)
 
     def size(name: str, default: int | None = None) -> int:
@@ -118,7 +118,7 @@ def _rope_theta(config: dict[str, Any]) -> float:
 
 
 def source_identity(path: Path) -> dict[str, Any]:
-    """Return what names the weights of a GGUF file or a folder: sizes and times of large files."""
+    """Return an identity of the weights in a file or folder: sizes and times of large files."""
     if path.is_file():
         stat, kind = path.stat(), read_header(path).architecture
         return {"source": [path.name, stat.st_size, stat.st_mtime_ns, kind]}

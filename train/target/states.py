@@ -68,7 +68,7 @@ class ModelFeatures:
 class AnswerStates:
     """Final states, and inputs of the layers `taps`, of prompts that are answered at once.
 
-    Who answers has computed what heads learn from: noted then, it takes a disk's time, where a
+    The states of answers are computed with them: noted then, they take a disk's time, while a
     second evaluation takes half as long as the answers did. These have up to `n_longest` tokens.
     """
 
@@ -82,7 +82,7 @@ class AnswerStates:
         self._states: Tensor | None = None
 
     def note(self, rows: Sequence[int], states: Tensor) -> None:
-        """Hear the states [len(rows), T, (1 + taps) h] of the rows' next tokens.
+        """Receive the states [len(rows), T, (1 + taps) h] of the rows' next tokens.
 
         The first are those of all prompts, padded on the left; then each row has one more token.
         """
@@ -179,9 +179,9 @@ def check_cache_space(folder: Path, n_bytes: int) -> None:
 
 
 def opened_cache(place: CachePlace) -> FeatureCache:
-    """Return the cache in `place`, made where there is none; other states beside it stay.
+    """Return the cache in `place`, made if there is none; other states beside it stay.
 
-    Raises SpecrunError where the folder cannot be made, or holds states that its manifest does not
+    Raises SpecrunError if the folder cannot be made, or holds states that its manifest does not
     tell of.
     """
     folder = place.folder
@@ -206,7 +206,7 @@ def fill_cache(
     device: torch.device,
     progress: Progress | None = None,
 ) -> CachedFeatures:
-    """Compute what is missing of a corpus in `place`, and return its states.
+    """Compute the missing states of a corpus in `place`, and return all of them.
 
     `progress` is called with the texts done and all. Raises as `opened_cache`.
     """
@@ -255,7 +255,7 @@ class FeatureCache:
     """States of texts in one folder, found by their tokens."""
 
     def __init__(self, place: CachePlace) -> None:
-        """Read which texts there are; raises SpecrunError where a chunk cannot be read."""
+        """Read the list of texts; raises SpecrunError if a chunk cannot be read."""
         self.folder, self.taps = place.folder, place.taps
         self._places: dict[str, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
@@ -288,7 +288,7 @@ class FeatureCache:
         if self.taps:
             parts["taps"] = [_half(each.taps) for each in new.values() if each.taps is not None]
         lengths = [[key, len(each.ids)] for key, each in new.items()]
-        # By what is in it: another process that fills the same folder writes other names.
+        # By its contents: another process that fills the same folder writes other names.
         name = hashlib.sha256(json.dumps(lengths).encode()).hexdigest()[:_NAME_LENGTH]
         path = self.folder / f"features-{name}.safetensors"
         # torch.cat widens all to float32 where one text's states are too large for float16.

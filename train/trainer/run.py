@@ -42,7 +42,7 @@ LongerReport = TypeVar("LongerReport", bound="TrainingReport")
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """What to train on, for how long, and where to write it.
+    """The target, the data, the length and the output folder of a training.
 
     `target` is a Hugging Face folder, `data` files of text or JSON Lines. `steps` overrules
     `epochs`; `learning_rate` None is the usual one. `warmup` is a share of the steps, `measures`
@@ -84,7 +84,7 @@ class TrainingRun:
     def trainer_settings(
         self, usual: TrainingDefaults, corpus: TokenCorpus, precision: torch.dtype
     ) -> TrainerSettings:
-        """Return the trainer's settings for this corpus; `usual` fills in what was not given."""
+        """Return the trainer's settings for this corpus; `usual` fills in the rest."""
         per_epoch = len(corpus.training_batches(0, self.seed, self.tokens_per_batch))
         steps = self.steps if self.steps is not None else self.epochs * per_epoch
         return TrainerSettings(
@@ -104,7 +104,7 @@ class TrainingRun:
 
 
 def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) -> None:
-    """Raise OptionError where the folder has something that a run would overwrite.
+    """Raise OptionError if the folder has something that a run would overwrite.
 
     `holds` names the file that a finished run leaves, `reads` the folders of the models that the
     run reads: none of them is written into, whatever else is said. Raises FileMissingError where
@@ -131,7 +131,7 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
 
 
 def open_output(run: TrainingRun, *, holds: str) -> None:
-    """Make the folder, without an earlier run's checkpoint where that is overwritten.
+    """Make the folder, without an earlier run's checkpoint if that is overwritten.
 
     Raises as `check_output`, and SpecrunError where the folder cannot be made.
     """
@@ -148,9 +148,9 @@ def open_output(run: TrainingRun, *, holds: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """What was made: the folder, how the run went, and how much was trained on what.
+    """The report of a run: its folder, its result, and the numbers of parameters and texts.
 
-    `n_held_out` is 0 where there were too few texts to hold any out.
+    `n_held_out` is 0 if there were too few texts to hold any out.
     """
 
     output: Path
@@ -175,9 +175,9 @@ class TrainingReport:
 class Training(ABC, Generic[Report_co]):
     """A run under way: its folder may be written, its device and precision are known.
 
-    A kind of training says what its texts are, which learner learns from them, and what is written
-    at the end; `train` calls these methods in the order in which they stand here. `weights_name` is
-    the file that a finished run leaves, `reads` are the folders of the models that it reads. A
+    A kind of training defines its texts, the learner, and the files that are written at the end;
+    `train` calls these methods in the order in which they are listed here. `weights_name` is the
+    file that a finished run leaves, `reads` are the folders of the models that it reads. A
     resumed run goes on in the precision of its checkpoint.
     """
 
@@ -213,11 +213,11 @@ class Training(ABC, Generic[Report_co]):
 
     @abstractmethod
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
-        """Return what a resumed run must share with its checkpoint, beside trainer's settings."""
+        """Return the facts that a resumed run must share, in addition to trainer's settings."""
 
-    @abstractmethod
     def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed | None:
-        """Return the memory that is needed; None if it was required before, with the texts."""
+        """Return the memory that is needed; None: it was required before, with the texts."""
+        return None
 
     @abstractmethod
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> Learner:
@@ -231,14 +231,14 @@ class Training(ABC, Generic[Report_co]):
         settings: TrainerSettings,
         report: TrainingReport,
     ) -> Report_co:
-        """Measure what was trained, write its folder, and return the whole report."""
+        """Measure the trained model, write its folder, and return the whole report."""
 
     def settings(self, corpus: TokenCorpus) -> TrainerSettings:
         """Return the trainer's settings for a corpus."""
         return self.run.trainer_settings(self.defaults(), corpus, self.precision)
 
     def note_texts(self, corpus: TokenCorpus) -> None:
-        """Tell the listener how much there is to learn from."""
+        """Inform the listener of the number of texts."""
         aside = f"{len(corpus.held_out):,} held out"
         if corpus.measured_on_training:
             aside = "none held out: measures are of the training texts"
@@ -246,7 +246,7 @@ class Training(ABC, Generic[Report_co]):
         self.listener.note(f"{sizes} to train on, {aside}")
 
     def require_memory(self, need: MemoryNeed, note: str = "") -> None:
-        """Tell the listener what is needed; raise OutOfMemoryError where there is less."""
+        """Inform the listener of the need; raise OutOfMemoryError if there is less."""
         self.listener.note(f"memory: about {need}{note}")
         require_memory(need, self.device, advice=self.advice)
 
@@ -256,7 +256,7 @@ class Training(ABC, Generic[Report_co]):
 
 
 class Recipe(Protocol[Run_contra, Report_co]):
-    """A kind of model and its settings: what is trained, by which loss, and what is kept of it."""
+    """A kind of model to train and its settings: its loss, its texts, and its files."""
 
     def training(self, run: Run_contra, listener: RunListener | None) -> Training[Report_co]:
         """Return the training of a run, begun."""

@@ -22,6 +22,7 @@ from specrun.train.data.corpus import TokenCorpus, encode_corpus
 from specrun.train.data.documents import read_documents
 from specrun.train.data.tokens import TargetTokenizer
 from specrun.train.heads import HeadRun, Medusa2Recipe, MedusaRecipe
+from specrun.train.heads.learner import FormerModel
 from specrun.train.heads.medusa import Medusa2Learner
 from specrun.train.target import states
 from specrun.train.target.hf_model import TargetMatrices, load_hf_model
@@ -96,7 +97,7 @@ def test_self_distillation_begins_at_no_divergence_from_itself(taught, corpus: T
     matrices = TargetMatrices(same.embedding, same.output, None)
     recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=True))
     learner = Medusa2Learner(
-        recipe, target_shape(taught.folder), model, 10, ModelFeatures(same), matrices
+        recipe, target_shape(taught.folder), model, 10, FormerModel(ModelFeatures(same), matrices)
     )
     (part,) = learner.losses(corpus.batch([0, 1]), torch.Generator(), 9)
     assert part.plain == pytest.approx(0.0, abs=1e-5)
