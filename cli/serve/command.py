@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from specrun.train.trainer.learner import TrainingStatus
 
 
-# -- Online speculative decoding while a server answers: the draft model learns in a thread -------
+# -- Online learning: the draft model learns in a thread while the server answers -----------------
 #
 # Answers go on meanwhile, with the drafter there was; the new one is swapped in when none is being
 # made, and requests that come in that moment wait for it.
@@ -75,7 +75,7 @@ def serve_learning(
     worker = threading.Thread(target=learning.run, name="specrun learning", daemon=True)
     worker.start()
     try:
-        yield [learning.tell]
+        yield [learning.queue_answer]
     finally:
         learning.stop()
         worker.join()
@@ -89,7 +89,7 @@ class ServeLearning(ChatLearning):
         self._answered: queue.SimpleQueue[GenerationResult | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
-    def tell(self, result: GenerationResult) -> None:
+    def queue_answer(self, result: GenerationResult) -> None:
         """Queue an answer that has ended."""
         self._answered.put(result)
 

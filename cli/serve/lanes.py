@@ -31,7 +31,7 @@ class Lane:
         free = self._free.setdefault(loop, asyncio.Semaphore(self._width))
         done: asyncio.Future[_Result] = loop.create_future()
 
-        def tell(result: _Result | None, problem: BaseException | None) -> None:
+        def finish(result: _Result | None, problem: BaseException | None) -> None:
             free.release()
             if done.cancelled():
                 return
@@ -48,7 +48,7 @@ class Lane:
             except BaseException as raised:
                 problem = raised
             with suppress(RuntimeError):  # the loop has ended: nobody waits
-                loop.call_soon_threadsafe(tell, result, problem)
+                loop.call_soon_threadsafe(finish, result, problem)
 
         await free.acquire()
         try:

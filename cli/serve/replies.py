@@ -249,7 +249,7 @@ def usage_of(answer: ServedAnswer) -> dict[str, Any]:
     """Return OpenAI's usage of the choices that have ended."""
     results = answer.results.values()
     n_prompt = sum(map(len, answer.prompts.tokens))
-    n_said = sum(result.usage.completion_tokens for result in results)
+    n_made = sum(result.usage.completion_tokens for result in results)
     # All choices share their prompt: the cached tokens of the first one count.
     first = [answer.results.get(index) for index in range(0, len(answer.streams), answer.request.n)]
     n_cached = sum(result.usage.cached_tokens for result in first if result is not None)
@@ -257,8 +257,8 @@ def usage_of(answer: ServedAnswer) -> dict[str, Any]:
     drafted = sum(result.stats.drafted for result in results)
     return {
         "prompt_tokens": n_prompt,
-        "completion_tokens": n_said,
-        "total_tokens": n_prompt + n_said,
+        "completion_tokens": n_made,
+        "total_tokens": n_prompt + n_made,
         "prompt_tokens_details": {"cached_tokens": n_cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,

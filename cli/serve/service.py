@@ -250,7 +250,7 @@ class ServedAnswer:
             async for delta in _merged([self._choice(k) for k in range(len(self.streams))]):
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
-                    self.service.tell(delta.result)
+                    self.service.notify(delta.result)
                 yield delta
         finally:
             self.cancel()
@@ -298,7 +298,7 @@ class AnswerService:
         # Weak: an answer that lost its reader counts no more, and its streams end with it.
         self._answers: WeakSet[ServedAnswer] = WeakSet()
 
-    def tell(self, result: GenerationResult) -> None:
+    def notify(self, result: GenerationResult) -> None:
         """Notify all observers of a choice that has ended."""
         for observe in self.observers:
             observe(result)
