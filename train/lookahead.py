@@ -160,11 +160,11 @@ class LookaheadRecipe(ModelRecipe):
 
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
         """Return the memory: the model, 16 bytes for a trained number, and a step's numbers."""
-        text = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
+        text = corpus.widest(run.tokens_per_batch)
         n_texts = max(1, text * len(corpus.sequences) // max(1, corpus.n_tokens))
         ahead = self.count * min(text, self.groups * n_texts)
         kept = ahead + (text if self.changes_model else 0)
-        layers = shape.n_layers * (24 * shape.hidden + 6 * shape.feed_forward)
+        layers = shape.n_layers * shape.layer_numbers
         return MemoryNeed(
             {
                 "target": (16 if self.changes_model else 4) * checkpoint_size(run.target),

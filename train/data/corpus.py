@@ -77,6 +77,10 @@ class TokenCorpus:
         """The length of the longest sequence."""
         return max(len(sequence) for sequence in self.sequences)
 
+    def widest(self, tokens_per_batch: int) -> int:
+        """Return the most tokens of a step: a text may be longer than `tokens_per_batch`."""
+        return min(max(tokens_per_batch, self.longest), self.n_tokens)
+
     @property
     def digest(self) -> str:
         """A SHA-256 of all tokens and marks."""

@@ -27,7 +27,7 @@ from specrun.train.distillation.acceptance import (
     acceptance_gain,
 )
 from specrun.train.distillation.answers import (
-    AnswerSettings,
+    SampledAnswers,
     answered_by_target,
     with_room_for_answers,
 )
@@ -146,7 +146,7 @@ class DrafterTraining(Training[DrafterReport]):
         self._target = load_hf_model(run.target, self.device, self.precision)
         # Not in `precision`: small updates would be rounded away.
         self._draft = load_hf_model(recipe.draft, self.device)
-        self._answers = AnswerSettings(
+        self._answers = SampledAnswers(
             temperature=recipe.loss.temperature,
             n_longest=recipe.longest_answer,
             max_length=run.max_length,
@@ -193,11 +193,7 @@ class DrafterTraining(Training[DrafterReport]):
         return learner
 
     def finished(
-        self,
-        learner: DistillationLearner,
-        corpus: TokenCorpus,
-        settings: TrainerSettings,
-        report: TrainingReport,
+        self, learner: DistillationLearner, corpus: TokenCorpus, report: TrainingReport
     ) -> DrafterReport:
         """Measure the drafter again and write its folder."""
         before, after = self._before, learner.compare(self._held_out(corpus))
@@ -228,7 +224,7 @@ class DrafterTraining(Training[DrafterReport]):
     def _answered(self, corpus: TokenCorpus) -> TokenCorpus:
         """Let the target write the answers that are to be its own: measured on, or learnt."""
         run, recipe, answers = self.run, self.recipe, self._answers
-        jobs: list[tuple[str, Sequence[int], AnswerSettings]] = []
+        jobs: list[tuple[str, Sequence[int], SampledAnswers]] = []
         if recipe.measured_on == "target" and not corpus.measured_on_training:
             measured = dataclasses.replace(answers, temperature=recipe.measured_at)
             jobs.append(("the target answers held-out texts", corpus.held_out, measured))

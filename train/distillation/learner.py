@@ -26,7 +26,7 @@ from specrun.train.distillation.acceptance import (
     acceptance_at,
     mean_acceptance,
 )
-from specrun.train.distillation.answers import AnswerSettings, answer_anew, collate, texts_of
+from specrun.train.distillation.answers import SampledAnswers, answer_anew, collate, texts_of
 from specrun.train.distillation.coverage import (
     ExistingDrafters,
     covered_positions,
@@ -139,7 +139,7 @@ class DistillationLearner(Learner):
         target: HFModel,
         draft: HFModel,
         loss: DistillationLoss,
-        answers: AnswerSettings,
+        answers: SampledAnswers,
         *,
         n_shared: int,
         measured_at: float = 1.0,

@@ -39,9 +39,6 @@ from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart
 from specrun.train.trainer.settings import TrainingDefaults
 
-PAPER_NOISE = 75.0
-"""The alpha of the noise that Hydra's paper tries on the heads' inputs; its own trainer's is 0."""
-
 
 class _GroundedBlock(nn.Module):
     """From [..., (followers + 1) h] to [..., h]; starts as the state alone."""
@@ -183,7 +180,7 @@ class HydraRecipe(HeadRecipe):
         inside = together * (2 + copies + (self.layers - 1) * (1 + copies) + copies)
         passing = 3 * (self.heads + 1)
         laws = (together * kept + 3) * shape.vocab_size
-        layer = 24 * shape.hidden + 6 * shape.feed_forward if self.prefix else 0
+        layer = shape.layer_numbers if self.prefix else 0
         return 4 * tokens * (laws + (read + inside + passing) * shape.hidden + layer)
 
     @property

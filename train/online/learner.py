@@ -319,11 +319,7 @@ class OnlineTraining(Training[OnlineReport]):
         return self._learner.acceptance(held_out)
 
     def finished(
-        self,
-        learner: OnlineLearner,
-        corpus: TokenCorpus,
-        settings: TrainerSettings,
-        report: TrainingReport,
+        self, learner: OnlineLearner, corpus: TokenCorpus, report: TrainingReport
     ) -> OnlineReport:
         """Measure the drafter again, and write it in the form that it had."""
         recipe, run, draft = self.recipe, self.run, self._draft

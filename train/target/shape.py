@@ -40,6 +40,11 @@ class ModelShape:
         """The width of an attention head."""
         return self.hidden // self.n_heads
 
+    @property
+    def layer_numbers(self) -> int:
+        """The numbers that a decoder layer keeps of each token for gradients, roughly."""
+        return 24 * self.hidden + 6 * self.feed_forward
+
     def default_taps(self) -> tuple[int, int, int]:
         """Return the low, middle and high layer whose inputs EAGLE-3 reads by default.
 

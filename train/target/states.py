@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from torch import Tensor
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.files import DAMAGE, count_in, text_in
 from specrun.train.data.corpus import TokenBatch, TokenCorpus
+from specrun.train.data.store import Progress
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.model_folder import write_json, write_weights
 
@@ -123,7 +124,6 @@ _CHUNK_TOKENS = 16384
 _MANIFEST, _CHUNKS = "manifest.json", "features-*.safetensors"
 _NAME_LENGTH = 12
 _LARGEST = float(torch.finfo(torch.float16).max)
-Progress = Callable[[int, int], None]
 
 
 def cache_bytes(corpus: TokenCorpus, hidden: int, n_taps: int) -> int:

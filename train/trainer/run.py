@@ -228,7 +228,6 @@ class Training(ABC, Generic[Report_co]):
         self,
         learner: Any,  # noqa: ANN401 - the one that `learner` returned
         corpus: TokenCorpus,
-        settings: TrainerSettings,
         report: TrainingReport,
     ) -> Report_co:
         """Measure the trained model, write its folder, and return the whole report."""
@@ -302,4 +301,4 @@ def train(
             precision=settings.precision_name,
             device=device_name(learner.device),
         )
-        return training.finished(learner, corpus, settings, report)
+        return training.finished(learner, corpus, report)
