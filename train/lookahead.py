@@ -31,10 +31,10 @@ from specrun.train.trainer.settings import TrainingDefaults
 
 # == Look-ahead positions in torch =================================================================
 #
-# A group of L embeddings stands behind position t of a text: they have the positions t + 1 to t +
-# L, attend to the text up to t and to one another as a chain, and nothing attends to them. So the
-# row of the j-th (from 1) is where the target would say the token t + 1 + j, without having seen
-# the j tokens before it. That is how they are evaluated when they draft
+# A group of L embeddings follows position t of a text: they have the positions t + 1 to t + L,
+# attend to the text up to t and to one another as a chain, and nothing attends to them. So at the
+# row of the j-th (from 1) the target would predict the token t + 1 + j, without the j tokens before
+# it. That is how they are evaluated when they draft
 # (`runtime/drafters/lookahead_positions.py`).
 #
 # The text is computed first, its keys and values are kept, and all groups of a batch then attend to
@@ -116,9 +116,8 @@ def _mask(places: Tensor, n_text: int, length: int) -> Tensor:
 
 # == Learners ======================================================================================
 #
-# Position j of a group behind position t learns what the target says after t + j, which it has to
-# say without the j tokens in between: the text's own tokens, or with `from_law` the target's law
-# there (KL divergence). PaSS learns the embeddings alone. SPACE's semi-autoregressive fine-tuning
+# Position j of a group behind position t learns to predict after t + j, without the j tokens in
+# between: the text's own tokens, or with `from_law` the target's law there (KL divergence). PaSS learns the embeddings alone. SPACE's semi-autoregressive fine-tuning
 # learns the model too: L_AR + lambda L_mask, every text read once in order and once masked; with
 # `from_law`, L_AR is KL(p_before || p_now), and the masks learn the law of the model before.
 
@@ -218,7 +217,7 @@ class PassRecipe(LookaheadRecipe):
 class SpaceRecipe(LookaheadRecipe):
     """SPACE: one mask token for all positions; the target learns too and becomes another one.
 
-    `mask_weight` is the weight of what masks learn beside the model's own loss; the embedding of
+    `mask_weight` is the weight of the masks' loss in addition to the model's own; the embedding of
     the mask learns `mask_rate` times as fast as the model. The folder of a run is a whole model
     again, another one than the target, with the mask token as `space_mask.weight` [1, h].
     """

@@ -1,13 +1,12 @@
 """Answers that a drafter learns on: written by the data, the target, or the drafter itself.
 
-DistillSpec (Zhou et al. 2023, section 3) asks the target for its laws along any text. Texts of the
-data are free; those the target samples are what acceptance is measured on; those the drafter
-samples are cheap, show it its own mistakes, and bound what is lost (their theorem 3.2). Mixed data,
+DistillSpec (Zhou et al. 2023, section 3) takes the target's laws along any text. Texts of the data
+are free; acceptance is measured on texts that the target samples; texts that the drafter samples
+are cheap, contain its own mistakes, and bound the loss (their theorem 3.2). Mixed data,
 a share lambda of on-policy answers, are those of generalised knowledge distillation (Agarwal et al.
 2023, algorithm 1), here drawn for each text anew.
 
-Answers that the target samples before training are kept on disk: an interrupted run does not ask
-twice.
+Answers that the target samples before training are kept on disk for interrupted runs.
 """
 
 from __future__ import annotations

@@ -257,18 +257,18 @@ class DrafterTraining(Training[DrafterReport]):
 # == Memory, by the sizes in the folders' files alone ==============================================
 
 _FLOAT = 4
-# Of each position the laws of two models, their logarithms, what a divergence keeps, and gradients.
+# Of each position the laws of two models, their logarithms, a divergence's parts, and gradients.
 _ROWS_PER_POSITION = 12
-# Of each position and layer what the gradient needs, in widths of states and of the feed-forward.
+# Of each position and layer the gradient's inputs, in widths of states and of the feed-forward.
 _HIDDEN_PER_LAYER, _FEED_FORWARD_PER_LAYER = 16, 4
-# Of each position what a pass without gradients holds at once, beside all keys and values.
+# Of each position the numbers of a pass without gradients, in addition to keys and values.
 _HIDDEN_IN_PASSING, _FEED_FORWARD_IN_PASSING = 8, 3
 
 
 def drafter_memory(
     target: Path, draft: Path, target_dtype: torch.dtype, *, tokens_per_batch: int
 ) -> MemoryNeed:
-    """Return what is needed at the widest step, where every position of a batch is an answer's."""
+    """Return the memory of the widest step, if every position of a batch is an answer's."""
     teacher, learner = (_Sizes.of(read_config(folder)) for folder in (target, draft))
     vocab_size = max(teacher.vocab_size, learner.vocab_size)
     passing = _HIDDEN_IN_PASSING * teacher.hidden + _FEED_FORWARD_IN_PASSING * teacher.feed_forward
@@ -289,7 +289,7 @@ def drafter_memory(
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What config.json says of a model's sizes; what it does not say counts nothing."""
+    """Sizes of a model in config.json; missing ones are 0."""
 
     vocab_size: int
     layers: int

@@ -58,7 +58,7 @@ class MedusaHeads(nn.ModuleList):
     """`count` heads over final states; head i predicts the token i + 2 after the state's own.
 
     With `output` [vocab, hidden], each head owns an output matrix that starts as a copy of it, so
-    that an untrained head predicts what the target itself would say next. Without it, heads return
+    that an untrained head predicts the target's own next token. Without it, heads return
     states for the target's own matrix.
     """
 

@@ -111,7 +111,7 @@ class AnswerStates:
 
 # == States on disk, computed once: chunks of whole texts in float16 ===============================
 #
-# What states depend on besides the text (layers, weights, precision) is a cache's manifest. A
+# A cache's manifest holds all that states depend on besides the text: layers, weights, precision. A
 # folder of caches holds one folder for each manifest, named by its hash, so that heads which read
 # other states leave one another's alone. In it are `manifest.json` and `features-HASH.safetensors`,
 # each chunk written whole or not at all, so that an interrupted computation goes on where it was. A
