@@ -117,9 +117,10 @@ def _mask(places: Tensor, n_text: int, length: int) -> Tensor:
 # == Learners ======================================================================================
 #
 # Position j of a group behind position t learns to predict after t + j, without the j tokens in
-# between: the text's own tokens, or with `from_law` the target's law there (KL divergence). PaSS learns the embeddings alone. SPACE's semi-autoregressive fine-tuning
-# learns the model too: L_AR + lambda L_mask, every text read once in order and once masked; with
-# `from_law`, L_AR is KL(p_before || p_now), and the masks learn the law of the model before.
+# between: the text's own tokens, or with `from_law` the target's law there (KL divergence). PaSS
+# learns the embeddings alone. SPACE's semi-autoregressive fine-tuning learns the model too: L_AR +
+# lambda L_mask, every text read once in order and once masked; with `from_law`, L_AR is KL(p_before
+# || p_now), and the masks learn the law of the model before.
 
 
 EMBEDDINGS = "lookahead_embeddings.safetensors"
