@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -132,8 +132,8 @@ class TrainingResult:
     resumed_at: int
 
 
-class RunListener:
-    """A listener of a run, which shows nothing; subclasses override the methods that they need."""
+class RunListener(Protocol):
+    """A listener of a run: any class that has these methods."""
 
     def note(self, text: str) -> None:
         """Receive a fact in a sentence."""
@@ -143,3 +143,16 @@ class RunListener:
 
     def status(self, status: TrainingStatus) -> None:
         """Receive the progress of the training."""
+
+
+class SilentListener:
+    """A listener that shows nothing; subclasses override the methods that they need."""
+
+    def note(self, text: str) -> None:
+        """Show nothing."""
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Show nothing."""
+
+    def status(self, status: TrainingStatus) -> None:
+        """Show nothing."""
