@@ -10,8 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from specrun.bench.diagnosis.diagnosis import diagnose
-from specrun.bench.diagnosis.work import work_of
+from specrun.bench.diagnosis.diagnosis import diagnose, work_of
 from specrun.bench.drafters.prompts import Prompt, as_text
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.errors import OptionError, SpecrunError

@@ -20,7 +20,7 @@ import pytest
 from specrun.bench.accelerate import training
 from specrun.bench.accelerate.record import Contender, LeftOut, Record, Sweep
 from specrun.bench.accelerate.training import TrainingOrder, TrainingPlan
-from specrun.bench.diagnosis.work import Work
+from specrun.bench.diagnosis.diagnosis import Work
 from specrun.bindings import files as files_module
 from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.models import Model
