@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specrun.bench.diagnosis.diagnosis import PAYS
-from specrun.bench.diagnosis.work import Work
+from specrun.bench.diagnosis.diagnosis import PAYS, Work
 from specrun.bench.timing import Ratio, ratio_of
 from specrun.bindings.files import DAMAGE, Warn, count_in, number_in, text_in
 from specrun.runtime.language import parse_expression

@@ -26,7 +26,7 @@ from specrun.bench.accelerate.record import (
     hopeful,
     measured,
 )
-from specrun.bench.diagnosis.work import Work
+from specrun.bench.diagnosis.diagnosis import Work
 from specrun.bindings.errors import MissingPackageError, OptionError, SpecrunError
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.engine import RuntimeOptions

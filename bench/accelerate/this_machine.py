@@ -13,8 +13,8 @@ from specrun.bench.accelerate.prompts import SearchPrompts
 from specrun.bench.accelerate.record import PLAIN
 from specrun.bench.accelerate.search import AccelerateOptions
 from specrun.bench.accelerate.target import SearchTarget
-from specrun.bench.diagnosis.curve_beside import ENOUGH, CurveBeside
-from specrun.bench.diagnosis.work import Work, work_of
+from specrun.bench.diagnosis.diagnosis import Work, work_of
+from specrun.bench.diagnosis.pair import ENOUGH, CurveBeside
 from specrun.bench.drafters.comparison import Arm
 from specrun.bindings.errors import OutOfMemoryError, SpecrunError
 from specrun.bindings.machine.placement import placing
