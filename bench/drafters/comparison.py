@@ -15,7 +15,7 @@ from specrun.bench.drafters.prompts import Prompt, as_text
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.machine.devices import devices
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.acceptance import SequentialCascade, build_rule
 from specrun.runtime.engine import Engine, Runtime
 from specrun.runtime.language import Expression, parse_expression, short_label

@@ -23,13 +23,12 @@ from specrun.cli.bench.command import (
 from specrun.cli.options.drafting import draft_kind
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
-from specrun.cli.options.output import check_plot, terminal_options
+from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import temperatures_option
 from specrun.cli.options.types import (
     COUNTS,
     FILE,
-    NEW_FILE,
     NUMBERS,
 )
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
@@ -153,11 +152,7 @@ _extent_options = option_group(
         click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),
         show_default="rouge_2 where there are answers, else cross_entropy",
     ),
-    OUTPUT.option(
-        "--plot FILE",
-        "Draw quality against latency, rejection and deferral: a .png, .svg or .pdf.",
-        NEW_FILE,
-    ),
+    plot_option("quality against latency, rejection and deferral"),
 )
 
 

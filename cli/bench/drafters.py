@@ -23,9 +23,9 @@ from specrun.cli.bench.command import (
     repetitions_option,
 )
 from specrun.cli.options.drafting import draft_kind, require_draft_files
-from specrun.cli.options.group import OUTPUT, Section, SectionedCommand, option_group
+from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options, shape_option
-from specrun.cli.options.output import check_plot, terminal_options
+from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import (
     named_target,
     no_template_option,
@@ -38,7 +38,7 @@ from specrun.cli.options.sampling import (
     SamplingGrid,
     grid_options,
 )
-from specrun.cli.options.types import COUNTS, FILE, NEW_FILE, PATH
+from specrun.cli.options.types import COUNTS, FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.round import Shape
@@ -185,9 +185,7 @@ measuring_options = option_group(
         "Report alpha of drafters that have a law, the mean of sum min(p, q): prompts are answered "
         "once more.",
     ),
-    OUTPUT.option(
-        "--plot FILE", "Draw speed-ups and acceptance by position: a .png, .svg or .pdf.", NEW_FILE
-    ),
+    plot_option("speed-ups and acceptance by position"),
 )
 
 

@@ -8,9 +8,7 @@ import pytest
 
 from specrun.bench.diagnosis import pair
 from specrun.bench.diagnosis.pair import CurveBeside
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.rows import Rows
+from specrun.bindings.contexts import Batch, Context, Rows
 from specrun.bindings.errors import DecodeError
 from specrun.runtime.engine import Runtime
 from specrun.runtime.laws import SamplingParams
