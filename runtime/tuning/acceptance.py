@@ -75,7 +75,7 @@ def acceptance_by_rank(
     total = np.zeros(ranks)
     count = 0
     for position, pair in enumerate(pairs):
-        # Draws hang on the position, not on how many were drawn before: schemes meet the same
+        # Draws depend on the position, not on how many were drawn before: schemes meet the same
         # noise.
         noise.seek(position)
         count += 1
@@ -137,7 +137,7 @@ def law_pairs(
 ) -> tuple[list[RankedPair], float]:
     """Return the laws that decided each token the target wrote, and the seconds of making one law.
 
-    Penalties are left out: they hang on the path, and move both laws alike. The contexts are left
+    Penalties are left out: they depend on the path, and move both laws alike. The contexts are left
     empty.
     """
     ranking = ranking_params(params, _RANKED)
@@ -286,7 +286,7 @@ def alpha_rows(
 
 # == Acceptance of EAGLE-2's dynamic trees, measured along texts ===================================
 #
-# A dynamic tree hangs on the draft model's own tokens, so no acceptance by rank describes it. But
+# A dynamic tree depends on the draft model's own tokens, so no acceptance by rank describes it. But
 # its nodes are point masses, and for those the exact rule draws the target's token and descends
 # where a child has it (`acceptance.exact`). So in a text that the target wrote, a round that starts
 # at a position keeps exactly the nodes that spell the text's next tokens: growing the tree there,
@@ -413,7 +413,7 @@ class DrawnAlpha:
 
     `n_silent` more positions had no law of the drafter's (the first round of heads that have seen
     nothing, a context that ended). `step_seconds` is native time of the drafter for each depth that
-    it drafted, 0 where the target's own evaluation drafts; `n_params` are the parameters that it
+    it drafted, 0 if the target's own evaluation drafts; `n_params` are the parameters that it
     multiplies for a token, those of the target's matrices that it reads among them.
     """
 
