@@ -22,7 +22,7 @@ from specrun.bindings.errors import ContextFullError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.cut import LayeredModel
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, ranking_params
+from specrun.runtime.drafters.growing import RANKED_TOKENS, ranking_params
 from specrun.runtime.engine import Session
 from specrun.runtime.laws import Law
 from specrun.runtime.memory import resolve_gpu_layers

@@ -18,8 +18,9 @@ from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.growing import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.kept_rows import RowMemory
+from specrun.runtime.drafters.path_laws import ChainRows, copies_rows, draft_chain
 from specrun.runtime.heads import FloatRows
 from specrun.runtime.heads.graphs import (
     AttentionSizes,
@@ -36,7 +37,6 @@ from specrun.runtime.planning.draft_size import DraftLength
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
-from specrun.runtime.trees import draft_chain
 from specrun.runtime.trees.tree import DraftTree
 
 # == The first layers as a ggml graph over the target's own tensors ================================

@@ -16,13 +16,13 @@ from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.weights import load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
-from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
+from specrun.runtime.drafters.kept_rows import RowMemory
+from specrun.runtime.drafters.path_laws import KeptRows, draft_chain
 from specrun.runtime.heads import HeadFile
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
-from specrun.runtime.trees import draft_chain
 from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
 
 # == Files of look-ahead embeddings: one a position (PaSS), or a mask token's (SPACE) ==============

@@ -23,7 +23,8 @@ from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
+from specrun.runtime.drafters.kept_rows import RowMemory
+from specrun.runtime.drafters.path_laws import KeptRows
 from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, options_of

@@ -15,8 +15,9 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.growing import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.kept_rows import RowMemory
+from specrun.runtime.drafters.path_laws import ChainRows, copies_rows, draft_chain
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.heads import FloatRows, RowPiece, TextRows
 from specrun.runtime.language import Expression, options_of
@@ -28,7 +29,6 @@ from specrun.runtime.planning.draft_size import DraftLength
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
-from specrun.runtime.trees import draft_chain
 from specrun.runtime.trees.tree import DraftTree
 
 # == The state of NextN blocks in one conversation: pairs of its text, then a round's drafts =======

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
+from specrun.runtime.drafters.growing import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.kept_rows import RowMemory
 from specrun.runtime.drafters.lookahead.pool import load_pool
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.path_laws import KeptRows, draft_chain
 from specrun.runtime.drafters.retrieval import read_reference_tokens
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.language import Expression, options_of
@@ -24,7 +25,6 @@ from specrun.runtime.laws.transform import Logits, transformed_law
 from specrun.runtime.planning.draft_size import DraftLength
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
-from specrun.runtime.trees import draft_chain
 from specrun.runtime.trees.tree import DraftTree
 
 # == N-gram counts: of a growing text, which can be cut back, and of fixed texts ===================

@@ -6,18 +6,20 @@ here. Static shapes are grown as in `trees.growth`, dynamic ones (EAGLE-2) as in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import StaleViewError
 from specrun.runtime.compiled import LOOPS, DrawnSiblings, RowSource
+from specrun.runtime.drafters.kept_rows import RowMemory
 from specrun.runtime.heads import RankedTokens
 from specrun.runtime.laws.law import SHORT, Law, RankedLaw
-from specrun.runtime.laws.noise import draws_of
+from specrun.runtime.laws.noise import NoiseSource, draws_of
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law, transformed_laws
 from specrun.runtime.round.drafter import DraftRequest
@@ -32,9 +34,6 @@ from specrun.runtime.trees.growth import (
 )
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import ROOT, DraftTree
-
-RANKED_TOKENS = 40
-"""Tokens among which point masses are chosen where the settings do not truncate."""
 
 
 @dataclass(slots=True)
@@ -259,20 +258,198 @@ def draft_steps(
     return (yield from tree_steps(topology, scheme, request.noise, start, p_min))
 
 
-def check_p_min(p_min: float) -> None:
-    """Raise OptionError unless `p_min` is a probability."""
-    if not 0.0 <= p_min <= 1.0:
-        raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
+def copies_rows(request: DraftRequest, *, points: bool) -> bool:
+    """Return whether a request asks for the rows of all places, not only the last one.
 
-
-def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
-    """Return the settings that rank the `ranked` most likely tokens.
-
-    Greedy settings make a law of one token, which ranks nothing and is always certain: temperature
-    1 takes their place. Otherwise the ranking keeps the target's truncation: tokens that it can
-    never say are not worth a node.
+    `points` says that drafts are chosen, not drawn: a draw says its law itself; so does, at
+    temperature 0, the token that was drafted.
     """
-    if params.is_greedy:
-        return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0, mirostat=0)
-    # top_k = 0 is no cut.
-    return params.replace(top_k=min(params.top_k or ranked, ranked))
+    return request.keep == "rows" or (points and not request.params.is_greedy)
+
+
+class KeptRows(ABC):
+    """What the two kinds share: rows by the number of their evaluation, alive for one round."""
+
+    def __init__(self, memory: RowMemory, *, copies: bool) -> None:
+        self._memory, self._generation, self._copies = memory, memory.reuse(), copies
+        self._rows: dict[int, Logits] = {}
+        # Not the tree that is returned: it would keep itself, and its rows, alive.
+        self._tree = DraftTree()
+
+    def of(self, tree: DraftTree) -> DraftTree:
+        """Return the tree with its rows."""
+        self._tree = tree
+        return DraftTree(
+            tree.tokens, tree.parents, tree.depths, tree.is_candidate, tree.draws, self
+        )
+
+    def logits(self, node: int) -> Logits | None:
+        """Return the row after a node (or ROOT), None if there is none.
+
+        Raises `StaleViewError` once the next draft has begun.
+        """
+        if self._generation != self._memory.generation:
+            raise StaleViewError("the rows of a draft died with the drafter's next draft")
+        return self._found(node)
+
+    @abstractmethod
+    def _found(self, node: int) -> Logits | None:
+        """Return the row after a node, evaluated now if need be."""
+
+
+After = Callable[[Sequence[int]], Logits | None]
+"""Evaluates the last of the drafted tokens; without any, the text. None: there is no room."""
+
+
+class ChainRows(KeptRows):
+    """Rows of a chain's nodes; with `copies` all, else the last one. `after` evaluates that."""
+
+    def __init__(self, memory: RowMemory, after: After, *, copies: bool) -> None:
+        super().__init__(memory, copies=copies)
+        self._after = after
+
+    def take(self, node: int, row: Logits) -> None:
+        """Note the row after a node, which was evaluated just now."""
+        if self._copies:
+            row = self._memory.copy_of(row)
+        else:
+            self._rows.clear()  # the others die with this evaluation
+        self._rows[node] = row
+
+    def _found(self, node: int) -> Logits | None:
+        row = self._rows.get(node)
+        tokens = self._tree.tokens
+        if row is None and node == len(tokens) - 1:
+            row = self._after(tokens)
+            if row is not None:
+                self._rows[node] = row  # nothing is evaluated before the next draft
+        return row
+
+
+class EvaluatedNodes(Protocol):
+    """The nodes of a tree that a drafter evaluated, numbered in their order."""
+
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of the node of a token below another (or ROOT), None if none is."""
+
+    def leaf(self, parent: int, token: int) -> tuple[int, Logits] | None:
+        """Evaluate a token below a node; return its number and its row, None without room."""
+
+    def root(self) -> Logits | None:
+        """Evaluate the text alone; return the row after it, None if there is none."""
+
+
+class TreeRows(KeptRows):
+    """Rows of a tree's nodes; with `copies` all that the draft evaluated.
+
+    A tree that branches evaluates what has children: only leaves are missing then.
+    """
+
+    def __init__(self, memory: RowMemory, nodes: EvaluatedNodes, *, copies: bool) -> None:
+        super().__init__(memory, copies=copies)
+        self._nodes = nodes
+
+    def take(self, first: int, rows: Sequence[Logits]) -> None:
+        """Note the rows of evaluated nodes, numbered from `first` on."""
+        if self._copies:
+            copied = self._memory.copy_of
+            self._rows.update((node, copied(row)) for node, row in enumerate(rows, first))
+
+    def _found(self, node: int) -> Logits | None:
+        place = ROOT
+        path = [self._tree.tokens[above] for above in self._tree.path_to(node)]
+        for depth, token in enumerate(path, 1):
+            below = self._nodes.place_of(place, token)
+            if below is None:
+                found = self._nodes.leaf(place, token) if depth == len(path) else None
+                return None if found is None else self._keep(*found)
+            place = below
+        if place == ROOT and ROOT not in self._rows and not self._tree.draws:
+            row = self._nodes.root()
+            return None if row is None else self._keep(ROOT, row)
+        return self._rows.get(place)
+
+    def _keep(self, place: int, row: Logits) -> Logits:
+        # The walk reads a node's row once; whoever asks again gets the same numbers.
+        self._rows[place] = row = self._memory.copy_of(row)
+        return row
+
+
+class ChainStop(Protocol):
+    """Ends a chain by what it knows before a token is drawn: laws, and earlier rounds."""
+
+    def goes_on(self) -> bool:
+        """Whether the drafter shall be asked for the law of another token."""
+
+    def takes(self, certainty: float) -> bool:
+        """Whether a token of the law is drafted; `certainty` is the greatest probability in it."""
+
+
+def draft_chain(
+    law_after: Callable[[list[int]], Law],
+    noise: NoiseSource,
+    start: int,
+    *,
+    most: int,
+    points: bool,
+    threshold: float = 0.0,
+    always_first: bool = False,
+    stop: ChainStop | None = None,
+    end_tokens: frozenset[int] = frozenset(),
+) -> DraftTree:
+    """Return a chain of up to `most` tokens, the first at position `start`.
+
+    `law_after(tokens)` is the draft law after the tokens drafted so far. With `points` the most
+    likely token is a point mass; otherwise each token is drawn, and its law stored. The chain ends
+    before a token whose law gives none the probability `threshold`: that is read before the draw,
+    so exactness holds. `always_first` excepts the first token. `stop` ends it where it likes, by
+    the same means. Nothing follows one of `end_tokens`.
+    """
+    steps = chain_steps(
+        noise,
+        start,
+        most=most,
+        points=points,
+        threshold=threshold,
+        always_first=always_first,
+        stop=stop,
+        end_tokens=end_tokens,
+    )
+    try:
+        drafted = next(steps)
+        while True:
+            drafted = steps.send(law_after(drafted))
+    except StopIteration as ended:
+        tree: DraftTree = ended.value
+        return tree
+
+
+def chain_steps(
+    noise: NoiseSource,
+    start: int,
+    *,
+    most: int,
+    points: bool,
+    threshold: float = 0.0,
+    always_first: bool = False,
+    stop: ChainStop | None = None,
+    end_tokens: frozenset[int] = frozenset(),
+) -> Generator[list[int], Law, DraftTree]:
+    """Draft as `draft_chain` does: yields what is drafted so far, and takes the law after it."""
+    tokens: list[int] = []
+    laws: list[Law] = []
+    while len(tokens) < most and not (tokens and tokens[-1] in end_tokens):
+        if stop is not None and not stop.goes_on():
+            break
+        law = yield tokens
+        if threshold > 0.0 and (tokens or not always_first) and law.most_likely[1] < threshold:
+            break
+        if stop is not None and not stop.takes(law.most_likely[1]):
+            break
+        if points:
+            tokens.append(law.most_likely[0])
+            continue
+        noise.seek(start + len(tokens))
+        tokens.append(noise.choose(law))
+        laws.append(law)
+    return DraftTree.chain(tokens, None if points else laws)

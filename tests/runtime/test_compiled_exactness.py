@@ -39,14 +39,13 @@ from specrun.runtime.acceptance import rule as rule_module
 from specrun.runtime.acceptance.rule import ShortLaws
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters import path_laws
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
-from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
+from specrun.runtime.drafters.draft_model import model_drafter, state
 from specrun.runtime.drafters.path_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.laws import noise as noise_module
 from specrun.runtime.laws.noise import NotedNoise
 from specrun.runtime.round import Drafter, DraftRequest
-from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, parse_topology
+from specrun.runtime.trees import ROOT, DraftTree, Topology, TreeBuilder, parse_topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 RULES = {"exact": BlockRule(), "token": ExactRule()}  # kseq has no compiled walk
@@ -449,14 +448,14 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Context
         yield first, second
 
 
-def model_drafter(context: Context, shape: str) -> Drafter:
+def drafter_of_model(context: Context, shape: str) -> Drafter:
     """A chain, or a tree of such a shape; what is cached is forgotten."""
     context.memory.clear()
     if shape == "chain":
         cache = state.DraftModelState(context, target_vocab_size=VOCAB)
-        return DraftModelDrafter(cache, num_draft_tokens=3)
-    tree_cache = state.DraftTreeState(context, target_vocab_size=VOCAB)
-    return DraftTreeDrafter(tree_cache, shape=parse_topology(shape))
+        return model_drafter(cache, Topology.chain(3))
+    tree_cache = state.DraftModelState(context, target_vocab_size=VOCAB)
+    return model_drafter(tree_cache, parse_topology(shape), sampling="without")
 
 
 def model_bias(
@@ -466,7 +465,7 @@ def model_bias(
     watched = Watched(loops)
     for module in (state, state):
         monkeypatch.setattr(module, "LOOPS", watched)
-    drafter, table = model_drafter(contexts[0], shape), ModelTable(contexts[1], 5)
+    drafter, table = drafter_of_model(contexts[0], shape), ModelTable(contexts[1], 5)
     emitted = law_with_drafter(ExactRule(), lambda: drafter, table, 3, params=FEW)
     drawn = "drawn_chain" if shape == "chain" else "drawn_tree"
     assert watched.answered[drawn] > 20

@@ -11,6 +11,7 @@ from specrun.runtime.trees import (
     DraftTree,
     DynamicShape,
     Propose,
+    Stop,
     Topology,
     TreeSampling,
     grow_by_path_probability,
@@ -68,6 +69,32 @@ def dynamic(drafts: LawTable, shape: DynamicShape, p_min: float = 0.0) -> Grow:
         return grow_by_path_probability(limited, TableLaws(drafts, request.tokens), p_min)
 
     return propose
+
+
+class ChainLaws:
+    """Distributions after the tokens of a chain."""
+
+    def __init__(self, law_after: Callable[[list[int]], Law]) -> None:
+        self._law_after, self._drafted = law_after, list[int]()
+
+    def root(self) -> Law:
+        return self._law_after(self._drafted)
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
+        self._drafted += tokens
+        return [self._law_after(self._drafted)]
+
+
+def drawn_chain(
+    law_after: Callable[[list[int]], Law],
+    request: DraftRequest,
+    most: int,
+    stop: Stop | None = None,
+) -> DraftTree:
+    """A chain of draws, by the shipped growth."""
+    chain, start = Topology.chain(max(0, most)), len(request.tokens)
+    scheme = proposal_scheme("with")
+    return grow_tree(chain, ChainLaws(law_after), scheme, request.noise, start, stop=stop)
 
 
 def drafted_bits(tree: DraftTree) -> list[object]:

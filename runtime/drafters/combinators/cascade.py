@@ -14,9 +14,10 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.drafters.combinators.members import graft
 from specrun.runtime.drafters.draft_model import DraftSampling
-from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
+from specrun.runtime.drafters.growing import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.kept_rows import RowMemory
 from specrun.runtime.drafters.partial import PartialCache
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.path_laws import ChainRows, copies_rows
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law

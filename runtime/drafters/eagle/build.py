@@ -15,7 +15,7 @@ from specrun.runtime.drafters.eagle.drafter import EagleDrafter
 from specrun.runtime.drafters.eagle.head import PairHead, multiplied_of_pair
 from specrun.runtime.drafters.eagle.versions import ALL, Eagle3Head, EagleHead, draft_vocabulary
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.path_laws import check_p_min
+from specrun.runtime.drafters.growing import check_p_min
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, ExpressionOptions, options_of

@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.eagle.head import EagleRows, PairCells
-from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
+from specrun.runtime.drafters.growing import check_p_min
+from specrun.runtime.drafters.kept_rows import RowMemory
 from specrun.runtime.drafters.path_laws import (
     EvaluatedDepth,
     HighestLogits,
     PathLaws,
     Paths,
-    check_p_min,
+    TreeRows,
+    draft_chain,
     grow_draft,
 )
 from specrun.runtime.drafters.states_drafter import StatesDrafter
@@ -30,7 +32,7 @@ from specrun.runtime.planning.draft_size import DraftLength, TreeSize
 from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.eagle2 import DynamicShape, check_sampling
-from specrun.runtime.trees.growth import TreeSampling, draft_chain
+from specrun.runtime.trees.growth import TreeSampling
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import ROOT, DraftTree
 

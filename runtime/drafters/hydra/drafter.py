@@ -11,8 +11,15 @@ import numpy as np
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.hydra.head import HydraCells, HydraHead
-from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
-from specrun.runtime.drafters.path_laws import EvaluatedDepth, PathLaws, Paths, grow_draft
+from specrun.runtime.drafters.kept_rows import RowMemory
+from specrun.runtime.drafters.path_laws import (
+    EvaluatedDepth,
+    PathLaws,
+    Paths,
+    TreeRows,
+    draft_chain,
+    grow_draft,
+)
 from specrun.runtime.drafters.states_drafter import StatesDrafter
 from specrun.runtime.drafters.tree_options import TreeOptions, head_tree, ranks_by_depth
 from specrun.runtime.heads.graph_trees import GraphTrees
@@ -25,7 +32,6 @@ from specrun.runtime.planning.draft_size import DraftLength, TreeSize
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees import DynamicShape, Topology
-from specrun.runtime.trees.growth import draft_chain
 from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
 
 # == The drafter ===================================================================================
