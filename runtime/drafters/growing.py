@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.compiled import LOOPS, DrawnSiblings, RowSource
-from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
-from specrun.runtime.drafters.source import NodeRows, Source
+from specrun.runtime.drafters.kept_rows import DepthNodes, KeptRows, RowMemory
+from specrun.runtime.drafters.source import Asked, NodeRows, Source
+from specrun.runtime.heads import ShapePlans, TreePlan
 from specrun.runtime.laws.law import SHORT, Law, RankedLaw
 from specrun.runtime.laws.noise import draws_of
 from specrun.runtime.laws.sampling import SamplingParams
@@ -42,7 +43,15 @@ from specrun.runtime.trees.eagle2 import (
     expansion_steps,
     path_probability_steps,
 )
-from specrun.runtime.trees.growth import Steps, TreeSampling, proposal_scheme, tree_steps
+from specrun.runtime.trees.growth import (
+    Steps,
+    Stop,
+    Threshold,
+    TreeSampling,
+    ending_at,
+    proposal_scheme,
+    tree_steps,
+)
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import ROOT, DraftTree
 
@@ -54,7 +63,7 @@ _MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for 
 # == What is drafted, and how much =================================================================
 
 
-class TreePlan(Protocol):
+class SizePlan(Protocol):
     """Chooses the nodes that are kept of point masses (`planning.draft_size`)."""
 
     def begin(self) -> None:
@@ -100,12 +109,9 @@ class ChainPlan(Protocol):
 
 # == One draft: the distributions after its nodes ==================================================
 
-Depth = tuple[Sequence[int], Sequence[int]]
-"""Parents and tokens of the nodes to evaluate; without any, the root."""
-
 GrownT = TypeVar("GrownT")
-RowSteps = Generator[Depth, NodeRows | None, GrownT]
-"""A draft that grows: yields the depth to evaluate, and receives its rows."""
+RowSteps = Generator[Asked, Any, GrownT]
+"""A draft that grows: yields what to evaluate, and receives rows or named children, or None."""
 
 
 class _Favourite(RankedLaw):
@@ -133,8 +139,8 @@ class Draft:
     """A draft in the making: its evaluated nodes, and the distributions after them.
 
     Ranked tokens are a distribution as they are; rows of logits are transformed by `params`, whose
-    penalties see each node's own path. `favourites`: only the most likely token is read. `kept`
-    keeps the rows if a rule reads them.
+    penalties see each node's own path. `points`: tokens are chosen, not drawn. `favourites`: only
+    the most likely token is read. `kept` keeps the rows if a rule reads them.
     """
 
     def __init__(
@@ -143,10 +149,12 @@ class Draft:
         request: DraftRequest,
         params: SamplingParams,
         *,
+        points: bool,
         favourites: bool = False,
     ) -> None:
         self._source, self._request, self._params = source, request, params
-        self._favourites, self._start = favourites, len(request.tokens)
+        self._points, self._favourites = points, favourites
+        self._start = len(request.tokens)
         self._parents: list[int] = []  # of all evaluated nodes
         self._tokens: list[int] = []
         self.room = source.room(request.tokens)
@@ -181,12 +189,11 @@ class Draft:
 
     def laws(self, first: int, rows: NodeRows) -> list[Law]:
         """Return the distributions after nodes from number `first` on, by their rows."""
-        if rows.ranked is not None:
+        if rows.ranked is not None and self._points:
             return list(RankedLaw.of_rows(rows.ranked.tokens, rows.ranked.log_probs))
         params, state = self._params, self._request.state
         if rows.highest is not None:
-            # In the order of their ids, as in a whole row: so ties within the top k fall alike.
-            return transformed_laws(list(rows.highest.logits), params, names=rows.highest.tokens)
+            return rows.highest.laws(without_penalties(params))
         whole = _whole(rows)
         if not self._favourites and not params.has_penalties:
             return transformed_laws([*whole], params, state)
@@ -357,7 +364,7 @@ class GrowingDrafter(Drafter):
         *,
         sampling: TreeSampling = "argmax",
         p_min: float = 0.0,
-        plan: TreePlan | ChainPlan | None = None,
+        plan: SizePlan | ChainPlan | None = None,
         name: str = "draft",
     ) -> None:
         check_sampling(shape, sampling)
@@ -368,8 +375,14 @@ class GrowingDrafter(Drafter):
         self.needs_nextn_states = source.needs_nextn_states
         self.layer_inputs, self.reads_logits = source.layer_inputs, source.reads_logits
         self.keeps_rows, self.waits = source.keeps_rows, source.shares
+        self.embedding_inputs = source.embedding_inputs
         self._shape, self._sampling, self._p_min = shape, sampling, p_min
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
+        self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+        self._plans: ShapePlans | None = None
+        if source.names_trees and self._depth:
+            self._plans = ShapePlans(shape, has_values=plan is not None)
+        self._highest = 0
         self._row_memory = RowMemory()
         # Settings that rank tokens, by the identity of an answer's settings.
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
@@ -401,76 +414,105 @@ class GrowingDrafter(Drafter):
 
     def _alone(self, steps: RowSteps[GrownT], request: DraftRequest) -> GrownT:
         """Take all steps, each evaluated at once."""
-        source = self.source
+        source, found = self.source, cast("object", None)
         try:
-            parents, tokens = next(steps)
+            asked = next(steps)
             while True:
-                if tokens:
-                    rows = source.below(parents, tokens)
+                if isinstance(asked, TreePlan):
+                    found = source.named(request, asked)
+                elif asked[1]:
+                    found = source.below(*asked)
                 else:
-                    rows = source.root(request, self._highest)
-                parents, tokens = steps.send(rows)
+                    found = source.root(request, self._highest)
+                asked = steps.send(found)
         except StopIteration as ended:
             done: GrownT = ended.value
             return done
 
     def _drafting(self, request: DraftRequest) -> RowSteps[DraftTree]:
-        """Grow a draft."""
-        points = self._sampling == "argmax" or request.params.is_greedy
+        """Grow a draft, and keep its rows if a rule reads them."""
+        points, source = self._sampling == "argmax" or request.params.is_greedy, self.source
         params, favourites = self._settings(request.params, points=points)
-        draft = Draft(self.source, request, params, favourites=favourites)
+        draft = Draft(source, request, params, points=points, favourites=favourites)
         keeps = request.keep != "nothing" and self.keeps_rows
-        if keeps and (request.keep != "points" or self.source.keeps_points):
+        keeps = keeps and (request.keep != "points" or source.keeps_points)
+        if keeps and not source.rows_by_depth:
             draft.kept = KeptRows(self._row_memory, draft, copies=self._copies(request))
-        whole = points or draft.kept is not None  # rules that weigh distributions read whole rows
+        whole = points or keeps  # rules that weigh distributions read whole rows
         self._highest = 0 if whole else self._most_highest(request.params)
-        steps = self._growth(request, draft, points=points)
-        tree = None if steps is None else (yield from steps)
-        if tree is None:
-            tree = DraftTree()
-        elif self._plan is not None and self._is_chain:
-            tree = self._plan.drafted(tree)
+        tree = (yield from self._grown(request, draft, points=points)) or DraftTree()
+        if keeps and source.rows_by_depth:
+            draft.kept = KeptRows(self._row_memory, DepthNodes(), copies=True)
+            draft.kept.take(ROOT, source.depth_rows(request))
         return tree if draft.kept is None else draft.kept.of(tree)
 
-    def _growth(
+    def _grown(
         self, request: DraftRequest, draft: Draft, *, points: bool
-    ) -> RowSteps[DraftTree | None] | None:
-        """Return the steps of a draft within the limits of request and source; None for nothing."""
-        shape, plan, p_min = self._shape, self._plan, self._p_min
+    ) -> RowSteps[DraftTree | None]:
+        """Grow a draft within the limits of request and source; None for nothing."""
+        shape, plan = self._shape, self._plan
         # A rule that reads the row of a leaf needs a cell for it.
         room = draft.room - (draft.kept is not None)
         # The last node of a tree is not evaluated.
         max_depth, most = request.max_depth, min(request.max_nodes, room + 1)
         if max_depth < 1 or most < 1:
             return None
-        if isinstance(shape, DynamicShape):
-            choice = cast("TreePlan | None", plan)
-            if choice is not None:
-                max_depth = min(max_depth, choice.depth_to_ask())
-            # It evaluates topk nodes of every depth but the last, more than it keeps.
-            max_depth = min(max_depth, 1 + room // shape.topk)
-            if max_depth < 1:
+        at_once = points and self._p_min == 0.0 and draft.kept is None and self._plans is not None
+        depth, choice = self._depth, None
+        if plan is not None and (at_once or isinstance(shape, DynamicShape)):
+            choice = cast("SizePlan", plan)
+            asked = choice.depth_to_ask()
+            if not asked:
                 return None
+            depth = depth if self.source.names_all_depths else min(depth, asked)
+        if at_once:
+            assert self._plans is not None
+            named = yield self._plans.of(depth)
+            if named is not None:
+                if self._is_chain:
+                    most = min(most, _before_end(named.tokens, request.end_tokens))
+                return self._plans.tree(named, depth, (max_depth, most), choice)
+        if isinstance(shape, DynamicShape):
+            # It evaluates topk nodes of every depth but the last, more than it keeps.
+            max_depth = min(max_depth, depth, 1 + room // shape.topk)
             limited = shape.limited(max_depth, most)
-            return draft.grown(path_probability_steps(limited, p_min, choice))
+            return (yield from draft.grown(path_probability_steps(limited, self._p_min, choice)))
         topology = shape.limited(max_depth, most)
         sampling = "argmax" if request.params.is_greedy else self._sampling
-        if sampling == "without" and p_min == 0.0 and plan is None and can_draw(request):
-            return drawn_steps(draft, topology, request)
-        stop, watched = cast("ChainPlan | None", plan), None
-        if stop is not None:
-            # How much is drafted must not change a text from answer to answer.
-            chosen = points and request.keep == "nothing"
-            stop.start(points=chosen, greedy=request.params.is_greedy)
-        if request.fallback and self._is_chain:
-            watched = _Fallback(request.fallback, stop)
-        # Only in a chain: in a tree the draws of other nodes would change.
-        ends = request.end_tokens if self._is_chain else frozenset()
+        if sampling == "without" and self._p_min == 0.0 and plan is None and can_draw(request):
+            return (yield from drawn_steps(draft, topology, request))
+        if self._is_chain:
+            return (yield from self._chain(request, draft, topology, sampling, points=points))
+        stop = Threshold(self._p_min) if self._p_min > 0.0 else None
         scheme, start = proposal_scheme(sampling), len(request.tokens)
-        steps = draft.grown(
-            tree_steps(topology, scheme, request.noise, start, p_min, watched or stop, ends)
+        return (yield from draft.grown(tree_steps(topology, scheme, request.noise, start, stop)))
+
+    def _chain(
+        self,
+        request: DraftRequest,
+        draft: Draft,
+        topology: Topology,
+        sampling: TreeSampling,
+        *,
+        points: bool,
+    ) -> RowSteps[DraftTree | None]:
+        """Grow a chain, which the plan or a rule's fallback may end."""
+        plan, params, start = (
+            cast("ChainPlan | None", self._plan),
+            request.params,
+            len(request.tokens),
         )
-        return steps if watched is None else watched.watching(steps)
+        if plan is not None:
+            # How much is drafted must not change a text from answer to answer.
+            plan.start(points=points and request.keep == "nothing", greedy=params.is_greedy)
+        fallback = _Fallback(request.fallback, plan) if request.fallback else None
+        stop: Stop | None = fallback or plan
+        if self._p_min > 0.0:
+            stop = Threshold(self._p_min, stop)
+        scheme = ending_at(request.end_tokens, proposal_scheme(sampling))
+        steps = draft.grown(tree_steps(topology, scheme, request.noise, start, stop))
+        tree = yield from steps if fallback is None else fallback.watching(steps)
+        return tree if tree is None or plan is None else plan.drafted(tree)
 
     def _settings(self, params: SamplingParams, *, points: bool) -> tuple[SamplingParams, bool]:
         """Return the settings of distributions, and whether only their favourite is read."""
@@ -480,7 +522,8 @@ class GrowingDrafter(Drafter):
         reads = self._p_min > 0.0
         if self._is_chain:
             reads = reads or (plan is not None and cast("ChainPlan", plan).reads_probabilities)
-            if not reads and (params.is_greedy or plan is None):
+            favourites = not (reads or self.source.names_few)
+            if favourites and (params.is_greedy or plan is None):
                 return params if params.is_greedy else params.favourites(), True
             if not params.is_greedy:
                 return params, False
@@ -514,7 +557,7 @@ class GrowingDrafter(Drafter):
         """Return all nodes that a dynamic tree looks at (`trees.eagle2`)."""
         params, _ = self._settings(request.params, points=True)
         self._highest = 0
-        draft = Draft(self.source, request, params)
+        draft = Draft(self.source, request, params, points=True)
         grown = self._alone(draft.grown(expansion_steps(depth, topk)), request)
         return GrownTree() if grown is None else grown
 
@@ -527,14 +570,17 @@ class GrowingDrafter(Drafter):
                 return True
             self._request, self._steps = request, self._drafting(request)
             return self._go_on(next, self._steps)
-        rows = self.source.answer()
-        return rows is not None and self._go_on(self._steps.send, rows)
+        found = self.source.answer()
+        return found is not None and self._go_on(self._steps.send, found)
 
-    def _go_on(self, step: Callable[[Any], Depth], given: object) -> bool:
+    def _go_on(self, step: Callable[[Any], Asked], given: object) -> bool:
         """Take a step, and request the evaluation it needs; return whether the draft is whole."""
         assert self._request is not None
+        assert self._steps is not None
         try:
-            self.source.ask(self._request, *step(given))
+            asked = step(given)
+            while not self.source.ask(self._request, asked):
+                asked = self._steps.send(None)
         except StopIteration as drafted:
             self._steps, self._prepared = None, drafted.value
             return True
@@ -595,6 +641,21 @@ class GrowingDrafter(Drafter):
         self.source.close()
 
 
+def _before_end(tokens: Sequence[int], ends: frozenset[int]) -> int:
+    """Return the length of a chain that stops behind an end token."""
+    if ends.isdisjoint(tokens):
+        return len(tokens)
+    return 1 + next(place for place, token in enumerate(tokens) if token in ends)
+
+
+def without_penalties(params: SamplingParams) -> SamplingParams:
+    """Return the settings that cut and temper, without those that name tokens."""
+    if not (params.has_penalties or params.logit_bias):
+        return params
+    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    return params.replace(logit_bias={}, grammar=None, **off)
+
+
 def check_p_min(p_min: float) -> None:
     """Raise OptionError unless `p_min` is a probability."""
     if not 0.0 <= p_min <= 1.0:
@@ -623,7 +684,11 @@ class LengthPlan:
         self._length = length
         self._drafted: Sequence[int] = ()
         self.begin, self.goes_on, self.takes = length.begin, length.goes_on, length.takes
-        self.depth_to_ask = length.ahead
+
+    def depth_to_ask(self) -> int:
+        """Return how many chosen tokens to compute at once."""
+        self._length.start(points=True)
+        return self._length.ahead()
 
     def start(self, *, points: bool, greedy: bool) -> None:
         """Start a round."""

@@ -61,6 +61,20 @@ class EvaluatedNodes(Protocol):
         """Evaluate the text alone; return the row after it, None if there is none."""
 
 
+class DepthNodes:
+    """Nodes whose rows depend on their depth alone: each depth counts as one (`EvaluatedNodes`)."""
+
+    def place_of(self, parent: int, token: int) -> int:
+        """Return the number of the depth below another."""
+        return parent + 1
+
+    def leaf(self, parent: int, token: int) -> None:
+        """Return None: nothing is evaluated late."""
+
+    def root(self) -> None:
+        """Return None: likewise."""
+
+
 class KeptRows:
     """The rows of a tree's nodes, alive for one round: all with `copies`, else the latest ones.
 
@@ -69,7 +83,7 @@ class KeptRows:
 
     def __init__(self, memory: RowMemory, nodes: EvaluatedNodes, *, copies: bool) -> None:
         self._memory, self._generation, self._copies = memory, memory.reuse(), copies
-        self._nodes = nodes
+        self._nodes, self.n_taken = nodes, 0
         self._rows: dict[int, Logits] = {}
         # Not the tree that is returned: it would keep itself, and its rows, alive.
         self._tree = DraftTree()
@@ -81,6 +95,7 @@ class KeptRows:
         else:
             self._rows.clear()  # the others die with this evaluation
         self._rows.update(enumerate(rows, first))
+        self.n_taken += len(rows)
 
     def of(self, tree: DraftTree) -> DraftTree:
         """Return the tree with its rows."""
@@ -96,6 +111,8 @@ class KeptRows:
         """
         if self._generation != self._memory.generation:
             raise StaleViewError("the rows of a draft died with the drafter's next draft")
+        if node != ROOT and not self._tree.is_candidate[node]:
+            return None
         place, path = ROOT, [self._tree.tokens[above] for above in self._tree.path_to(node)]
         for depth, token in enumerate(path, 1):
             below = self._nodes.place_of(place, token)

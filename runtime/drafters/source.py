@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
-from specrun.runtime.heads import RankedTokens
-from specrun.runtime.laws.transform import Logits
+from specrun.runtime.heads import NamedChildren, RankedTokens, TreePlan
+from specrun.runtime.laws.law import Law
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.laws.transform import Logits, transformed_laws
 from specrun.runtime.round.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.growth import TreeSampling
@@ -34,6 +36,11 @@ class HighestLogits:
     tokens: npt.NDArray[np.int32]
     logits: npt.NDArray[np.float32]
 
+    def laws(self, params: SamplingParams) -> list[Law]:
+        """Return the distributions that `params` make of the rows: no bias, no penalties."""
+        # In the order of their ids, as in a whole row, so that ties within the top k fall alike.
+        return transformed_laws(list(self.logits), params, names=self.tokens)
+
 
 @dataclass(slots=True)
 class NodeRows:
@@ -46,6 +53,13 @@ class NodeRows:
     whole: Sequence[Logits] | None = None
     ranked: RankedTokens | None = None
     highest: HighestLogits | None = None
+
+
+Depth = tuple[Sequence[int], Sequence[int]]
+"""Parents and tokens of the nodes to evaluate; without any, the root."""
+
+Asked = Depth | TreePlan
+"""An evaluation: a depth, or a whole tree that a source names."""
 
 
 class Source(ABC):
@@ -63,12 +77,20 @@ class Source(ABC):
 
     keeps_rows = True
     """Whether its rows are whole, for rules that read them."""
+    rows_by_depth = False
+    """Whether its rows depend on the depth of a node alone."""
     keeps_points = False
     """Whether rules read its rows although the drafted tokens would do: see `Keep`."""
     shares = False
     """Whether its evaluations may serve other conversations at the same time."""
     most_highest = 0
     """Of how many highest logits `root` can be asked; 0: it returns none."""
+    names_few = False
+    """Whether its rows are of few tokens, the log-probabilities of a distribution."""
+    names_trees = False
+    """Whether it may name a whole tree of best tokens at once: `named`."""
+    names_all_depths = False
+    """Whether `named` costs the same at every depth."""
 
     # -- the text ----------------------------------------------------------------------------------
 
@@ -104,6 +126,14 @@ class Source(ABC):
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Evaluate tokens below nodes (or ROOT) of one depth; None if nothing follows there."""
 
+    def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
+        """Name a plan's whole tree of best tokens; None if the method cannot, or has no state."""
+        return None
+
+    def depth_rows(self, request: DraftRequest) -> Sequence[Logits]:
+        """Return the rows of all depths, from the root on, if `rows_by_depth`."""
+        return ()
+
     def whole(
         self, request: DraftRequest, shape: Topology, sampling: TreeSampling
     ) -> DraftTree | None:
@@ -120,12 +150,12 @@ class Source(ABC):
         """Whether other conversations draft now, so that evaluations are better shared."""
         return False
 
-    def ask(self, request: DraftRequest, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """Request a shared evaluation: of `below`, or without tokens of `root`."""
+    def ask(self, request: DraftRequest, asked: Asked) -> bool:
+        """Request a shared evaluation; return False if the method has no state of this text."""
         raise NotImplementedError
 
-    def answer(self) -> NodeRows | None:
-        """Return the rows of the requested evaluation; None before it was made."""
+    def answer(self) -> NodeRows | NamedChildren | None:
+        """Return the result of the requested evaluation; None before it was made."""
         raise NotImplementedError
 
     # -- costs -------------------------------------------------------------------------------------

@@ -105,18 +105,20 @@ class TreeOptions:
             )
         return shape
 
-    def size(
+    def plan(
         self,
         shape: Topology | DynamicShape,
         env: DraftEnvironment,
         share: float,
         text_share: Callable[[], float] | None = None,
-    ) -> TreeSize | None:
-        """Return what chooses how much of a tree is verified, with nodes=auto.
+    ) -> TreeSize | LengthPlan | None:
+        """Return the plan of how much is drafted, with nodes=auto or n=auto.
 
-        `share` of the target is read for each depth of it, `text_share` beside its weights
+        `share` of the target is read for each depth, `text_share` in addition to its weights
         (`DraftEnvironment.tree_size`).
         """
+        if self.n == "auto" and not self.asks_for_tree:
+            return LengthPlan(env.draft_length(share, text_share))
         if self.nodes != "auto" or not isinstance(shape, DynamicShape):
             return None
         return env.tree_size(share, text_share, depth=shape.depth)

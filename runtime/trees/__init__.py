@@ -12,6 +12,7 @@ from specrun.runtime.trees.growth import (
     LawSource,
     Propose,
     Stop,
+    Threshold,
     TreeSampling,
     grow_tree,
     most_likely,

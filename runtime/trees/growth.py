@@ -85,6 +85,21 @@ def proposal_scheme(sampling: TreeSampling) -> Propose:
     return _SCHEMES[sampling]
 
 
+def ending_at(end_tokens: frozenset[int], propose: Propose) -> Propose:
+    """Return a scheme of chains that drafts nothing below `end_tokens`.
+
+    In a tree that would change the draws of other nodes.
+    """
+
+    def proposed(
+        builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+    ) -> list[Child]:
+        made = propose(builder, parent, law, count, noise)
+        return [child for child in made if child[1] not in end_tokens]
+
+    return proposed
+
+
 def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
     """Return the `count` most likely tokens with their probabilities, none of zero.
 
@@ -130,23 +145,38 @@ class Stop(Protocol):
         """Return whether to draft from a distribution whose greatest probability this is."""
 
 
+class Threshold:
+    """Drafts nothing from a distribution in which no token has probability `p_min`.
+
+    Nor if another stop does not.
+    """
+
+    def __init__(self, p_min: float, stop: Stop | None = None) -> None:
+        self._p_min, self._stop = p_min, stop
+
+    def goes_on(self) -> bool:
+        """Return whether the other stop does."""
+        return self._stop is None or self._stop.goes_on()
+
+    def takes(self, certainty: float) -> bool:
+        """Return whether it is certain enough, and the other stop takes it."""
+        return certainty >= self._p_min and (self._stop is None or self._stop.takes(certainty))
+
+
 def grow_tree(
     topology: Topology,
     laws: LawSource,
     propose: Propose,
     noise: NoiseSource,
     start: int,
-    p_min: float = 0.0,
     stop: Stop | None = None,
-    end_tokens: frozenset[int] = frozenset(),
 ) -> DraftTree:
     """Return a tree of this shape, its first tokens at position `start`.
 
     The tree is smaller if draws coincide or a distribution is exhausted; the first distinct
-    children take the first subtrees. A node gets no children if the most likely one has a
-    probability under `p_min`, or if `stop` ends there. Nothing is drafted below `end_tokens`.
+    children take the first subtrees. A node gets no children if `stop` ends there.
     """
-    return drive(tree_steps(topology, propose, noise, start, p_min, stop, end_tokens), laws)
+    return drive(tree_steps(topology, propose, noise, start, stop), laws)
 
 
 Steps = Generator[tuple[Sequence[int], Sequence[int]], Sequence[Law], DrawnT]
@@ -166,13 +196,7 @@ def drive(steps: Steps[DrawnT], laws: LawSource) -> DrawnT:
 
 
 def tree_steps(
-    topology: Topology,
-    propose: Propose,
-    noise: NoiseSource,
-    start: int,
-    p_min: float = 0.0,
-    stop: Stop | None = None,
-    end_tokens: frozenset[int] = frozenset(),
+    topology: Topology, propose: Propose, noise: NoiseSource, start: int, stop: Stop | None = None
 ) -> Steps[DraftTree]:
     """Grow a tree as `grow_tree` does; a chain is a tree of width 1."""
     builder, children = TreeBuilder(), topology.children
@@ -185,18 +209,14 @@ def tree_steps(
         laws = yield parents, tokens
         noise.seek(start + depth)  # all draws of a depth are for one position
         above, level, parents, tokens = level, [], [], []
-        for index, law in enumerate(laws):
+        for index, (law, (place, node)) in enumerate(zip(laws, above, strict=True)):
             # Read from the law before anything is drawn from it, so that exactness holds.
-            if p_min > 0.0 and law.most_likely[1] < p_min:
-                continue
             if stop is not None and not stop.takes(law.most_likely[1]):
                 continue
-            place, node = above[index]
-            places = children[place]
-            made = propose(builder, node, law, len(places), noise)
+            made = propose(builder, node, law, len(children[place]), noise)
             # Fewer children than places if draws coincide or the law is exhausted.
-            for below, (child, token) in zip(places, made, strict=False):
-                if below in children and token not in end_tokens:  # leaves are not evaluated
+            for below, (child, token) in zip(children[place], made, strict=False):
+                if below in children:  # leaves are not evaluated
                     level.append((below, child))
                     parents.append(first + index)
                     tokens.append(token)

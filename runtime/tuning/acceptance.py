@@ -20,8 +20,8 @@ from specrun.runtime.acceptance.law_pair import LawPair, PairAt
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.draft_model import DraftModelState, model_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.growing import RANKED_TOKENS, ranking_params
-from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw, transformed, without_penalties
+from specrun.runtime.drafters.growing import RANKED_TOKENS, ranking_params, without_penalties
+from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw, row_of
 from specrun.runtime.engine.session import Session
 from specrun.runtime.laws.law import FloatArray, Law
 from specrun.runtime.laws.noise import NoiseSource, SeededNoise
@@ -227,7 +227,7 @@ def ngram_alpha(
         for end in range(text.n_prompt, len(text.tokens)):
             before = time.perf_counter()
             found = law.after(text.tokens[max(0, end + 1 - order) : end] if order > 1 else ())
-            found = None if found is None else transformed(found, plain)
+            found = None if found is None else row_of(found).laws(plain)[0]
             spent += time.perf_counter() - before
             if found is not None:
                 if params.is_greedy:

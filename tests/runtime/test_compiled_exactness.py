@@ -6,6 +6,7 @@ walk is not there to take over. The same C with something wrong in it fails.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from support.tree_laws import fixed
 from support.wrong_drafts import WRONG_DRAFTERS, DropsDuplicates, falsely_stated
 
 from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import RowsByPath
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -38,9 +40,10 @@ from specrun.runtime.acceptance import BlockRule, ExactRule
 from specrun.runtime.acceptance import rule as rule_module
 from specrun.runtime.acceptance.rule import ShortLaws
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters import path_laws
+from specrun.runtime.drafters import growing
 from specrun.runtime.drafters.draft_model import model_drafter, state
-from specrun.runtime.drafters.path_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import HighestLogits, NodeRows
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.laws import noise as noise_module
 from specrun.runtime.laws.noise import NotedNoise
@@ -344,34 +347,30 @@ def test_an_unchanged_copy_passes(monkeypatch: pytest.MonkeyPatch, builder: Muta
 # -- draws -----------------------------------------------------------------------------------------
 
 
-def whole(rows: list[np.ndarray]) -> EvaluatedDepth:
+def whole(rows: list[np.ndarray]) -> NodeRows:
     """Whole rows, as a model has them."""
-    return rows
+    return NodeRows(rows)
 
 
-def highest(rows: list[np.ndarray]) -> EvaluatedDepth:
+def highest(rows: list[np.ndarray]) -> NodeRows:
     """The highest of each row with their names, as a head has them: one more than top-k keeps."""
     order = [np.sort(np.argsort(-row, kind="stable")[: CUT.top_k + 1]) for row in rows]
     logits = [row[best] for row, best in zip(rows, order, strict=True)]
-    return HighestLogits(np.array(order, np.int32), np.array(logits))
+    return NodeRows(highest=HighestLogits(np.array(order, np.int32), np.array(logits)))
 
 
-Said = Callable[[list[np.ndarray]], EvaluatedDepth]
+Said = Callable[[list[np.ndarray]], NodeRows]
 
 
 def below_rows(drafts: RowTable, shape: str, said: Said) -> Propose:
     """Trees that compiled code draws depth by depth, from rows that a table has."""
 
     def propose(request: DraftRequest) -> DraftTree:
-        laws = PathLaws(
-            lambda: said([drafts.row(request.tokens)]),
-            lambda _parents, _tokens, paths: said(
-                [drafts.row([*request.tokens, *path]) for path in paths()]
-            ),
-            request,
-            drafts.params,
+        source = RowsByPath(
+            lambda paths: said([drafts.row([*request.tokens, *path]) for path in paths])
         )
-        return grow_draft(parse_topology(shape), laws, request, sampling="without")
+        drafter = GrowingDrafter(source, parse_topology(shape), sampling="without")
+        return drafter.propose(dataclasses.replace(request, params=drafts.params))
 
     return propose
 
@@ -379,7 +378,7 @@ def below_rows(drafts: RowTable, shape: str, said: Said) -> Propose:
 def depths_bias(monkeypatch: pytest.MonkeyPatch, loops: object, said: Said = whole) -> float:
     """Return the largest error of texts whose drafts `drawn_depth` draws."""
     watched = Watched(loops)
-    monkeypatch.setattr(path_laws, "LOOPS", watched)
+    monkeypatch.setattr(growing, "LOOPS", watched)
     biases = [
         row_bias(
             ExactRule(),

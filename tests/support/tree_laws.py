@@ -12,6 +12,7 @@ from specrun.runtime.trees import (
     DynamicShape,
     Propose,
     Stop,
+    Threshold,
     Topology,
     TreeSampling,
     grow_by_path_probability,
@@ -54,7 +55,9 @@ def fixed(
     def propose(request: DraftRequest) -> DraftTree:
         limited = topology.limited(request.max_depth, request.max_nodes)
         laws = TableLaws(drafts, request.tokens)
-        return grow_tree(limited, laws, scheme, request.noise, len(request.tokens), p_min)
+        return grow_tree(
+            limited, laws, scheme, request.noise, len(request.tokens), Threshold(p_min)
+        )
 
     return propose
 
@@ -94,7 +97,7 @@ def drawn_chain(
     """A chain of draws, by the shipped growth."""
     chain, start = Topology.chain(max(0, most)), len(request.tokens)
     scheme = proposal_scheme("with")
-    return grow_tree(chain, ChainLaws(law_after), scheme, request.noise, start, stop=stop)
+    return grow_tree(chain, ChainLaws(law_after), scheme, request.noise, start, stop)
 
 
 def drafted_bits(tree: DraftTree) -> list[object]:

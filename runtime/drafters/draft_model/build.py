@@ -179,7 +179,7 @@ def _plan_tree(
             shape,
             sampling=sampling,
             p_min=p_min,
-            plan=tree.size(shape, env, share(state), text),
+            plan=tree.plan(shape, env, share(state), text),
             name=str(expression),
         )
 

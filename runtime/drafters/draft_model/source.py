@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specrun.runtime.drafters.draft_model.state import DraftModelState
-from specrun.runtime.drafters.growing import ChainPlan, GrowingDrafter, NodeRows, Source, TreePlan
+from specrun.runtime.drafters.growing import ChainPlan, GrowingDrafter, SizePlan
+from specrun.runtime.drafters.source import Asked, NodeRows, Source
 from specrun.runtime.laws.noise import draws_of
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, greedy_token
@@ -102,12 +103,15 @@ class DraftModelSource(Source):
         """Whether tokens are best evaluated with those of other conversations."""
         return self.state.waits
 
-    def ask(self, request: DraftRequest, parents: Sequence[int], tokens: Sequence[int]) -> None:
+    def ask(self, request: DraftRequest, asked: Asked) -> bool:
         """Request an evaluation with those of other conversations."""
+        assert isinstance(asked, tuple)
+        parents, tokens = asked
         if tokens and not self._is_chain:
             self.state.ask_depth(parents, tokens)
         else:
             self.state.ask(tokens or self._uncached(request.tokens))
+        return True
 
     def answer(self) -> NodeRows | None:
         """Return the rows of the requested evaluation; None before it was made."""
@@ -208,7 +212,7 @@ def model_drafter(
     *,
     sampling: TreeSampling = "with",
     p_min: float = 0.0,
-    plan: TreePlan | ChainPlan | None = None,
+    plan: SizePlan | ChainPlan | None = None,
     name: str = "draft",
 ) -> GrowingDrafter:
     """Return the drafter of a draft model, which owns the context of `state`."""
