@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from specrun.bench.drafters.comparison import DrafterResult
-from specrun.bench.layers.layer_search import LayerSearchResult
-from specrun.bindings.atomic import atomic_path
+from specrun.bench.layer_search import LayerSearchResult
 from specrun.bindings.errors import MissingPackageError, OptionError
+from specrun.bindings.files import atomic_path
 from specrun.runtime.planning import TuneResult
-from specrun.train.trainer.listener import Curves
+from specrun.train.trainer import Curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import shlex
 import sys
@@ -39,9 +38,11 @@ def build_command(make: str, *settings: str) -> str:
     """Return what builds llama.cpp with CMake settings; `make` does it in specrun's folder."""
     if source_folder() is not None:
         return f"`{make}`"
-    version = importlib.metadata.version(_LLAMA)
+    from importlib.metadata import version  # slow to import
+
     options = " ".join(f"-D{setting}" for setting in settings)
-    again = f"--force-reinstall --no-deps --no-cache-dir --no-binary {_LLAMA} {_LLAMA}=={version}"
+    exact = f"{_LLAMA}=={version(_LLAMA)}"
+    again = f"--force-reinstall --no-deps --no-cache-dir --no-binary {_LLAMA} {exact}"
     return (
         f"`CMAKE_ARGS={shlex.quote(options)} {shlex.quote(sys.executable)} -m pip install {again}`"
     )
@@ -49,8 +50,10 @@ def build_command(make: str, *settings: str) -> str:
 
 def _packages(extra: str) -> list[str]:
     """Return the packages of an extra, as the installed metadata has them."""
+    from importlib.metadata import requires  # slow to import
+
     found: list[str] = []
-    for text in importlib.metadata.requires("specrun") or ():
+    for text in requires("specrun") or ():
         match = _EXTRA.fullmatch(text)
         if match is None or match["extra"] != extra:
             continue

@@ -13,9 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context import Context, MtpContext, StateBatch, can_draft_nextn
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.mtp_context import MtpContext, StateBatch, can_draft_nextn
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
 from specrun.bindings.library import llama
 from specrun.bindings.memory_breakdown import CountedModel

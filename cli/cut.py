@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrun.cli.options.group import OUTPUT, Section, SectionedCommand
-from specrun.cli.options.model_files import MODEL_FILE
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import PATH, ParametersType
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import bytes_text, count_text
+from specrun.cli.options.types import MODEL_FILE, PATH, ParametersType
+from specrun.cli.terminal.screen import bytes_text, count_text, progress_bar
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import MalformedFileError
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
-from specrun.cli.options.group import MODEL, OUTPUT, SectionedCommand
+from specrun.bindings.files import check_target
+from specrun.cli.options.group import MODEL, OUTPUT, LazyCommand, LazyGroup, SectionedCommand
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, PATH
-from specrun.cli.terminal.progress import screen_bar
-from specrun.cli.terminal.table import bytes_text
+from specrun.cli.terminal.screen import bytes_text, screen_bar
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 if TYPE_CHECKING:

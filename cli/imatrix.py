@@ -13,10 +13,8 @@ from specrun.cli.options.group import EVALUATION, MODEL, Section, SectionedComma
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, MAX_COUNT, PATH, LayerCountType
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.progress import ProgressLine
-from specrun.cli.terminal.table import print_facts
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import ProgressLine, print_facts
+from specrun.cli.terminal.terminal import Terminal, read_text
 
 if TYPE_CHECKING:
     from specrun.convert.quantize import ImportanceOptions, ImportanceReport

@@ -10,12 +10,11 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import ModelError, OptionError
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
-from specrun.cli.options.group import MODEL, OUTPUT, SectionedCommand
+from specrun.cli.options.group import MODEL, OUTPUT, LazyCommand, LazyGroup, SectionedCommand
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE
-from specrun.cli.terminal.table import bytes_text
+from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 _COMMANDS = (

@@ -11,7 +11,7 @@ import click
 from specrun.bindings.errors import FileMissingError
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.terminal.table import bytes_text, count_text, print_table
+from specrun.cli.terminal.screen import bytes_text, count_text, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 if TYPE_CHECKING:

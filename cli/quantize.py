@@ -14,11 +14,9 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.quantizer import COPY, FILE_TYPE_ALIASES, FILE_TYPES
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, offline_option
-from specrun.cli.options.model_files import MODEL_FILE, ModelName, located
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import FILE, TensorTypeParameter
-from specrun.cli.terminal.progress import ProgressLine
-from specrun.cli.terminal.table import bytes_text, count_text, print_table
+from specrun.cli.options.types import FILE, MODEL_FILE, ModelName, TensorTypeParameter, located
+from specrun.cli.terminal.screen import ProgressLine, bytes_text, count_text, print_table
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from specrun.cli.options.prompt import (
 )
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE
-from specrun.cli.terminal.progress import progress_bar
+from specrun.cli.terminal.screen import progress_bar
 from specrun.cli.terminal.terminal import Terminal
 
 _MEASURING = Section("Measuring")

@@ -14,7 +14,7 @@ from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.cli.options.group import EVALUATION, MODEL, SectionedCommand
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.types import SizeType
-from specrun.cli.terminal.table import bytes_text
+from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import Terminal
 
 _SECONDS_TO_START = 60.0

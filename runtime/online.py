@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.atomic import atomic_path, state_folder
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -24,9 +23,18 @@ from specrun.bindings.errors import (
     OptionError,
     SpecrunError,
 )
-from specrun.bindings.kept_file import DAMAGE, count_in, json_object, list_in, read_kept, text_in
+from specrun.bindings.files import (
+    DAMAGE,
+    atomic_path,
+    count_in,
+    json_object,
+    list_in,
+    read_kept,
+    read_regular,
+    state_folder,
+    text_in,
+)
 from specrun.bindings.models.model import Model
-from specrun.bindings.regular_file import read_regular
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.planning.plans import describe_file
 

@@ -21,8 +21,8 @@ from specrun.bench.accelerate.record import LeftOut, Record
 from specrun.bench.accelerate.search import Machine, Search, SearchOptions, Status, Tell
 from specrun.bench.accelerate.this_machine import ThisMachine, cut_file, files_in, is_drafted_by
 from specrun.bench.diagnosis.diagnosis import IN_SHORT, Diagnosis, diagnose
-from specrun.bindings.atomic import require_writable
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import require_writable
 from specrun.bindings.gguf import read_header
 from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.laws import SamplingParams

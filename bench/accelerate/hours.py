@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specrun.train.trainer.listener import TrainingStatus
+    from specrun.train.trainer import TrainingStatus
 
 ASKS, _ANSWERS = "the target asks", "the target answers"  # as the training names them
 _ASKING = 0.1  # of the time, at most

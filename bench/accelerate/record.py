@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specrun.bench.diagnosis.work import Work
-from specrun.bindings.kept_file import DAMAGE, Warn, count_in, number_in, text_in
+from specrun.bindings.files import DAMAGE, Warn, count_in, number_in, text_in
 from specrun.runtime.language import parse_expression
 
 PLAIN = "none"

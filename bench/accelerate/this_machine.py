@@ -16,10 +16,10 @@ from specrun.bench.accelerate.search import CutFound, FoundDrafter
 from specrun.bench.accelerate.training import TrainingOrder, train_head
 from specrun.bench.diagnosis.curve_beside import ENOUGH, CurveBeside
 from specrun.bench.diagnosis.work import Work, work_of
-from specrun.bench.drafters.answers import Arm
-from specrun.bindings.atomic import cache_folder
+from specrun.bench.drafters.comparison import Arm
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
+from specrun.bindings.files import cache_folder
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.placement import placing
 from specrun.bindings.models.model import Model
@@ -218,7 +218,7 @@ class ThisMachine:
 
     def cut(self) -> CutFound:
         """Search for layers to skip, and write the best cut where it promises something."""
-        from specrun.bench.layers.layer_search import LayerSearchOptions, search_layers
+        from specrun.bench.layer_search import LayerSearchOptions, search_layers
         from specrun.convert import LayeredModel
         from specrun.convert.cut import range_text
 

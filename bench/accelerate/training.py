@@ -26,7 +26,6 @@ from specrun.bench.accelerate.hours import (
     StepsKnown,
     TrainingPlan,
 )
-from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.errors import (
     MissingPackageError,
     ModelError,
@@ -35,17 +34,24 @@ from specrun.bindings.errors import (
     TemplateError,
     UnsupportedModelError,
 )
+from specrun.bindings.files import (
+    atomic_path,
+    cache_folder,
+    count_in,
+    json_object,
+    number_in,
+    read_kept,
+    text_in,
+)
 from specrun.bindings.gguf import read_header
-from specrun.bindings.kept_file import count_in, json_object, number_in, read_kept, text_in
 from specrun.runtime.planning import write_json
 from specrun.runtime.tuning import profile_file
 
 if TYPE_CHECKING:
     import torch
 
-    from specrun.train.heads.recipe import HeadRecipe
-    from specrun.train.heads.run import HeadRun
-    from specrun.train.target.head_target import HeadTarget
+    from specrun.train.heads import HeadRecipe, HeadRun
+    from specrun.train.target import HeadTarget
 
 _FEWEST_BUILT_IN, _BUILT_IN_A_TRY = 2000, 2  # more than there is time to answer on a CPU
 # At prompts of its own: more than a twentieth of the time lets a small one do.
@@ -97,7 +103,7 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
 
     Ctrl-C keeps what is done. Raises MissingPackageError without torch, TemplateError for a target
     that is not asked and no prompts, UnsupportedModelError for one that no head can be trained for,
-    and what `specrun.train.heads.training.train_head` raises.
+    and what `specrun.train.heads.run.train_head` raises.
     """
     plan = _begun(order)
     if plan is None:
@@ -136,15 +142,15 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
 
 def _train(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:
     """Answer, compute states and train, or go on where that was interrupted."""
-    from specrun.train.heads.training import train_head as train
+    from specrun.train.heads import train_head as train
 
     run = _run(order, plan)
     train(_recipe(order, plan), run, listener)
 
 
 def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
-    from specrun.train.data.own_answers import AnswerSettings
-    from specrun.train.heads.run import HeadRun
+    from specrun.train.data import AnswerSettings
+    from specrun.train.heads import HeadRun
 
     output = order.folder / "training"
     prompts = order.folder / "prompts.jsonl"
@@ -167,8 +173,7 @@ def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
 
 
 def _recipe(order: TrainingOrder, plan: TrainingPlan) -> HeadRecipe:
-    from specrun.train.heads.eagle import EagleRecipe
-    from specrun.train.heads.eagle3 import Eagle3Recipe
+    from specrun.train.heads import Eagle3Recipe, EagleRecipe
 
     narrow = _width(order) < _NARROW
     # Trained on its own predictions too: later tokens of a chain are nearly as often right then.
@@ -214,8 +219,7 @@ def _beginning(order: TrainingOrder) -> tuple[str, str]:
     """
     target, device = _head_target(order)
     from specrun.convert.heads.target_facts import target_facts
-    from specrun.train.heads.eagle3 import Eagle3Recipe
-    from specrun.train.heads.earlier_head import read_earlier_head
+    from specrun.train.heads import Eagle3Recipe, read_earlier_head
 
     for path in order.earlier:
         kind = read_header(path).architecture
@@ -237,8 +241,8 @@ def _beginning(order: TrainingOrder) -> tuple[str, str]:
 def _head_target(order: TrainingOrder) -> tuple[HeadTarget, torch.device]:
     """Return the target as training knows it, and the device that it learns on."""
     _require_training()
-    from specrun.train.target.head_target import open_head_target
-    from specrun.train.trainer.precision import usable_device
+    from specrun.train.target import open_head_target
+    from specrun.train.trainer import usable_device
 
     device = usable_device("auto")
     return open_head_target(order.target, None, device=device, n_threads=order.n_threads), device
@@ -287,10 +291,9 @@ def _asked(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> Trainin
 
 def _own(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> list[str]:
     """Return the prompts that the target writes itself; none where it writes nothing of use."""
-    from specrun.train.data.data_file import Answered
-    from specrun.train.data.own_prompts import own_prompts
-    from specrun.train.target.target_shape import source_identity
-    from specrun.train.trainer.precision import usable_precision
+    from specrun.train.data import Answered, own_prompts
+    from specrun.train.target import source_identity
+    from specrun.train.trainer import usable_precision
 
     target, device = _head_target(order)
     try:
@@ -311,8 +314,7 @@ def _own(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> list[str]
 
 def _built_in(count: int) -> list[str]:
     """Return so many of the built-in prompts, or all: to be read as tokens takes time, too."""
-    from specrun.train.data.data_file import Answered
-    from specrun.train.data.prompts import built_in_prompts, most_prompts
+    from specrun.train.data import Answered, built_in_prompts, most_prompts
 
     some = built_in_prompts(min(count, most_prompts()))
     return [document.prompt for document in some if isinstance(document, Answered)]

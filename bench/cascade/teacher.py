@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bench.models.model_comparison import ROWS_AT_ONCE, Chunk, scored_logits
+from specrun.bench.model_comparison import ROWS_AT_ONCE, Chunk, scored_logits
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions

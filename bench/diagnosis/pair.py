@@ -11,7 +11,7 @@ from typing import Any
 from specrun.bench.diagnosis.curve_beside import CurveBeside
 from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
 from specrun.bench.diagnosis.work import work_of
-from specrun.bench.drafters.answers import Arm
+from specrun.bench.drafters.comparison import Arm
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import interleaved, ratio_of
 from specrun.bindings.errors import OptionError

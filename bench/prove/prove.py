@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specrun.bench.prove.cache import check_cache
-from specrun.bench.prove.conversations import check_conversations
+from specrun.bench.prove.cache import check_cache, check_conversations
 from specrun.bench.prove.rules import check_rule
 from specrun.bench.prove.setting import Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
-from specrun.bench.table import Table
+from specrun.bench.report import Table
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.runtime.engine import Runtime
 from specrun.runtime.laws import SamplingParams

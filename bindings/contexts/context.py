@@ -1,22 +1,24 @@
-"""A context (llama_context): evaluates batches of one model, shows logits and hidden states."""
+"""Contexts (llama_context): of a model, of its NextN blocks, and for text embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import dataclasses
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from specrun.bindings.contexts.backend_sampling import BackendSamplers
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
 from specrun.bindings.contexts.input_observer import InputObserver
-from specrun.bindings.contexts.layer_inputs import check_layer_inputs
 from specrun.bindings.contexts.memory import Memory
-from specrun.bindings.contexts.rows import OutputBuffers, Rows
+from specrun.bindings.contexts.rows import BackendSamplers, OutputBuffers, Rows, check_layer_inputs
 from specrun.bindings.errors import (
     ClosedError,
+    ContextFullError,
     OptionError,
     OutOfMemoryError,
     UnsupportedModelError,
@@ -24,10 +26,17 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.library import NativeHandle, last_native_errors, llama, step_functions
 from specrun.bindings.machine.workers import freed_while_there
-from specrun.bindings.models.lora import set_loras
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.nextn import show_nextn_states
+from specrun.bindings.models.model import Model, set_loras
+from specrun.bindings.models.nextn import (
+    NEXTN_ARCHITECTURES,
+    SEVERAL_BLOCKS,
+    select_nextn_block,
+    show_nextn_states,
+)
 from specrun.bindings.threads import FORK, available_cores
+
+# == Contexts of a model ===========================================================================
+
 
 StepLoop = Callable[[tuple[int, ...]], tuple[int, float, list[int]]]
 """Compiled code that evaluates a batch again and again. It takes the addresses of llama_decode,
@@ -349,3 +358,169 @@ class Context:
                 self.memory.truncate(start, sequence=int(sequence))
             else:
                 self.memory.clear()
+
+
+# == Contexts over NextN blocks: each token comes with the hidden state before it ==================
+
+
+_MTP = 1  # llama_context_type
+
+
+class StateBatch(Batch):
+    """A batch with hidden states beside the tokens: `states`, float32 [capacity, width]."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        super().__init__(capacity, 1)
+        self.states: npt.NDArray[np.float32] = np.zeros((capacity, width), np.float32)
+        kind = dict(self.struct._fields_)["embd"]
+        self.struct.embd = ctypes.cast(self.states.ctypes.data, kind)
+
+
+class MtpContext(Context):
+    """Evaluates a model's NextN blocks, with keys and values of their own, and not its trunk.
+
+    Token x_i at position i comes with the state that its context's `Rows.nextn_state` gave for
+    position i - 1. The rows are logits for position i + 1, and a state in the place of the trunk's
+    for going on. All tokens of a batch ask for rows, or none: of a part, llama.cpp would hand out
+    other tokens' states for some architectures.
+
+    Raises `UnsupportedModelError` where the model has no NextN blocks, was loaded without them, or
+    is of an architecture that llama.cpp cannot draft for.
+    """
+
+    _evaluates_nextn = True
+
+    def __init__(self, model: Model, options: ContextOptions) -> None:
+        super().__init__(model, dataclasses.replace(options, nextn_states=True))
+        self.n_blocks = model.nextn.count
+        self._block = 0
+
+    def _check_model(self) -> None:
+        super()._check_model()
+        check_nextn(self.model)
+
+    @property
+    def _can_branch(self) -> bool:
+        return True  # a NextN block attends to all positions, whatever the trunk does
+
+    @property
+    def _n_rollback(self) -> int:
+        return 0
+
+    def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
+        params = super()._parameters()
+        params.ctx_type = _MTP
+        return params
+
+    def select(self, block: int) -> None:
+        """Let the next evaluations use another block."""
+        if not 0 <= block < self.n_blocks:
+            raise OptionError(f"NextN block {block} of a model that has {self.n_blocks}")
+        if block != self._block:
+            select_nextn_block(self.handle, block)
+            self._block = block
+
+    def decode(self, batch: Batch) -> Rows:
+        """Evaluate a batch with hidden states; see `Context.decode`."""
+        if not isinstance(batch, StateBatch) or batch.states.shape[1] != self.model.n_embd_out:
+            width = self.model.n_embd_out
+            raise OptionError(f"NextN blocks read hidden states of {width} numbers beside tokens")
+        asking = f"{batch.n_outputs} of {batch.n_tokens} tokens"
+        if batch.n_outputs not in (0, batch.n_tokens):
+            raise OptionError(f"{asking} ask for rows: all must, or none")
+        return super().decode(batch)
+
+
+def can_draft_nextn(model: Model) -> bool:
+    """Whether llama.cpp can draft with the NextN blocks of this model, as it is loaded."""
+    try:
+        check_nextn(model)
+    except UnsupportedModelError:
+        return False
+    return True
+
+
+def check_nextn(model: Model) -> None:
+    """Raise `UnsupportedModelError` unless llama.cpp can draft with this model's NextN blocks."""
+    works = ", ".join(NEXTN_ARCHITECTURES)
+    kind, count = model.architecture, model.nextn.count
+    if not count:
+        reason = "many GGUFs are made without them, and only some architectures have any"
+        problem = f"has no NextN blocks: {reason} ({works})"
+    elif kind not in NEXTN_ARCHITECTURES:
+        can = f"llama.cpp can draft with the NextN blocks of these only: {works}"
+        problem = f"is a {kind} model, and {can}"
+    elif count > 1 and kind not in SEVERAL_BLOCKS:
+        problem = f"has {count} NextN blocks, and llama.cpp evaluates one block of {kind}"
+    elif not model.has_loaded_nextn:
+        reason = "only the target is loaded with them (load_nextn), for drafts of its own"
+        problem = f"was loaded without its NextN blocks: {reason}"
+    else:
+        return
+    raise UnsupportedModelError(f"{model.path} {problem}")
+
+
+# == Text embeddings: the final states of a text's tokens, pooled to one vector of length 1 ========
+#
+# For models that were trained for it: their file says how states are pooled, which others lack.
+
+
+Vector = npt.NDArray[np.float32]
+_MOST_ROWS = 512
+
+
+class TextEmbedder:
+    """Makes embeddings with a model that others may use meanwhile; for one thread at a time.
+
+    Raises `UnsupportedModelError` for a model that makes none. It has a context of its own: close
+    it before the model, or use it as a context manager.
+    """
+
+    def __init__(self, model: Model, options: ContextOptions) -> None:
+        pooling = model.pooling
+        if pooling is None:
+            raise UnsupportedModelError(f"{model.path.name} writes texts and makes no embeddings")
+        self.pooling = pooling
+        rows = min(_MOST_ROWS, options.n_batch)
+        own = dataclasses.replace(options, n_batch=rows, n_outputs=rows, hidden_states=True)
+        self._context = Context(model, own)
+        self._batch = Batch(self._context.n_batch, 1)
+        self._width = model.n_embd
+
+    def embed(self, tokens: Sequence[int]) -> Vector:
+        """Return the embedding of a text, float32 of shape [n_embd] and length 1."""
+        if not tokens:
+            raise OptionError("the text is empty: an embedding needs a token at least")
+        if len(tokens) > self._context.n_ctx:
+            has = f"the text has {len(tokens)} tokens and the context {self._context.n_ctx}"
+            raise ContextFullError(f"{has}: shorten it, or raise -c")
+        pooled = self._pooled(tokens)
+        length = float(np.linalg.norm(pooled))
+        return (pooled / length if length > 0.0 else pooled).astype(np.float32)
+
+    def _pooled(self, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the pooled states of a text."""
+        self._context.memory.clear()
+        pooled = np.zeros(self._width)
+        for start in range(0, len(tokens), self._batch.capacity):
+            piece = tokens[start : start + self._batch.capacity]
+            self._batch.fill_chain(piece, start, [0], len(piece))
+            rows = self._context.decode(self._batch)
+            states = rows.hidden_states(range(len(piece))).astype(np.float64)
+            if self.pooling == "mean":
+                pooled = pooled + states.sum(axis=0) / len(tokens)
+                continue
+            pooled = states[0 if self.pooling == "first" else -1]
+            if self.pooling == "first":
+                break
+        return pooled
+
+    def close(self) -> None:
+        """Free the context."""
+        self._context.close()
+
+    def __enter__(self) -> TextEmbedder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -22,10 +22,9 @@ import numpy.typing as npt
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import I32
-from specrun.bindings.ggml.graph import GraphBuilder
-from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
+from specrun.bindings.ggml.graph import Graph, GraphBuilder
+from specrun.bindings.ggml.tensor import I32
+from specrun.bindings.ggml.weights import TargetTensors, device_for_heads
 from specrun.bindings.models.model import Model
 
 FloatRows = npt.NDArray[np.float32]

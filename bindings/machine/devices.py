@@ -1,4 +1,4 @@
-"""The devices ggml can compute on, with their memory."""
+"""Devices of this machine and their memory, and the backends of ggml that reach them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from specrun.bindings.installation import build_command, source_folder
 from specrun.bindings.library import llama, native_function
 from specrun.bindings.machine.workers import add_workers, worker_of
+
+# == Devices that ggml can compute on, with their memory ===========================================
+
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
 _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
@@ -149,3 +153,136 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+# == Backends of ggml in this llama.cpp, and the builds that have others ===========================
+
+
+_NVIDIA_DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
+_RENDERERS = Path("/dev/dri")
+# What builds a backend, by its name in ggml: the setting of `make`.
+_BUILDS = {"CUDA": " CUDA=1", "Vulkan": " VULKAN=1", "Metal": "", "RPC": ""}
+_ALIASES = {"MTL": "Metal"}
+
+
+def built_backends() -> list[str]:
+    """Return the names of the backends that were built, such as CPU, CUDA, Metal, RPC, Vulkan."""
+    llama()
+    pointer = ctypes.c_void_p
+    get = native_function("ggml_backend_reg_get", pointer, ctypes.c_size_t)
+    name_of = native_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)
+    count = native_function("ggml_backend_reg_count", ctypes.c_size_t)()
+    names = [(name_of(get(number)) or b"").decode() for number in range(count)]
+    return [_ALIASES.get(name, name) for name in names]
+
+
+def describe_backends(built: Sequence[str], found: Sequence[Device]) -> dict[str, str]:
+    """Return a sentence for each backend: its devices, why it has none, or what it needs."""
+    sentences = {}
+    for name in dict.fromkeys([*built, *_BUILDS]):
+        if name == "Metal" and name not in built and platform.system() != "Darwin":
+            continue
+        own = [device for device in found if _ALIASES.get(device.backend, device.backend) == name]
+        if own:
+            listed = ", ".join(device.name for device in own)
+            sentences[name] = f"built, devices {listed}"
+        elif name in built:
+            sentences[name] = f"built, no device: {_without_device(name)}"
+        else:
+            sentences[name] = f"not built{_seen(name)}: {_how_to_build(name)}"
+    return sentences
+
+
+def _how_to_build(name: str) -> str:
+    from_sources = source_folder() is not None
+    toolkit = ", without a CUDA toolkit, too" if from_sources else ", with the CUDA toolkit"
+    remark = {"CUDA": toolkit, "Metal": " on Apple silicon"}.get(name, "")
+    command = build_command(f"make chat{_BUILDS[name]}", f"GGML_{name.upper()}=ON")
+    return f"{command} builds it{remark}"
+
+
+def _without_device(name: str) -> str:
+    if name == "RPC":
+        return "name workers (--rpc HOST:PORT; `specrun worker` starts one)"
+    if name == "CUDA":
+        if not _has_nvidia_driver():
+            return "no NVIDIA driver is loaded here"
+        return "the NVIDIA driver is here and shows no GPU that this build can use"
+    if name == "Vulkan":
+        return "no driver offers a GPU to Vulkan's loader"
+    return "none was found"
+
+
+def _seen(name: str) -> str:
+    """Return what speaks for building a backend that is missing."""
+    if name == "CUDA" and _has_nvidia_driver():
+        return ", and an NVIDIA driver is here"
+    if name == "Vulkan" and _RENDERERS.is_dir():
+        return f", and a GPU is here ({_RENDERERS})"
+    return ""
+
+
+def _has_nvidia_driver() -> bool:
+    return any(path.exists() for path in _NVIDIA_DRIVER)
+
+
+# == Host memory: bytes that programs may still take, within the limits of control groups ==========
+
+
+_UNKNOWN = 1 << 62
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that can be had without swapping; `root` is where /proc and /sys are.
+
+    Linux's MemAvailable, or what the control groups leave if that is less: what they hold of files
+    can be dropped. Elsewhere the physical memory; where nothing is known, more than any machine
+    has.
+    """
+    found = [_meminfo(root) or _physical()]
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        groups = Path(path.lstrip("/"))
+        for group in (groups, *groups.parents):
+            folder = root / "sys/fs/cgroup" / ("memory" if controllers else "") / group
+            found.append(_left(folder, version=1 if controllers else 2))
+    return max(0, min(found))
+
+
+def _left(folder: Path, version: int) -> int:
+    """Return what a group's limit leaves, `_UNKNOWN` without one."""
+    names = ("memory.max", "memory.current") if version == 2 else _FIRST_NAMES
+    limit, used = (_read(folder / name) for name in names)
+    if not limit.isdigit() or not used.isdigit():
+        return _UNKNOWN
+    kinds = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
+    counts = dict(line.split() for line in _read(folder / "memory.stat").splitlines() if line)
+    of_files = sum(int(counts.get(kind, 0)) for kind in kinds[2 if version == 1 else 0 :][:2])
+    return int(limit) - max(0, int(used) - of_files)
+
+
+_FIRST_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _meminfo(root: Path) -> int:
+    for line in _read(root / "proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) << 10
+    return 0
+
+
+def _physical() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows
+        return _UNKNOWN
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""

@@ -7,7 +7,6 @@ in which their workers are named.
 from __future__ import annotations
 
 import ctypes
-import difflib
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -206,8 +205,10 @@ def find_device(name: str, known: Sequence[Device]) -> Device:
     for device in known:
         if device.name.lower() == name.strip().lower():
             return device
+    from difflib import get_close_matches
+
     names = [device.name for device in known]
-    near = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.6)
+    near = get_close_matches(name.upper(), names, n=1, cutoff=0.6)
     hint = f", did you mean {near[0]}?" if near else ":"
     raise OptionError(f"there is no device {name!r}{hint} the devices are {', '.join(names)}")
 

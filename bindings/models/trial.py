@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -25,8 +24,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import cache_folder
 from specrun.bindings.errors import ModelLoadError, OutOfMemoryError, SpecrunError
+from specrun.bindings.files import cache_folder
 from specrun.bindings.gguf import MAX_HEADER_BYTES, GGUFHeader, read_any_header
 from specrun.bindings.models.nextn import split_paths
 
@@ -160,10 +159,12 @@ def _key(path: Path, header: GGUFHeader) -> str:
 
 @functools.cache
 def _engine_version() -> str:
-    # Another llama.cpp may assert on what this one takes.
+    """Return llama.cpp's version: another one may assert on a file that this one accepts."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
-        return importlib.metadata.version("llama-cpp-python")
-    except importlib.metadata.PackageNotFoundError:  # built under another name
+        return version("llama-cpp-python")
+    except PackageNotFoundError:  # built under another name
         return "unknown"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specrun.cli.accelerate.diagnosis import print_diagnosis
-from specrun.cli.terminal.table import duration_text, print_table
+from specrun.cli.terminal.screen import duration_text, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.language import parse_expression, short_label
 from specrun.runtime.tuning import ANY

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.bench.measuring import (
+from specrun.cli.bench.command import (
+    OutputForm,
     first_seed_option,
+    format_options,
+    measure_and_print,
     padding_option,
     predict_option,
+    print_table,
     repetitions_option,
 )
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print, print_table
-from specrun.cli.options.drafter_choice import draft_kind
+from specrun.cli.options.drafting import draft_kind
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
@@ -29,8 +32,7 @@ from specrun.cli.options.types import (
     CountListType,
     NumberListType,
 )
-from specrun.cli.terminal.errors import INTERRUPTED
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime.laws import SamplingParams
 
 if TYPE_CHECKING:
@@ -173,10 +175,9 @@ def cascade(
     terminal: Terminal,
 ) -> None:
     """Compare cascades with plain and exact decoding: quality, latency, rejection."""
-    from specrun.bench.cascade.best import best_points
-    from specrun.bench.cascade.comparison import CascadeResults, measure_cascades
-    from specrun.bench.cascade.tables import best_table, cascades_table
-    from specrun.bench.drafters.padding import padded_target
+    from specrun.bench.cascade.comparison import CascadeResults, best_points, measure_cascades
+    from specrun.bench.cascade.report import best_table, cascades_table
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     check_plot(extent.plot)
@@ -197,7 +198,7 @@ def cascade(
     if form in ("table", "md") and points:
         print_table(best_table(best_points(points, extent.quality)), form, terminal)
     if extent.plot is not None and points:
-        from specrun.bench.cascade.plot import plot_cascades
+        from specrun.bench.cascade.report import plot_cascades
 
         plot_cascades(points, extent.plot, extent.quality)
         terminal.note(f"drew {extent.plot}")

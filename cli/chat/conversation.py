@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import ModelError, OptionError
+from specrun.bindings.files import atomic_path
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
-from specrun.cli.terminal.paths import read_text
+from specrun.cli.terminal.terminal import read_text
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import GenerationResult

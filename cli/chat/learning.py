@@ -9,20 +9,20 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from specrun.cli.options.learning import LearnSettings
+from specrun.cli.options.drafting import LearnSettings
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationResult
 
 if TYPE_CHECKING:
-    from specrun.train.online.online_drafter import Learning, OnlineDrafter, OnlineUpdate
-    from specrun.train.trainer.listener import TrainingStatus
+    from specrun.train.online import Learning, OnlineDrafter, OnlineUpdate
+    from specrun.train.trainer import TrainingStatus
 
 
 class ChatLearning:
     """Counts answers, and lets the draft model learn when it is time, or when asked to."""
 
     def __init__(self, runtime: Learning, settings: LearnSettings, terminal: Terminal) -> None:
-        from specrun.train.online.online_drafter import OnlineSettings, open_online_drafter
+        from specrun.train.online import OnlineSettings, open_online_drafter
 
         self._settings, self._terminal = settings, terminal
         online = OnlineSettings(learning_rate=settings.learn_rate)

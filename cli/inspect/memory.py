@@ -13,10 +13,10 @@ from click.core import ParameterSource
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OutOfMemoryError
-from specrun.cli.options.drafter_choice import draft_kind
+from specrun.cli.options.drafting import draft_kind
 from specrun.cli.options.group import Section, option_group
 from specrun.cli.options.types import LayerCountType, MemorySizesType
-from specrun.cli.terminal.table import print_table
+from specrun.cli.terminal.screen import print_table
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import quoted
 from specrun.runtime.memory import Counts, LayerCount, MemoryPlan, PlanRequest, WayOut, Wish

@@ -1,19 +1,23 @@
-"""Opens a runtime by the values of -m, -md and the other options about models."""
+"""Opening of a runtime or an engine by the options' values; the cache of --session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specrun.bindings.errors import FileMissingError, OptionError
-from specrun.cli.options.drafter_choice import drafter_expression, is_bare_auto
+from specrun.bindings.files import check_target, require_writable
+from specrun.cli.options.drafting import drafter_expression, is_bare_auto
+from specrun.cli.options.group import EVALUATION
 from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
 from specrun.cli.options.prompt import check_named
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.options.types import NEW_FILE
+from specrun.cli.terminal.screen import bytes_text
+from specrun.cli.terminal.terminal import Terminal, read_text
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
@@ -26,6 +30,10 @@ from specrun.runtime.tuning import ANY, drafter_for
 if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
     from specrun.runtime.engine import Engine
+
+
+# == Opening =======================================================================================
+
 
 # --no-chat-template in a chat: the messages' texts, one below the other.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
@@ -168,9 +176,7 @@ def _tuned(
         load.model,
         draft.model_draft,
         params,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
+        **load.costs,
         warn=terminal.warn,
     )
     expression = None if plan is None else plan.expression(draft.model_draft)
@@ -207,9 +213,7 @@ def _unnamed(
         load.model,
         params.temperature,
         workload,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
+        **load.costs,
         accept=draft.accept,
         use_profile=not draft.no_profile,
         warn=terminal.warn,
@@ -260,9 +264,11 @@ def _require_demo_files() -> None:
 
 
 def _warn_of_ignored_layers(load: LoadSettings, model: Model, terminal: Terminal) -> None:
-    if load.gpu_layers not in ("auto", 0) and model.n_gpu_layers == 0:
+    if load.options.n_gpu_layers not in ("auto", 0) and model.n_gpu_layers == 0:
         advice = "`specrun doctor` shows the devices"
-        terminal.warn(f"-ngl {load.gpu_layers} is ignored, there is no GPU here: {advice}")
+        terminal.warn(
+            f"-ngl {load.options.n_gpu_layers} is ignored, there is no GPU here: {advice}"
+        )
 
 
 def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
@@ -276,3 +282,45 @@ def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
 
 def _warn_of_lossy_rule(name: str, terminal: Terminal) -> None:
     terminal.warn(f"not exact: {name}: the text does not have the target's distribution")
+
+
+# == --session: the cache of a long prompt, kept in a file for the next run ========================
+
+
+session_option = EVALUATION.option(
+    "--session FILE",
+    "Take up the cache that FILE holds, if there is one, and keep it there at the end: a prompt "
+    "is evaluated once. Refused for another model or other settings.",
+    NEW_FILE,
+)
+
+
+@contextmanager
+def kept_session(
+    opened: Callable[[], Runtime], path: Path | None, terminal: Terminal
+) -> Iterator[None]:
+    """Take up the cache of a file, and keep what is cached at the end of the block.
+
+    `opened` returns what is open; where that is another model in the end, the file stays as it was.
+    """
+    if path is None:
+        yield
+        return
+    path, runtime = path.expanduser(), opened()
+    model = runtime.model.path
+    check_target(path, force=True)
+    require_writable(path)
+    if path.exists():
+        n_tokens = runtime.load_session(path)
+        if n_tokens:
+            terminal.note(f"{path}: {n_tokens:,} tokens of an earlier run are cached")
+        else:
+            why = f"{runtime.drafter} reads the target's states of the whole prompt"
+            terminal.note(f"{path} is not taken up: {why}")
+    yield
+    runtime = opened()
+    if runtime.model.path != model:
+        terminal.note(f"{path} stays as it was: it is another model's now that answers")
+        return
+    n_tokens = runtime.save_session(path)
+    terminal.note(f"{path}: {n_tokens:,} tokens kept, {bytes_text(path.stat().st_size)}")

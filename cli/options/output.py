@@ -15,11 +15,10 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.kept_file import logger as kept_files
+from specrun.bindings.files import logger as kept_files
 from specrun.cli.options.group import OUTPUT, Decorator, Section, option_group
 from specrun.cli.options.types import NEW_FILE
-from specrun.cli.terminal.errors import set_verbosity
-from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line
+from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line, set_verbosity
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -15,7 +15,7 @@ import click
 from specrun.cli.options.group import PROMPT, TEMPLATE, Decorator, Section, option_group
 from specrun.cli.options.model import LoadSettings
 from specrun.cli.options.types import FILE
-from specrun.cli.terminal.paths import MAX_TEXT_BYTES, decode_text, read_text, require_file
+from specrun.cli.terminal.terminal import MAX_TEXT_BYTES, decode_text, read_text, require_file
 
 _MOST_AT_ONCE = 64  # prompts
 _ASK = "give -m FILE, or --demo for the embedded models"

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.http.server import beside_the_loop
+from specrun.cli.serve.lanes import beside_the_loop
 from specrun.cli.serve.settings import Bounds
 
 if TYPE_CHECKING:

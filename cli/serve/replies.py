@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from sse_starlette.sse import EventSourceResponse
@@ -21,9 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
-from specrun.cli.serve.request import AnswerRequest
-from specrun.cli.serve.service import Answer, AnswerService, Delta, Finish
+from specrun.cli.serve.service import Answer, AnswerRequest, AnswerService, Delta, Finish
 from specrun.runtime.chat import Reply
 from specrun.runtime.round import GenerationResult, TokenEvent
 
@@ -185,3 +185,157 @@ async def still_there(
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+# -- Figures of answers: OpenAI's usage and log-probabilities, llama-server's timings -------------
+#
+# Log-probabilities are the target's own, whatever drafted the tokens.
+
+
+def usage_of(answer: Answer) -> dict[str, Any]:
+    """Return OpenAI's usage of the choices that have ended."""
+    results = answer.results.values()
+    n_prompt = sum(map(len, answer.prompts.tokens))
+    n_said = sum(result.usage.completion_tokens for result in results)
+    # All choices of a prompt have it: what the first of them found in the cache counts.
+    first = [answer.results.get(index) for index in range(0, len(answer.streams), answer.request.n)]
+    n_cached = sum(result.usage.cached_tokens for result in first if result is not None)
+    accepted = sum(result.stats.accepted for result in results)
+    drafted = sum(result.stats.drafted for result in results)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_said,
+        "total_tokens": n_prompt + n_said,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+def timings_of(results: Collection[GenerationResult]) -> dict[str, Any]:
+    """Return llama-server's timings of an answer's first choice; {} before it has ended."""
+    result = next(iter(results), None)
+    if result is None:
+        return {}
+    stats, usage = result.stats, result.usage
+    prompt_s = stats.time_to_first_token_s or 0.0
+    n_read = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "cache_n": usage.cached_tokens,
+        "prompt_n": n_read,
+        "prompt_ms": 1e3 * prompt_s,
+        "prompt_per_second": stats.prompt_tokens_per_second,
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": 1e3 * max(0.0, stats.wall_s - prompt_s),
+        "predicted_per_second": stats.tokens_per_second,
+        "draft_n": stats.drafted,
+        "draft_n_accepted": stats.accepted,
+    }
+
+
+def speculation_of(results: Collection[GenerationResult]) -> dict[str, Any]:
+    """Return how an answer was drafted and verified, and by which seed it can be had again."""
+    result = next(iter(results), None)
+    if result is None:
+        return {}
+    stats = result.stats
+    return {
+        "seed": result.seed,
+        "drafter": stats.drafter,
+        "rule": stats.rule,
+        "exact": stats.exact,
+        "rounds": stats.rounds,
+        "tokens_per_round": stats.mean_accepted_length,
+    }
+
+
+def chat_logprobs(events: Sequence[TokenEvent], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the `logprobs` of a chat completion's tokens; one that ends the answer has none."""
+    ends = vocabulary.end_of_generation
+    content = [
+        {
+            **_entry(event.token_id, event.logprob, vocabulary),
+            "top_logprobs": [_entry(*likely, vocabulary) for likely in event.top_logprobs()],
+        }
+        for event in events
+        if event.token_id not in ends
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _entry(token: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
+    return {
+        "token": vocabulary.label(token),
+        "logprob": logprob,
+        "bytes": list(vocabulary.piece(token)),
+    }
+
+
+def completion_logprobs(
+    events: Sequence[TokenEvent], vocabulary: Vocabulary, start: int
+) -> dict[str, Any]:
+    """Return the `logprobs` of a completion's tokens, whose text begins at character `start`."""
+    kept = [event for event in events if event.token_id not in vocabulary.end_of_generation]
+    offsets: list[int] = []
+    for event in kept:
+        offsets.append(start)
+        start += len(event.text)
+    return {
+        "tokens": [vocabulary.label(event.token_id) for event in kept],
+        "token_logprobs": [event.logprob for event in kept],
+        "top_logprobs": [
+            {vocabulary.label(token): value for token, value in event.top_logprobs()}
+            for event in kept
+        ],
+        "text_offset": offsets,
+    }
+
+
+# -- Replies of OpenAI's APIs: what chat completions and completions share, streamed or whole -----
+
+
+_DONE = b"data: [DONE]\n\n"
+"""The end of OpenAI's streams."""
+
+
+class OpenAIForm:
+    """The reply to an answer: how it begins and ends, and what it says of the whole.
+
+    `prefix` begins its id, `kind` is the object that OpenAI calls it. With `with_usage` a stream
+    ends with a chunk about usage.
+    """
+
+    def __init__(self, answer: Answer, prefix: str, kind: str, *, with_usage: bool) -> None:
+        self._answer = answer
+        self._with_usage = with_usage
+        self._begun: set[int] = set()
+        self._common = {
+            "id": f"{prefix}-{answer.id}",
+            "object": kind,
+            "created": answer.created,
+            "model": answer.service.settings.model,
+        }
+
+    def begin(self) -> bytes:
+        """Return nothing: roles, and prompts that are echoed, come with the first deltas."""
+        return b""
+
+    def end(self) -> bytes:
+        """Return the last chunk, about the whole answer, if it was asked for."""
+        if not self._with_usage:
+            return _DONE
+        return event_bytes({**self._common, "choices": [], **self._summary()}) + _DONE
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the error object as an event."""
+        return event_bytes(openai_error(error))
+
+    def _summary(self) -> dict[str, Any]:
+        results = self._answer.results.values()
+        return {
+            "usage": usage_of(self._answer),
+            "timings": timings_of(results),
+            "specrun": speculation_of(results),
+        }

@@ -10,33 +10,82 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import Fields
 from specrun.cli.serve.errors import RequestError, field_named_in
-from specrun.cli.serve.grammars import asks_for_text, read_grammar
-from specrun.cli.serve.request import SpeculativeChoice
+from specrun.cli.serve.service import SpeculativeChoice
 from specrun.cli.serve.settings import Bounds, ServeSettings
-from specrun.runtime.laws import RANDOM_SEED, SamplingParams, unknown_name
+from specrun.runtime.grammar import Grammar, GrammarError
+from specrun.runtime.laws import RANDOM_SEED, SETTINGS, SamplingParams, unknown_name
 
-_NUMBERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "typ_p": "typical_p",
-    "top_n_sigma": "top_n_sigma",
-    "repeat_penalty": "repeat_penalty",
-    "repetition_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-    "dry_multiplier": "dry_multiplier",
-    "dry_base": "dry_base",
-    "mirostat_tau": "mirostat_ent",
-    "mirostat_eta": "mirostat_lr",
-    "dynatemp_range": "dynatemp_range",
-    "dynatemp_exponent": "dynatemp_exp",
-}
-"""Names of fields, llama-server's and OpenAI's, and of what `SamplingParams` calls them."""
-_COUNTS = ("repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat")
+# -- Grammars of requests: OpenAI's response_format, llama-server's grammar and json_schema -------
+
+
+_FIELDS = ("response_format", "grammar", "json_schema")
+_FORMATS = "one of text, json_object and json_schema"
+
+
+def asks_for_text(fields: Fields) -> bool:
+    """Whether a request says itself how its text is bound: then the server's grammar is not."""
+    return any(name in fields for name in _FIELDS)
+
+
+def read_grammar(fields: Fields) -> Grammar | None:
+    """Return what the text of an answer is bound to, None for any text.
+
+    Raises `RequestError` that names the field, also where two fields ask for something.
+    """
+    found: dict[str, Grammar] = {}
+    form = fields.fields("response_format")
+    if form is not None:
+        grammar = read_format(form)
+        if grammar is not None:
+            found["response_format"] = grammar
+    schema = fields.get("json_schema")
+    if schema not in (None, ""):
+        found["json_schema"] = _of_schema(schema, "json_schema")
+    text = fields.text("grammar")
+    if text:
+        found["grammar"] = _written(text)
+    if len(found) > 1:
+        first, second = list(found)[:2]
+        raise RequestError(f"{first} and {second} both bind the text: give one of them", second)
+    return next(iter(found.values()), None)
+
+
+def read_format(form: Fields) -> Grammar | None:
+    """Return what {"type": "json_schema", "json_schema": {"schema": {...}}} asks for.
+
+    The schema may also stand beside the type, as in the Responses API and llama-server's
+    {"type": "json_object", "schema": {...}}. `form.where` is the field and a dot.
+    """
+    kind, field = form.text("type"), form.where.removesuffix(".")
+    if kind == "text":
+        return None
+    if kind not in ("json_object", "json_schema"):
+        raise form.wrong("type", _FORMATS)
+    within = form.fields("json_schema")
+    schema = form.get("schema") if within is None else within.get("schema")
+    if schema is None and kind == "json_schema":
+        raise RequestError(f"{field} has no schema: give one, or the type json_object", field)
+    return Grammar.json_object() if schema is None else _of_schema(schema, field)
+
+
+def _of_schema(schema: object, field: str) -> Grammar:
+    if not isinstance(schema, dict | bool):
+        raise RequestError(f"{field}: the schema must be a JSON object, true or false", field)
+    try:
+        return Grammar.json_schema(schema)
+    except GrammarError as error:
+        raise RequestError(f"{field}: {error}", field) from None
+
+
+def _written(text: str) -> Grammar:
+    """Return a grammar in GBNF, or in Lark where it begins as llama.cpp has it."""
+    try:
+        is_lark = text.lstrip().startswith("%llguidance")
+        return Grammar.lark(text) if is_lark else Grammar.gbnf(text)
+    except GrammarError as error:
+        raise RequestError(f"grammar: {error}", "grammar") from None
+
+
 _MOST = 2**31 - 1
 _MOST_SEED = 2**64 - 1
 _LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
@@ -51,17 +100,14 @@ def read_sampling(
     """Return how tokens are drawn; raises `RequestError` that names the field."""
     changes: dict[str, Any] = {}
     names: dict[str, str] = {}  # of fields, by those of SamplingParams
-    for name, own in _NUMBERS.items():
-        value = fields.number(name)
-        if value is not None:
-            changes[own], names[own] = value, name
-    for name in _COUNTS:
-        value = fields.integer(name, -1, _MOST)
-        if value is not None:
-            changes[name] = value
-    top_k = fields.integer("top_k", -1, _MOST)
-    if top_k is not None:
-        changes["top_k"] = max(0, top_k)
+    for own, setting in SETTINGS.items():
+        for name in setting.fields if setting.kind != "other" else ():
+            is_count = setting.kind == "count"
+            value = fields.integer(name, -1, _MOST) if is_count else fields.number(name)
+            if value is not None:
+                changes[own], names[own] = value, name
+    if changes.get("top_k") == -1:
+        changes["top_k"] = 0
     seed = fields.integer("seed", -(2**63), _MOST_SEED)
     if seed is not None and seed != RANDOM_SEED:
         changes["seed"] = seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
+from specrun.cli.options.group import LazyCommand, LazyGroup
 
 _COMMANDS = (
     LazyCommand("specrun.cli.train.heads", "medusa", "Heads that guess the next tokens at once."),

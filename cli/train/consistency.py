@@ -71,8 +71,7 @@ def consistency(
 ) -> None:
     """Train a new target that Jacobi decoding decodes faster."""
     from specrun.convert import convert_checkpoint, plan_conversion
-    from specrun.train.consistency.learner import ConsistencyRecipe
-    from specrun.train.consistency.training import ConsistencyRun, train_consistency
+    from specrun.train.consistency import ConsistencyRecipe, ConsistencyRun, train_consistency
 
     plot = check_result(job.result)
     target = job.settings["target"]

@@ -18,8 +18,7 @@ from specrun.cli.train.training import check_result, draw_and_convert, print_rep
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specrun.train.distillation.acceptance import MeasuredAcceptance
-    from specrun.train.distillation.drafter_run import DrafterReport, DrafterRun
+    from specrun.train.distillation import DrafterReport, DrafterRun, MeasuredAcceptance
 
 _ONLINE = Section("Learning from rejected drafts")
 _DISTILLATION, _BOOSTING = Section("Distillation"), Section("Several drafters")
@@ -146,7 +145,7 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
         if not job.settings[name]:
             raise click.UsageError(f"Missing option '--{name}' (or give --online BUFFER).")
     from specrun.convert import convert_checkpoint, plan_conversion
-    from specrun.train.distillation.train_drafter import train_drafter
+    from specrun.train.distillation import train_drafter
 
     plot = check_result(job.result)
     run = _run(job, distillation)
@@ -161,8 +160,7 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
 
 
 def _run(job: TrainJob, distillation: Distillation) -> DrafterRun:
-    from specrun.train.distillation.drafter_run import DrafterRun
-    from specrun.train.distillation.learner import DistillationLoss
+    from specrun.train.distillation import DistillationLoss, DrafterRun
 
     return DrafterRun(
         **job.settings,

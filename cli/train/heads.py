@@ -20,12 +20,9 @@ from specrun.cli.train.progress import ShownRun, measures_text, shown_run
 from specrun.cli.train.training import check_result, draw_and_convert, print_report
 
 if TYPE_CHECKING:
-    from specrun.train.data.own_answers import AnswerSettings
-    from specrun.train.heads.eagle import EagleInputs, EagleStart
-    from specrun.train.heads.recipe import HeadRecipe
-    from specrun.train.heads.run import HeadRun
-    from specrun.train.trainer.run import TrainingReport
-    from specrun.train.trainer.settings import MatrixOptimizer
+    from specrun.train.data import AnswerSettings
+    from specrun.train.heads import EagleInputs, EagleStart, HeadRecipe, HeadRun
+    from specrun.train.trainer import MatrixOptimizer, TrainingReport
 
 _HEADS, _HEAD, _JOINT = Section("Heads"), Section("Head"), Section("Medusa-2")
 _POSITIVE = click.FloatRange(0, min_open=True)
@@ -95,7 +92,7 @@ def medusa(
     states: TrainFeatures,
 ) -> None:
     """Train Medusa heads for a target."""
-    from specrun.train.heads.medusa import MedusaRecipe
+    from specrun.train.heads import MedusaRecipe
 
     recipe = MedusaRecipe(
         heads=heads, layers=layers, decay=decay, own_output=not shared_output, from_law=from_law
@@ -103,7 +100,7 @@ def medusa(
     if not joint:
         _train_recipe(recipe, job, states)
         return
-    from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
+    from specrun.train.heads import Medusa2Recipe, train_medusa2
 
     both = Medusa2Recipe(
         recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone
@@ -159,7 +156,7 @@ def hydra(
     states: TrainFeatures,
 ) -> None:
     """Train Hydra heads for a target."""
-    from specrun.train.heads.hydra import HydraRecipe
+    from specrun.train.heads import HydraRecipe
 
     recipe = HydraRecipe.plus_plus() if plus else HydraRecipe()
     given: dict[str, Any] = {"heads": heads, "layers": layers, "dropout": dropout, "noise": noise}
@@ -267,7 +264,7 @@ def eagle(
     states: TrainFeatures,
 ) -> None:
     """Train an EAGLE head for a target."""
-    from specrun.train.heads.eagle import EagleRecipe
+    from specrun.train.heads import EagleRecipe
 
     recipe = EagleRecipe(
         token_weight=token_weight,
@@ -335,7 +332,7 @@ def eagle3(
     states: TrainFeatures,
 ) -> None:
     """Train an EAGLE-3 head for a target."""
-    from specrun.train.heads.eagle3 import Eagle3Recipe
+    from specrun.train.heads import Eagle3Recipe
 
     recipe = Eagle3Recipe(
         steps=unroll,
@@ -351,7 +348,7 @@ def eagle3(
 def _train_recipe(
     recipe: HeadRecipe, job: TrainJob, states: TrainFeatures, earlier: Path | None = None
 ) -> None:
-    from specrun.train.heads.training import train_head
+    from specrun.train.heads import train_head
 
     drafts_for = states.teacher or job.settings["target"]
     train = functools.partial(train_head, recipe)
@@ -367,7 +364,7 @@ def train_and_report(
     earlier: Path | None = None,
 ) -> None:
     """Run `train`, draw its curves, convert the head for `drafts_for`, and report on it."""
-    from specrun.train.heads.run import HeadRun
+    from specrun.train.heads import HeadRun
 
     plot = check_result(job.result)
     run = HeadRun(
@@ -413,7 +410,7 @@ def _own_answers(states: TrainFeatures, job: TrainJob) -> AnswerSettings | None:
         raise click.UsageError("--answers given needs --data with answers to learn")
     if given and states.answers != "target":
         return None
-    from specrun.train.data.own_answers import AnswerSettings
+    from specrun.train.data import AnswerSettings
 
     return AnswerSettings(
         temperature=states.answer_temp,

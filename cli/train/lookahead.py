@@ -55,8 +55,7 @@ def pass_(
     states: TrainFeatures,
 ) -> None:
     """Train look-ahead embeddings for a target (PaSS)."""
-    from specrun.train.parallel.learner import PassRecipe
-    from specrun.train.parallel.training import train_pass
+    from specrun.train.lookahead import PassRecipe, train_pass
 
     recipe = PassRecipe(count=positions, groups=groups, decay=decay, from_law=from_law)
     run = functools.partial(train_pass, recipe)
@@ -104,8 +103,7 @@ def space(
     states: TrainFeatures,
 ) -> None:
     """Train a copy of a target to draft at mask tokens (SPACE)."""
-    from specrun.train.parallel.learner import SpaceRecipe
-    from specrun.train.parallel.training import train_space
+    from specrun.train.lookahead import SpaceRecipe, train_space
 
     recipe = SpaceRecipe(
         count=positions,

@@ -13,14 +13,14 @@ from specrun.cli.train.progress import shown_run
 from specrun.cli.train.training import check_result, draw_and_convert, print_report
 
 if TYPE_CHECKING:
-    from specrun.train.distillation.acceptance import MeasuredAcceptance
+    from specrun.train.distillation import MeasuredAcceptance
 
 
 def learn_online(job: TrainJob, draft: Path, buffer: Path, divergence: str) -> None:
     """Let `draft`, a GGUF file or a folder, learn what `buffer` holds, and say what came of it."""
     from specrun.convert import convert_checkpoint, plan_conversion
     from specrun.runtime.online import read_facts
-    from specrun.train.online.training import OnlineRun, train_online
+    from specrun.train.online import OnlineRun, train_online
 
     for name in ("target", "data"):
         if job.settings[name]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import click
 
+from specrun.cli.options.drafting import require_training
 from specrun.cli.options.group import (
     OUTPUT,
     CommandFunction,
@@ -23,11 +24,16 @@ from specrun.cli.options.group import (
     option_group,
 )
 from specrun.cli.options.model import trust_option
-from specrun.cli.options.model_files import MODEL_OR_FOLDER
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.packages import require_training
 from specrun.cli.options.prompt import parallel_option
-from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, SHARE_BELOW_ONE
+from specrun.cli.options.types import (
+    FILE,
+    MAX_COUNT,
+    MODEL_OR_FOLDER,
+    NEW_FILE,
+    PATH,
+    SHARE_BELOW_ONE,
+)
 from specrun.cli.terminal.terminal import Terminal
 
 DATA = Section("Target and data")

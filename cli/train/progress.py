@@ -6,21 +6,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from specrun.cli.terminal.progress import screen_bar
-from specrun.cli.terminal.table import duration_text
+from specrun.cli.terminal.screen import duration_text, screen_bar
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
-    from specrun.train.trainer.listener import TrainingStatus
+    from specrun.train.trainer import TrainingStatus
 
 _WAITING = "reading"
 _BAR_WIDTH = 24
 
 
 class ShownRun:
-    """Hears how a run goes (as `specrun.train.trainer.listener.RunListener`) and shows it."""
+    """Hears how a run goes (as `specrun.train.trainer.learner.RunListener`) and shows it."""
 
     def __init__(self, terminal: Terminal, bar: Progress | None) -> None:
         self._terminal, self._bar = terminal, bar

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.options.output import check_plot
-from specrun.cli.terminal.table import print_facts
+from specrun.cli.terminal.screen import print_facts
 from specrun.cli.train.options import TrainJob, TrainResult
 
 if TYPE_CHECKING:
     from specrun.convert.conversion import ConversionReport
-    from specrun.train.trainer.run import TrainingReport, TrainingRun
+    from specrun.train.trainer import TrainingReport, TrainingRun
 
 
 def check_result(result: TrainResult) -> Path | None:
@@ -22,7 +22,7 @@ def check_result(result: TrainResult) -> Path | None:
 
     Raises before the training what drawing and converting would raise after it of places and types.
     """
-    from specrun.bindings.atomic import check_target
+    from specrun.bindings.files import check_target
     from specrun.convert.conversion import known_type
     from specrun.convert.quantize import HEAD_TYPE  # noqa: F401 - the extra that converting needs
 

@@ -16,10 +16,8 @@ from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import SamplingGrid
-from specrun.cli.terminal.paths import require_file
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import print_table, progress_bar
+from specrun.cli.terminal.terminal import Terminal, require_file
 from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import (
     LayerSkip,
@@ -282,10 +280,8 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
         params=sampling.params(),
         n_tokens=text.predict,
         seconds=text.seconds,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
-        use_mmap=load.mmap,
+        **load.costs,
+        use_mmap=load.options.use_mmap,
         others=_others(text, demo=load.demo),
     )
 
@@ -293,7 +289,7 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
 def _others(text: TuneText, *, demo: bool) -> tuple[str, ...]:
     """Return the other drafters whose alpha is asked for, each with its file."""
     from specrun.bench.drafters.comparison import with_files
-    from specrun.cli.options.drafter_choice import require_draft_files
+    from specrun.cli.options.drafting import require_draft_files
     from specrun.runtime.demo import demo_drafters
     from specrun.runtime.language import parse_expression
 

@@ -11,7 +11,7 @@ from specrun.cli.options.group import MODEL, OUTPUT, Section, option_group
 from specrun.cli.options.model import MODEL_DRAFT
 from specrun.cli.options.output import json_option
 from specrun.cli.options.prompt import no_template_option, prompts_option, read_prompt_file
-from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
+from specrun.cli.options.sampling import grid_options
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE
 
 _TEXTS, _LAYERS = Section("Texts"), Section("Layers to skip")
@@ -93,9 +93,7 @@ layer_skip_options = option_group(
     _LAYERS.flag("--force", "Overwrite OUT."),
 )
 
-tune_sampling_options = option_group(
-    "sampling", SamplingGrid, temperatures_option("0,0.8", " to plan for"), *TRUNCATION_OPTIONS
-)
+tune_sampling_options = grid_options("0,0.8", " to plan for")
 
 tune_output_options = option_group(
     "output",

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from specrun.cli.options.model import LoadSettings
-from specrun.cli.terminal.paths import require_file
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import print_table, progress_bar
+from specrun.cli.terminal.terminal import Terminal, require_file
 from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import TuneOutput, TuneText
 
@@ -37,12 +35,12 @@ def run_target_costs(
         curve = measure_target_costs(
             target,
             context,
-            n_gpu_layers=load.gpu_layers,
+            n_gpu_layers=load.options.n_gpu_layers,
             seconds=text.seconds,
-            use_mmap=load.mmap,
+            use_mmap=load.options.use_mmap,
             progress=lambda share: progress("measuring the target", share),
         )
-    layers, _ = layers_here(target, context, load.gpu_layers)
+    layers, _ = layers_here(target, context, load.options.n_gpu_layers)
     types = weight_types(target, curve, context, layers)
     if output.as_json:
         costs = dataclasses.asdict(curve)

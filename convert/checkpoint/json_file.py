@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError
-from specrun.bindings.regular_file import read_regular
+from specrun.bindings.files import read_regular
 from specrun.convert.names import Named
 
 ObjectOf = Callable[[list[tuple[str, Any]]], dict[str, Any]]

@@ -16,7 +16,7 @@ from gguf import Metadata as GGUFNames
 from gguf.utility import naming_convention, size_label
 
 from specrun.convert.checkpoint import Checkpoint, JsonObject
-from specrun.convert.gguf.metadata import Metadata
+from specrun.convert.gguf.writer import Metadata
 
 _LONGEST_CARD = 1 << 16
 _MOST_BRACKETS = 500  # the parser takes time with the square of their depth

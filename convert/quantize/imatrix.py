@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.atomic import check_target, require_writable
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.input_observer import InputObserver, InputSums
 from specrun.bindings.errors import OptionError, PairError
+from specrun.bindings.files import check_target, require_writable
 from specrun.bindings.models.model import Model
 from specrun.convert.quantize.imatrix_file import (
     ImportanceEntry,
@@ -28,7 +28,7 @@ from specrun.convert.quantize.imatrix_file import (
     read_importance,
     write_importance,
 )
-from specrun.convert.quantize.quantization_plan import n_inputs
+from specrun.convert.quantize.quantize import n_inputs
 
 ChunkProgress = Callable[[int, int], None]
 """Called with the chunks done and the chunks in all."""

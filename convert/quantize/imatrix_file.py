@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFValueType, GGUFWriter
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import FileMissingError, MalformedFileError
+from specrun.bindings.files import atomic_path, open_regular
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, TensorInfo, read_any_header
-from specrun.bindings.regular_file import open_regular
 from specrun.convert.checkpoint import read_array
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.files import check_target
 from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header, stored_bytes
 from specrun.bindings.quantizer import COPY, FILE_TYPES, dequantize_rows, quantize_rows
 from specrun.convert.checkpoint import read_array, stored_as, widened

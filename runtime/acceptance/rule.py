@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from specrun.runtime.compiled import LOOPS
+from specrun.runtime.compiled import LOOPS, Matrix
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource, NotedNoise, SeededNoise, methods_of
 from specrun.runtime.laws.sampling import SamplingParams
@@ -127,13 +127,13 @@ def settle_point_masses(
 class FollowedLaws:
     """The laws that settings make of rows, to ask or to follow.
 
-    `logits(0)` is the row of the root, `logits(i + 1)` that of node i. `matrix` has all of them,
-    [rows, n_vocab], where they lie side by side. Both may be put in the place of others'.
+    `logits(0)` is the row of the root, `logits(i + 1)` that of node i. `matrix` has all of them, if
+    they lie side by side in any order. Both may be replaced.
     """
 
     logits: Callable[[int], Logits]
     params: SamplingParams
-    matrix: memoryview | None = None
+    matrix: Matrix | None = None
 
     def __call__(self, node: int) -> Law:
         """Return the law after a node."""

@@ -20,8 +20,11 @@ _logger = logging.getLogger(__name__)
 Numbers = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
 
-RowSource = Callable[[int], npt.NDArray[np.float32]] | memoryview
-"""What gives the rows of an evaluation by their numbers, or all of them, [rows, n_vocab]."""
+Matrix = memoryview | tuple[memoryview, tuple[int, ...]]
+"""All rows of an evaluation, [rows, n_vocab]; with the places of the wanted ones among them."""
+
+RowSource = Callable[[int], npt.NDArray[np.float32]] | Matrix
+"""The rows of an evaluation: a function of their numbers, or a matrix."""
 
 UnmadeLaw = tuple[bytes, int, int, int]
 """A law that lies among others in bytes: these, its number, how many tokens each has room for, and

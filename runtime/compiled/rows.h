@@ -1,4 +1,4 @@
-/* The rows of an evaluation: a function that gives each, or a matrix of all of them. */
+/* The rows of an evaluation: a function that gives each, or a matrix of all of them, in any order. */
 
 #ifndef ROWS_H
 #define ROWS_H
@@ -7,7 +7,8 @@
 
 typedef struct {
     PyObject *given;
-    Py_buffer all; /* of a matrix; without one, `given` is called */
+    Py_buffer all;    /* of a matrix; without one, `given` is called */
+    PyObject *places; /* a tuple, borrowed: row i of an evaluation is row places[i]; null: row i */
     int is_matrix;
 } RowSource;
 
@@ -18,9 +19,15 @@ typedef struct {
     PyObject *owner; /* null for a row of a matrix */
 } Row;
 
-/* Open what gives rows; -1 is an error. */
+/* Open what gives rows; a matrix may come with places, as a tuple. -1 is an error. */
 static int open_rows(PyObject *given, RowSource *rows)
 {
+    rows->places = NULL;
+    if (PyTuple_Check(given) && PyTuple_GET_SIZE(given) == 2
+        && PyTuple_Check(PyTuple_GET_ITEM(given, 1))) {
+        rows->places = PyTuple_GET_ITEM(given, 1);
+        given = PyTuple_GET_ITEM(given, 0);
+    }
     rows->given = given;
     rows->is_matrix = !PyCallable_Check(given);
     if (!rows->is_matrix)
@@ -46,6 +53,15 @@ static void close_rows(RowSource *rows)
 static int open_row(const RowSource *rows, Py_ssize_t number, Row *row)
 {
     row->owner = NULL;
+    if (rows->places != NULL) {
+        if (number < 0 || number >= PyTuple_GET_SIZE(rows->places)) {
+            PyErr_Format(PyExc_IndexError, "row %zd of %zd", number, PyTuple_GET_SIZE(rows->places));
+            return -1;
+        }
+        number = PyLong_AsSsize_t(PyTuple_GET_ITEM(rows->places, number));
+        if (number == -1 && PyErr_Occurred())
+            return -1;
+    }
     if (rows->is_matrix) {
         if (number < 0 || number >= rows->all.shape[0]) {
             PyErr_Format(PyExc_IndexError, "row %zd of %zd", number, rows->all.shape[0]);

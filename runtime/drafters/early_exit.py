@@ -11,11 +11,9 @@ import numpy as np
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import I32
-from specrun.bindings.ggml.graph import GraphBuilder, Rope
-from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
-from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.ggml.graph import Graph, GraphBuilder, Rope
+from specrun.bindings.ggml.tensor import I32, Tensor
+from specrun.bindings.ggml.weights import TargetTensors, device_for_heads
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.growing import GrowingDrafter

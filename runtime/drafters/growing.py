@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.compiled import LOOPS, DrawnSiblings, RowSource
+from specrun.runtime.drafters.adaptive_exit import AdaptiveExit
 from specrun.runtime.drafters.kept_rows import DepthNodes, KeptRows, RowMemory
 from specrun.runtime.drafters.source import Asked, NodeRows, Source
 from specrun.runtime.heads import ShapePlans, TreePlan
@@ -33,7 +34,7 @@ from specrun.runtime.laws.transform import (
     transformed_law,
     transformed_laws,
 )
-from specrun.runtime.planning.draft_size import DraftLength
+from specrun.runtime.planning import DraftPlan
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.eagle2 import (
@@ -60,52 +61,8 @@ RANKED_TOKENS = 40
 
 _MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for in whole rows
 
-# == What is drafted, and how much =================================================================
-
-
-class SizePlan(Protocol):
-    """Chooses the nodes that are kept of point masses (`planning.draft_size`)."""
-
-    def begin(self) -> None:
-        """Start an answer."""
-
-    def depth_to_ask(self) -> int:
-        """Return the depth to evaluate in this round; 0: nothing."""
-
-    def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` nodes, rising, of paths with these probabilities."""
-
-    def drafted(self, tree: DraftTree) -> DraftTree:
-        """Note the tree of this round; return it."""
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        """End the round."""
-
-
-class ChainPlan(Protocol):
-    """Ends chains token by token (`trees.growth.Stop`), in the same rounds."""
-
-    reads_probabilities: bool
-    """Whether certainties must be probabilities; else the lead over the second token will do."""
-
-    def begin(self) -> None:
-        """Start an answer."""
-
-    def start(self, *, points: bool, greedy: bool) -> None:
-        """Start a round that drafts chosen tokens (`points`) or drawn ones."""
-
-    def goes_on(self) -> bool:
-        """Return whether to evaluate the distribution of another token."""
-
-    def takes(self, certainty: float) -> bool:
-        """Return whether to draft from a distribution whose greatest probability this is."""
-
-    def drafted(self, tree: DraftTree) -> DraftTree:
-        """Note the chain of this round; return it."""
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        """End the round."""
-
+Plan = DraftPlan | AdaptiveExit
+"""How much is drafted: nodes that pay, or a chain as long as its threshold allows."""
 
 # == One draft: the distributions after its nodes ==================================================
 
@@ -314,12 +271,12 @@ def _entries(rows: NodeRows, k: int) -> tuple[RowSource, npt.NDArray[np.int32] |
 class _Fallback:
     """Ends a chain if the model's largest raw probability is below `least` (BiLD's fallback).
 
-    It takes the place of a plan, but for one that reads probabilities, as p_min does.
+    It takes the place of a plan, but not of a threshold.
     """
 
-    def __init__(self, least: float, plan: ChainPlan | None) -> None:
+    def __init__(self, least: float, plan: Plan | None) -> None:
         self._least, self._is_sure = least, True
-        self._exit = plan if plan is not None and plan.reads_probabilities else None
+        self._exit = plan if isinstance(plan, AdaptiveExit) else None
 
     def watching(self, steps: RowSteps[GrownT]) -> RowSteps[GrownT]:
         """Read each row before a token is drawn from it."""
@@ -364,7 +321,7 @@ class GrowingDrafter(Drafter):
         *,
         sampling: TreeSampling = "argmax",
         p_min: float = 0.0,
-        plan: SizePlan | ChainPlan | None = None,
+        plan: Plan | None = None,
         name: str = "draft",
     ) -> None:
         check_sampling(shape, sampling)
@@ -459,9 +416,8 @@ class GrowingDrafter(Drafter):
             return None
         at_once = points and self._p_min == 0.0 and draft.kept is None and self._plans is not None
         depth, choice = self._depth, None
-        if plan is not None and (at_once or isinstance(shape, DynamicShape)):
-            choice = cast("SizePlan", plan)
-            asked = choice.depth_to_ask()
+        if isinstance(plan, DraftPlan) and (at_once or isinstance(shape, DynamicShape)):
+            choice, asked = plan, plan.depth_to_ask()
             if not asked:
                 return None
             depth = depth if self.source.names_all_depths else min(depth, asked)
@@ -497,14 +453,12 @@ class GrowingDrafter(Drafter):
         points: bool,
     ) -> RowSteps[DraftTree | None]:
         """Grow a chain, which the plan or a rule's fallback may end."""
-        plan, params, start = (
-            cast("ChainPlan | None", self._plan),
-            request.params,
-            len(request.tokens),
-        )
-        if plan is not None:
+        plan, params, start = self._plan, request.params, len(request.tokens)
+        if isinstance(plan, AdaptiveExit):
+            plan.start(greedy=params.is_greedy)
+        elif plan is not None:
             # How much is drafted must not change a text from answer to answer.
-            plan.start(points=points and request.keep == "nothing", greedy=params.is_greedy)
+            plan.start(points=points and request.keep == "nothing")
         fallback = _Fallback(request.fallback, plan) if request.fallback else None
         stop: Stop | None = fallback or plan
         if self._p_min > 0.0:
@@ -521,7 +475,7 @@ class GrowingDrafter(Drafter):
             return params, False
         reads = self._p_min > 0.0
         if self._is_chain:
-            reads = reads or (plan is not None and cast("ChainPlan", plan).reads_probabilities)
+            reads = reads or isinstance(plan, AdaptiveExit)
             favourites = not (reads or self.source.names_few)
             if favourites and (params.is_greedy or plan is None):
                 return params if params.is_greedy else params.favourites(), True
@@ -673,39 +627,3 @@ def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
         return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0, mirostat=0)
     # top_k = 0 is no cut.
     return params.replace(top_k=min(params.top_k or ranked, ranked))
-
-
-class LengthPlan:
-    """Cuts chains by `DraftLength`, also those that a head drafts in one graph."""
-
-    reads_probabilities = False
-
-    def __init__(self, length: DraftLength) -> None:
-        self._length = length
-        self._drafted: Sequence[int] = ()
-        self.begin, self.goes_on, self.takes = length.begin, length.goes_on, length.takes
-
-    def depth_to_ask(self) -> int:
-        """Return how many chosen tokens to compute at once."""
-        self._length.start(points=True)
-        return self._length.ahead()
-
-    def start(self, *, points: bool, greedy: bool) -> None:
-        """Start a round."""
-        self._length.start(points=points)
-
-    def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
-        """Return how much of a chain is kept, by the probabilities of its tokens."""
-        above = [1.0, *values]
-        shares = [value / before for value, before in zip(values, above, strict=False)]
-        return [*range(self._length.cut(shares))]
-
-    def drafted(self, tree: DraftTree) -> DraftTree:
-        """Note a chain; return it."""
-        self._drafted = tree.tokens
-        return tree
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        """End the round."""
-        self._length.observe(self._drafted, outcome)
-        self._drafted = ()

@@ -12,12 +12,9 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import F32
-from specrun.bindings.ggml.graph import GraphBuilder
-from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
-from specrun.bindings.ggml.tensor import Tensor
-from specrun.bindings.ggml.weights import TensorStore, load_tensors
+from specrun.bindings.ggml.graph import Graph, GraphBuilder
+from specrun.bindings.ggml.tensor import F32, Tensor
+from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
@@ -519,7 +516,7 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
     together = None if env.meeting is None else HeadsTogether(head, env.meeting)
 
     def start() -> GrowingDrafter:
-        plan = env.tree_size(share) if chosen else None
+        plan = env.draft_plan(share, depth=1) if chosen else None
         return GrowingDrafter(MedusaSource(head, together), topology, plan=plan, name=name)
 
     owned: list[Owned] = [head] if together is None else [together, head]

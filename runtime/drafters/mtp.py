@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specrun.bindings.contexts.mtp_context import MtpContext, StateBatch, check_nextn
+from specrun.bindings.contexts.context import MtpContext, StateBatch, check_nextn
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.growing import GrowingDrafter, LengthPlan, check_p_min
+from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.lookahead.pool import load_pool
 from specrun.runtime.drafters.retrieval import read_reference_tokens
 from specrun.runtime.drafters.source import HighestLogits, NodeRows, Source
@@ -395,7 +395,7 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
     shape = Topology.chain(count)
 
     def start() -> GrowingDrafter:
-        plan = LengthPlan(env.draft_length(0.0)) if n is None else None
+        plan = env.draft_plan(0.0) if n is None else None
         source = NgramSource(order, sources)
         return GrowingDrafter(
             source, shape, sampling=sampling, p_min=p_min, plan=plan, name=str(expression)

@@ -24,12 +24,11 @@ from typing import Literal, cast, get_args
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.growing import GrowingDrafter, LengthPlan, check_p_min
+from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.source import Source
 from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions, find_method, options_of
-from specrun.runtime.planning import TYPICAL_ACCURACY, plan_medusa_tree
-from specrun.runtime.planning.draft_size import TreeSize
+from specrun.runtime.planning import TYPICAL_ACCURACY, DraftPlan, plan_medusa_tree
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.round.drafter import Pace
 from specrun.runtime.trees.eagle2 import DynamicShape
@@ -111,17 +110,17 @@ class TreeOptions:
         env: DraftEnvironment,
         share: float,
         text_share: Callable[[], float] | None = None,
-    ) -> TreeSize | LengthPlan | None:
+    ) -> DraftPlan | None:
         """Return the plan of how much is drafted, with nodes=auto or n=auto.
 
         `share` of the target is read for each depth, `text_share` in addition to its weights
-        (`DraftEnvironment.tree_size`).
+        (`DraftEnvironment.draft_plan`).
         """
         if self.n == "auto" and not self.asks_for_tree:
-            return LengthPlan(env.draft_length(share, text_share))
+            return env.draft_plan(share, text_share)
         if self.nodes != "auto" or not isinstance(shape, DynamicShape):
             return None
-        return env.tree_size(share, text_share, depth=shape.depth)
+        return env.draft_plan(share, text_share, depth=shape.depth)
 
     def _planned(self, plan: Callable[[int, int], Topology]) -> Topology:
         if self.nodes == "auto":
@@ -186,10 +185,10 @@ class ChainOptions:
     ) -> GrowingDrafter:
         """Return the drafter of chains of a source, which is closed if that fails.
 
-        `share` of the target is read for a token (`DraftEnvironment.draft_length`).
+        `share` of the target is read for a token (`DraftEnvironment.draft_plan`).
         """
         try:
-            plan = None if self.n is not None else LengthPlan(env.draft_length(share))
+            plan = None if self.n is not None else env.draft_plan(share)
             shape = Topology.chain(most)
             return GrowingDrafter(
                 source, shape, sampling=self.sampling, p_min=self.p_min, plan=plan, name=name

@@ -1,6 +1,6 @@
-"""An answer in the making: rounds of the loop, their text and events, and what was counted.
+"""An answer to a request: rounds of the loop, their text and events, and its statistics.
 
-A session's stream makes it step by step, in an engine beside others'.
+A session's stream makes it step by step; an engine interleaves the steps of several.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
-from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
+from specrun.runtime.acceptance import PairRule, SequentialCascade
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
+from specrun.runtime.engine.request_options import AnswerOptions, Choice
 from specrun.runtime.engine.sequential import SequentialSettings, sequential_rounds, small_model
+from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.laws.noise import SeededNoise
@@ -23,14 +24,12 @@ from specrun.runtime.laws.samplers import FRESH, SamplerState, sequence_breakers
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.online import RejectionNotes
 from specrun.runtime.round.backend_laws import candidates_needed, sampled_on_device
-from specrun.runtime.round.drafter import Drafter
 from specrun.runtime.round.loop import (
     NOT_EVALUATED,
     Conversation,
     DecodeSettings,
     Round,
     RoundLimits,
-    Witness,
     decode_rounds,
 )
 from specrun.runtime.round.results import (
@@ -44,58 +43,53 @@ from specrun.runtime.round.results import (
     TokenEvent,
     Usage,
 )
-from specrun.runtime.round.target import Target, TargetModel
+from specrun.runtime.round.target import Target
 from specrun.runtime.round.text import TextAssembler
 from specrun.runtime.trees.tree import count_candidates
 
+if TYPE_CHECKING:
+    from specrun.runtime.engine.session import Session
+
 Stage = Literal["reading", "waiting", "masking", "round"]
-"""Why an answer in the making gave back control: a piece of its prompt was read; its tree waits for
-others to be evaluated with; its grammar has not said yet what may follow; there is a round to hand
-out."""
+"""The reason why an answer gave back control. reading: a piece of its prompt was read; waiting: a
+draft or a tree waits for an evaluation that conversations share; masking: its grammar is still
+computing which tokens may follow; round: there is a round to hand out."""
 
 Making = Generator[Stage, None, None]
-"""An answer that is being made, step by step: it knows itself whether it has begun and ended."""
+"""The generator of an answer; its state is the only record of whether it has begun and ended."""
+
+_PATIENCE = 0.02  # seconds that other conversations may wait for a grammar's answer
 
 
-_PATIENCE = 0.02  # seconds that others may wait for what a grammar says of a draft
+class Listener(Protocol):
+    """The reader of an engine's answer: it gets tokens round by round, then the end, once."""
 
+    def say(self, events: Sequence[TokenEvent], traces: Sequence[RoundTrace] = ()) -> None:
+        """Take the tokens of a round, and the traces that were made of it."""
 
-class Answering(Protocol):
-    """What an answer is made with: see `Session`."""
-
-    target: TargetModel
-    rule: Rule | SequentialCascade
-    vocabulary: Vocabulary
-    conversation: Conversation
-    backend_sampling: bool
-    settles: bool
-    memory_note: Callable[[], str]
-    rejections: RejectionNotes | None
+    def end(self, result: GenerationResult | BaseException) -> None:
+        """Take the whole answer, or the error that ended it; nothing comes after it."""
 
     @property
-    def drafter(self) -> Drafter:
-        """The conversation's drafter."""
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
 
-    def native_seconds(self) -> tuple[float, float]:
-        """Return the native evaluation time of target and drafter so far."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A prompt, and how it is to be answered; an engine's has a `listener`."""
 
-    def turn_to(self, prompt: Sequence[int]) -> int:
-        """Take a prompt that is yet to be read; return how many of its tokens are cached."""
-
-    def read_prompt(self) -> Iterator[None]:
-        """Read the prompt that was turned to; yields after each piece."""
-
-    def require_open(self) -> None:
-        """Raise `ClosedError` where it was closed."""
+    prompt: Sequence[int]
+    params: SamplingParams
+    seed: int
+    options: AnswerOptions
+    choice: Choice
+    listener: Listener | None = None
 
 
 @dataclass(slots=True)
 class AnswerClock:
-    """Wall time inside the runtime, without what the consumer of a stream does between tokens."""
+    """Wall time inside the runtime, without the time that a stream's consumer takes for tokens."""
 
     started: float
     native_before: tuple[float, float]
@@ -122,39 +116,29 @@ class AnswerClock:
 
 
 class Answer:
-    """What a stream has generated so far, and the generator that goes on with it.
+    """An answer so far, and the generator that continues it.
 
-    `make` decodes, a round at a time. What the round says is handed out token by token, as events,
-    or at once, without: of a drained stream nobody reads events.
+    `make` decodes, a round at a time. A round is handed out token by token, as events, or at once
+    without: nobody reads the events of a drained stream.
     """
 
-    def __init__(
-        self,
-        session: Answering,
-        prompt: list[int],
-        params: SamplingParams,
-        seed: int,
-        index: int,
-        max_tokens: int | None,
-        *,
-        logprobs: bool,
-        n_max: int | None = None,
-        n_top: int = 0,
-        witness: Witness | None = None,
-    ) -> None:
-        self._seed = seed
-        self._witness = witness
-        self._index = index
-        self._logprobs, self._n_top = logprobs or n_top > 0, n_top
-        self.session = session
-        self._prompt = prompt
+    def __init__(self, session: Session, request: Request) -> None:
+        options, params = request.options, request.params
+        self.session, self.request = session, request
+        self.rule = request.choice.rule or session.rule
+        self.drafter = session.drafter_of(request.choice)
+        self._logprobs = options.logprobs or options.top_logprobs > 0
+        self._prompt = [*request.prompt]
         self._params = params.effective()
-        self._max_tokens, self._n_max = max_tokens, n_max
-        # Compiled before anything is evaluated: what the compiler has against it is said at once.
+        # Compiled before anything is evaluated: the compiler's errors are raised at once.
         grammar = params.grammar
         self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
         self._place: GrammarState | None = None  # where the text begins under it
         self._guided: GuidedDrafter | None = None
+        self._tracer: Tracer | None = None
+        if options.trace:
+            self._tracer = Tracer(session.vocabulary, greedy=params.is_greedy)
+        self.traces: list[RoundTrace] = []
         self._counter = RoundCounter()
         # Depths and candidates of the tree that was counted last, with `count_candidates` of them.
         self._counted: tuple[tuple[int, ...], tuple[bool, ...], tuple[int, int]] = (), (), (0, 0)
@@ -164,7 +148,7 @@ class Answer:
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
         self._said: list[tuple[Sequence[int], str]] = []
         # The round that is handed out, its number, its tokens' pieces, and how many items there
-        # were before it: a tuple, because they change together. None where all of it was.
+        # were before it: a tuple, because they change together. None: nothing is left of it.
         self.spoken: tuple[Round, int, list[bytes], int] | None = None
         self._cached = 0
         self._finish: FinishReason = "cancelled"
@@ -179,27 +163,34 @@ class Answer:
         text = "".join(text for _, text in self._said)
         usage = Usage(len(self._prompt), len(token_ids), self._cached)
         stats = self._stats or self._statistics()
-        return GenerationResult(text, token_ids, self._finish, usage, stats, self._seed)
+        return GenerationResult(text, token_ids, self._finish, usage, stats, self.request.seed)
 
     # -- making it ---------------------------------------------------------------------------------
 
     def make(self) -> Making:
-        """Decode the answer; at every yield it says why it gives back control."""
-        session = self.session
+        """Decode the answer; each yielded stage is the reason for giving back control."""
+        session, request, conversation = self.session, self.request, self.session.conversation
         try:
+            self.drafter = session.drafter_of(request.choice)  # it may have been swapped meanwhile
+            session.turn_to_drafter(self.drafter)
+            self.rule = request.choice.rule or session.rule
             self.clock = AnswerClock(time.perf_counter(), session.native_seconds())
             target = self._verifier()
-            self._cached = session.turn_to(self._prompt)
+            self._cached = conversation.turn_to(session.target, self._prompt)
             yield "reading"
-            for _ in session.read_prompt():
-                yield "reading"
+            # In a sequential cascade the target reads prompts when it is asked, too.
+            if not isinstance(self.rule, SequentialCascade):
+                for _ in conversation.read_prompt(session.target):
+                    yield "reading"
+            if self._tracer is not None:
+                self._tracer.begin(len(conversation.tokens), self._clocks())
             self.clock.prompt_s = self.clock.elapsed()
             self.clock.reused_before = session.target.graphs_reused
             yield from self._decode(target)
         except SpecrunError as error:
-            if self.hand_out is not None:  # what was decided before it is said
+            if self.hand_out is not None:  # tokens that were decided before it
                 self.hand_out()
-            session.require_open()  # whatever it met then: that is why
+            session.require_open()  # its closing is the cause of whatever was raised
             if isinstance(error, (DecodeMemoryError, OutOfMemoryError)):
                 error.add_note(session.memory_note())
             raise
@@ -207,9 +198,9 @@ class Answer:
             self._conclude()
 
     def _conclude(self) -> None:
-        self.spoken = None  # what was not handed out was not said
+        self.spoken = None  # tokens that were not handed out are no part of the answer
         if self._finish == "cancelled":
-            # What waited for the rest of a character or a stop string was said.
+            # Text that waited for the rest of a character or a stop string is part of it.
             self._said.append(((), self._assembler.finish()))
         self._stats = self._statistics()
         if self._place is not None:
@@ -224,12 +215,11 @@ class Answer:
                 raise
 
     def _verifier(self) -> Target:
-        """Return what verifies drafts: the target, or the one that sends what laws need."""
-        session, params = self.session, self._params
+        """Return the target that verifies drafts: whole rows, or only the best logits of them."""
+        session, params, rule = self.session, self._params, self.rule
         # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
-        rule = session.rule
         by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
-        reads_rows = session.drafter.reads_logits or session.rejections is not None
+        reads_rows = self.drafter.reads_logits or session.rejections is not None
         sampled = session.backend_sampling and by_law and not reads_rows
         whole = self._logprobs or not sampled
         needed = None if whole else candidates_needed(params, session.vocabulary.size)
@@ -241,10 +231,12 @@ class Answer:
         limits = RoundLimits(
             n_ctx=session.target.n_positions,
             max_nodes=session.target.max_nodes,
-            max_tokens=self._max_tokens,
-            n_max=self._n_max,
+            max_tokens=self.request.options.max_tokens,
+            n_max=self.request.options.n_max,
         )
-        conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
+        conversation.noise = SeededNoise.for_answer(
+            self.request.seed, self._prompt, self.request.options.index
+        )
         rounds = self._rounds(target, limits, end_tokens)
         # A full context counts as length, like the token limit.
         finish: FinishReason = "length"
@@ -265,6 +257,8 @@ class Answer:
             if rejections is not None and this_round.rejected:
                 note_rejected(rejections, conversation, this_round)
             self.spoken = this_round, number, pieces, len(self._said)
+            if self._tracer is not None:
+                self._trace(self._tracer)
             yield "round"
             if self._stops and self._assembler.stopped_by is not None:
                 finish = "stop"
@@ -276,26 +270,27 @@ class Answer:
     def _rounds(
         self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
     ) -> Iterator[Round | None]:
-        session, conversation, rule = self.session, self.session.conversation, self.session.rule
+        session, conversation, rule = self.session, self.session.conversation, self.rule
         state = self._sampler_state()
         if isinstance(rule, SequentialCascade):
-            small = small_model(rule, session.drafter)
+            small = small_model(rule, self.drafter)
             alone = SequentialSettings(rule, self._params, limits, end_tokens, state)
             return sequential_rounds(session.target, conversation, small, alone)
         if self._grammar is not None:
-            self._guided = GuidedDrafter(session.drafter)
+            self._guided = GuidedDrafter(self.drafter)
+        witness = None if self._tracer is None else self._tracer.witness
         verifying = DecodeSettings(
-            rule, self._params, limits, end_tokens, state, self._witness, self._guided
+            rule, self._params, limits, end_tokens, state, witness, self._guided
         )
         return decode_rounds(target, conversation, verifying)
 
     def _sampler_state(self) -> SamplerState:
-        """Return what samplers know before the first token."""
+        """Return the samplers' state before the first token."""
         if "dry" not in self._params.chain and self._grammar is None:
             return FRESH
         texts = self._params.dry_sequence_breakers if "dry" in self._params.chain else ()
         if self._grammar is not None:
-            # Beside others it must not hold them up.
+            # Other conversations must not wait for it.
             patience = _PATIENCE if self.session.settles else None
             self._place = self._grammar.start(len(self._prompt), patience)
         return SamplerState(sequence_breakers(self.session.vocabulary, texts), grammar=self._place)
@@ -323,6 +318,25 @@ class Answer:
         others = n_nodes - n_candidates
         self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
 
+    # -- traces ------------------------------------------------------------------------------------
+
+    def _clocks(self) -> Clocks:
+        """Return the seconds that the answer's own work has taken so far."""
+        own = self.clock.elapsed if self.session.clock is None else self.session.clock
+        return Clocks(*self.session.native_seconds(), own())
+
+    def _trace(self, tracer: Tracer) -> None:
+        """Add the trace of the round that is to be handed out."""
+        n_tokens, stats = len(self.session.conversation.tokens), self._statistics()
+        trace = tracer.trace(n_tokens, stats, self.session.cost_of, self._clocks)
+        if trace is not None:
+            self.traces.append(trace)
+
+    def take_traces(self) -> list[RoundTrace]:
+        """Return the traces that were made since the last call."""
+        traces, self.traces = self.traces, []
+        return traces
+
     # -- handing it out ----------------------------------------------------------------------------
 
     @property
@@ -341,6 +355,13 @@ class Answer:
     def is_at_end(self) -> bool:
         """Whether there is no round after the one that is to be handed out."""
         return self.spoken is not None and self.spoken[0].is_last
+
+    @property
+    def n_evaluated(self) -> int:
+        """How many tokens of its own the evaluation of the round had; 0 if there was none."""
+        if self.spoken is None or self.spoken[0].rows is NOT_EVALUATED:
+            return 0
+        return 1 + len(self.spoken[0].tree)
 
     def next_event(self) -> TokenEvent | None:
         """Hand out the next token of the round; None: all of them were."""
@@ -361,7 +382,8 @@ class Answer:
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read when somebody asks: a softmax for every token would be most of the overhead.
-            event = TokenEvent(text, token, origin, number, this_round, index, self._n_top)
+            n_top = self.request.options.top_logprobs
+            event = TokenEvent(text, token, origin, number, this_round, index, n_top)
             if self.session.settles:
                 event.settle()
             else:
@@ -407,12 +429,12 @@ class Answer:
         decoding, n_tokens = wall - clock.prompt_s, sum(len(tokens) for tokens, _ in self._said)
         # The prompt's last token is the first round's root, not part of the prefill; in sequential
         # cascades none of it is.
-        lazy = isinstance(session.rule, SequentialCascade)
+        lazy = isinstance(self.rule, SequentialCascade)
         evaluated = 0 if lazy else len(self._prompt) - self._cached - 1
         return SpecStats(
-            drafter=session.drafter.name,
-            rule=session.rule.name,
-            exact=session.rule.exact,
+            drafter=self.drafter.name,
+            rule=self.rule.name,
+            exact=self.rule.exact,
             rounds=counter.rounds,
             drafted=counter.drafted,
             accepted=counter.accepted,
@@ -426,7 +448,7 @@ class Answer:
             drafter_s=drafter_s,
             overhead_s=max(0.0, wall - target_s - drafter_s),
             wall_s=wall,
-            drafting=session.drafter.report(),
+            drafting=self.drafter.report(),
             non_candidates=counter.non_candidates,
             acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
             tested_by_position=tuple(counter.tested_by_position),

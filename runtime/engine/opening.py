@@ -10,14 +10,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.machine.placement import Placement, placing
-from specrun.bindings.models.lora import LoraFile
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.rope_scaling import RopeScaling
+from specrun.bindings.models.model import LoraFile, Model
 from specrun.bindings.models.trial import trusting_files
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
@@ -34,9 +32,6 @@ from specrun.runtime.online import LearnFrom
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.round.drafter import DrafterWeights
 from specrun.runtime.round.padding import Shape
-
-if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
-    pass
 
 DEFAULT_N_CTX = 4096
 
@@ -64,7 +59,10 @@ class RuntimeOptions:
     for the target, each a FILE or FILE:SCALE; the drafter stays as it is, and its
     acceptance tells. `learn` True keeps what drafts got wrong in a buffer
     (`Runtime.rejections`), "keep" in the user's state folder, a path in that file; nothing is
-    learnt before `specrun.train.online.online_drafter.OnlineDrafter` is told to.
+    learnt before `specrun.train.online.online_drafter.OnlineDrafter` is told to. A request may
+    choose "none", the drafter or one of the drafters `others`, in full or by the name of its method
+    if only one has it, and another acceptance rule: any exact one if `accept` is exact, any that is
+    not if one of those is among `rules`.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -82,6 +80,8 @@ class RuntimeOptions:
     backend_sampling: BackendSampling = "off"
     lora: Sequence[str] = ()
     learn: LearnFrom = False
+    others: Sequence[str] = ()
+    rules: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

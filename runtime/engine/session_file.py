@@ -14,8 +14,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import atomic_path, require_free_space
-from specrun.bindings.contexts.saved_sequence import load_sequence, save_sequence, sequence_bytes
+from specrun.bindings.contexts.memory import load_sequence, save_sequence, sequence_bytes
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -23,8 +22,13 @@ from specrun.bindings.errors import (
     PairError,
     UnsupportedModelError,
 )
-from specrun.bindings.kept_file import DAMAGE, json_object
-from specrun.bindings.regular_file import open_regular
+from specrun.bindings.files import (
+    DAMAGE,
+    atomic_path,
+    json_object,
+    open_regular,
+    require_free_space,
+)
 from specrun.runtime.engine.session import Session
 
 MAX_BYTES = 16 << 30

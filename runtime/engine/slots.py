@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.saved_sequence import copy_sequence, place_sequence
+from specrun.bindings.contexts.memory import copy_sequence, place_sequence
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.engine.trace import EvaluationCost
 from specrun.runtime.planning import CostCurve
@@ -455,15 +455,12 @@ def longest_piece(curve: CostCurve) -> int:
     return next((n for n in _PIECES if curve.seconds(n) <= most), _SHORT_PROMPT)
 
 
-def longest_prefix(
-    slots: Sequence[SlotTarget], prompt: Sequence[int]
-) -> tuple[SlotTarget | None, int]:
-    """Return the slot whose cache begins like the prompt for longest, and for how many tokens."""
-    best: SlotTarget | None = None
+def longest_prefix(texts: Sequence[CachedText], prompt: Sequence[int]) -> tuple[int | None, int]:
+    """Return which text's cache begins like the prompt for longest, and for how many tokens."""
+    best: int | None = None
     most = 0
-    for slot in slots:
-        text = slot.text
+    for index, text in enumerate(texts):
         length = min(common_prefix(text.tokens, prompt), text.n_cached, len(prompt) - 1)
         if length > most:
-            best, most = slot, length
+            best, most = index, length
     return best, most

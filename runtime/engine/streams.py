@@ -112,16 +112,12 @@ class _Line:
 
     # -- the engine's side -------------------------------------------------------------------------
 
-    def say(self, events: Sequence[TokenEvent]) -> None:
-        """Take the tokens of a round."""
+    def say(self, events: Sequence[TokenEvent], traces: Sequence[RoundTrace] = ()) -> None:
+        """Take the tokens of a round, and the traces that were made of it."""
         with self._changed:
+            self._traces.extend(traces)
             self._events.extend(events)
             self._wake()
-
-    def trace(self, trace: RoundTrace) -> None:
-        """Take the trace of a round, before its tokens."""
-        with self._changed:
-            self._traces.append(trace)
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or why there is none."""

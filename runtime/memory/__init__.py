@@ -5,23 +5,36 @@ without allocating them, `plan` adds up the parts of a runtime by device, and `f
 layers and the context that fit.
 """
 
-from specrun.runtime.memory.count import AskedCounts, Counts, parts_of
-from specrun.runtime.memory.fit import (
-    Fitted,
-    LayerCount,
-    Loading,
-    WayOut,
-    Wish,
-    choose_plan,
-    fit_here,
-    layers_here,
-    noting_plan,
-    parse_layer_count,
-    plan_in_use,
-    refusal,
-    resolve_gpu_layers,
-    size_text,
-    ways_out,
-)
-from specrun.runtime.memory.plan import MemoryPlan, PlanRequest, PlanRow, PlanSettings, count_plan
-from specrun.runtime.memory.shape import MemoryDevice, card
+from typing import TYPE_CHECKING
+
+from specrun.bindings.faces import lazy_face
+
+if TYPE_CHECKING:
+    from specrun.runtime.memory.count import AskedCounts, Counts, parts_of
+    from specrun.runtime.memory.fit import (
+        Fitted,
+        LayerCount,
+        Loading,
+        WayOut,
+        Wish,
+        choose_plan,
+        fit_here,
+        layers_here,
+        noting_plan,
+        parse_layer_count,
+        plan_in_use,
+        refusal,
+        resolve_gpu_layers,
+        size_text,
+        ways_out,
+    )
+    from specrun.runtime.memory.plan import (
+        MemoryPlan,
+        PlanRequest,
+        PlanRow,
+        PlanSettings,
+        count_plan,
+    )
+    from specrun.runtime.memory.shape import MemoryDevice, card
+
+__getattr__, __dir__ = lazy_face(__name__)

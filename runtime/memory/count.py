@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context import Context, MtpContext
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.mtp_context import MtpContext
 from specrun.bindings.gguf import GGUFHeader, read_header
 from specrun.bindings.gguf.types import BLOCK_SIZES, stored_bytes
 from specrun.bindings.machine.placement import Placement, placing

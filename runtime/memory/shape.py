@@ -12,8 +12,7 @@ import numpy as np
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, TensorInfo, read_header
 from specrun.bindings.gguf.types import BLOCK_SIZES, stored_bytes
-from specrun.bindings.machine.devices import Device, device_alignment
-from specrun.bindings.machine.host_memory import available_memory
+from specrun.bindings.machine.devices import Device, available_memory, device_alignment
 from specrun.bindings.models.model import rope_factor
 from specrun.bindings.models.nextn import read_nextn, split_headers
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from specrun.bindings.atomic import atomic_path, require_free_space
 from specrun.bindings.errors import (
     FileMissingError,
     HubError,
@@ -26,6 +25,7 @@ from specrun.bindings.errors import (
     OptionError,
     SpecrunError,
 )
+from specrun.bindings.files import atomic_path, require_free_space
 
 # == Hub repositories: names, `OWNER/REPO[:QUANT]`, and llama.cpp's choice of files ================
 #

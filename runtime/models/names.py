@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,8 +93,10 @@ def _ambiguous(text: str, found: Sequence[StoredModel]) -> str:
 
 
 def _unknown(text: str, models: Sequence[StoredModel]) -> str:
+    from difflib import get_close_matches
+
     said = {name.casefold(): model for model in models for name in (*model.aliases, model.name)}
-    near = difflib.get_close_matches(text.casefold(), said, 6, cutoff=0.5)
+    near = get_close_matches(text.casefold(), said, 6, cutoff=0.5)
     names = list(dict.fromkeys(said[name].name for name in near))[:3]
     if names:
         hint = f"did you mean {' or '.join(names)}?"

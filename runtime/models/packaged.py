@@ -15,8 +15,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.atomic import cache_folder, require_free_space
 from specrun.bindings.errors import HubError, MalformedFileError, OptionError, SpecrunError
+from specrun.bindings.files import cache_folder, require_free_space
 from specrun.runtime.models.hub import is_offline
 
 SHIPPED_HEADS = Path(__file__).parents[1] / "demo"

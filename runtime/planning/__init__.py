@@ -2,6 +2,7 @@
 
 from specrun.runtime.planning.account import ASKING, START, Account
 from specrun.runtime.planning.curves import STALL, CostCurve, LiveCurve, RoundCosts, lower_median
+from specrun.runtime.planning.draft_plan import MOST_DRAFTED, DraftPlan
 from specrun.runtime.planning.measure import (
     MEASURED_SIZES,
     EvaluationTimes,

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, OptionError
-from specrun.bindings.kept_file import (
+from specrun.bindings.files import (
     NotForThisError,
+    atomic_path,
+    cache_folder,
     count_in,
     json_object,
     list_in,
@@ -25,7 +26,7 @@ from specrun.bindings.kept_file import (
 )
 from specrun.bindings.machine.devices import describe_machine
 from specrun.bindings.machine.placement import Placement, current_placement
-from specrun.bindings.quantizer.types import FILE_TYPES
+from specrun.bindings.quantizer.quantizer import FILE_TYPES
 from specrun.bindings.threads import available_cores
 from specrun.runtime.language import options_of, parse_expression, quoted
 from specrun.runtime.laws.sampling import SamplingParams

@@ -28,7 +28,13 @@ from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, penalty_window, starting_mu, transformed_law
 from specrun.runtime.round.backend_laws import CutRows
 from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Keep, RoundOutcome
-from specrun.runtime.round.target import CachedText, EvaluatedRows, Target, TargetModel
+from specrun.runtime.round.target import (
+    CachedText,
+    EvaluatedRows,
+    PlacedRows,
+    Target,
+    TargetModel,
+)
 from specrun.runtime.trees.tree import ROOT, DraftTree
 
 # == A conversation: its tokens, its cache, its drafter, and the noise of its answer ===============
@@ -318,7 +324,7 @@ def _accept(
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
     followed = settings.followed
-    if followed is not None and isinstance(rows, Rows):
+    if followed is not None and isinstance(rows, (Rows, PlacedRows)):
         followed.logits, followed.matrix = rows.logits, rows.matrix()
         laws: LawAt = followed
     else:

@@ -76,7 +76,7 @@ class DynamicShape:
 
 
 class NodeChoice(Protocol):
-    """Chooses how many nodes are kept in each round (`planning.draft_size`)."""
+    """Chooses how many nodes are kept in each round (`planning.draft_plan`)."""
 
     def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
         """Return at most `most` nodes, rising, of paths with these probabilities."""

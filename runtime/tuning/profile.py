@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import cache_folder
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, SpecrunError
-from specrun.bindings.gguf import read_header
-from specrun.bindings.kept_file import (
+from specrun.bindings.files import (
     NotForThisError,
+    cache_folder,
     json_object,
     list_in,
     number_in,
     read_kept,
     text_in,
 )
+from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.devices import describe_machine
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.language import options_of, parse_expression, short_label

@@ -22,7 +22,7 @@ from specrun.bench.accelerate.hours import TrainingPlan
 from specrun.bench.accelerate.record import Contender, LeftOut, Record, Sweep
 from specrun.bench.accelerate.training import TrainingOrder
 from specrun.bench.diagnosis.work import Work
-from specrun.bindings import kept_file
+from specrun.bindings import files as files_module
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.machine.devices import describe_machine
 from specrun.bindings.models.model import Model
@@ -56,7 +56,7 @@ class Kept:
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(kept_file, "_warned", set())
+    monkeypatch.setattr(files_module, "_warned", set())
 
 
 def a_curve(target: Path, _draft: Path) -> Kept:
@@ -83,7 +83,7 @@ def _plan(target: Path, draft: Path) -> Path:
 
 def a_plan(target: Path, draft: Path) -> Kept:
     def read() -> object:
-        return load_plans(target, draft, SETTINGS, warn=kept_file.logger.warning)
+        return load_plans(target, draft, SETTINGS, warn=files_module.logger.warning)
 
     return Kept(_plan(target, draft), read)
 
@@ -107,7 +107,7 @@ def a_profile(target: Path, draft: Path) -> Kept:
     path = save_profile(kept, target)
 
     def read() -> object:
-        warn = kept_file.logger.warning
+        warn = files_module.logger.warning
         profile = load_profile(target, SETTINGS, warn=warn)
         if profile is None:
             return None
@@ -166,7 +166,7 @@ def kept(request: pytest.FixtureRequest, tiny_model: Path, tiny_drafter: Path) -
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
     caplog.clear()
-    kept_file._warned.clear()
+    files_module._warned.clear()
     return found
 
 

@@ -87,7 +87,7 @@ def test_a_server_drafts_by_the_profile_says_so_and_takes_auto_without_one(
 ) -> None:
     pytest.importorskip("starlette")
     # What it says before it answers is all that is asked for.
-    monkeypatch.setattr("specrun.cli.serve.http.server.run_server", lambda *all: all[-1]())
+    monkeypatch.setattr("specrun.cli.serve.server.run_server", lambda *all: all[-1]())
     asked = ("serve", "-m", models.long, "--port", 0, "-np", 1, "-c", 512)
     result = run(*asked, "--temp", 0)
     assert result.exit_code == 0, result.stderr

@@ -9,13 +9,11 @@ import pytest
 
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.data_file import Chat
-from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target.file_shape import file_shape
+from specrun.train.data import AnswerSettings
+from specrun.train.data.documents import Chat
+from specrun.train.data.tokens import FileTokens
+from specrun.train.heads import EagleRecipe, HeadRun, train_head
+from specrun.train.target.file_target import file_shape
 
 pytestmark = pytest.mark.real
 

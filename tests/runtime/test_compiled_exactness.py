@@ -29,8 +29,7 @@ from support.scripted import LawTable, law_of
 from support.tree_laws import fixed
 from support.wrong_drafts import WRONG_DRAFTERS, DropsDuplicates, falsely_stated
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
-from specrun.bench.prove.rules import RowsByPath
+from specrun.bench.prove.rules import BranchingNoise, RowsByPath, enumerate_law
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -130,18 +129,21 @@ def test_rows_in_a_matrix_are_walked_alike(monkeypatch: pytest.MonkeyPatch) -> N
     table, propose = RowTable(3), trees(3)["siblings 2x2"]
     assert propose is not None
 
-    def law_of_rounds(*, as_matrix: bool) -> dict[object, float]:
+    def law_of_rounds(order: str) -> dict[object, float]:
         def program(noise: BranchingNoise) -> object:
             tree = propose(DraftRequest([*PROMPT], CUT, noise, 2, 9))
             paths = [[tree.tokens[i] for i in tree.path_to(node)] for node in range(-1, len(tree))]
             rows = np.array([table.row([*PROMPT, *path]) for path in paths])
-            laws = ShortLaws(rows.__getitem__, CUT, rows.data if as_matrix else None)
+            places = tuple(np.random.default_rng(4).permutation(len(rows)).tolist())
+            moved = rows[np.argsort(places)].data  # row i lies at places[i]
+            matrix = {"one by one": None, "in order": rows.data, "moved": (moved, places)}[order]
+            laws = ShortLaws(rows.__getitem__, CUT, matrix)
             kept = ExactRule().accept(tree, laws, noise, 2)
             return [tree.tokens[node] for node in kept.path].__repr__(), kept.next_token
 
         return enumerate_law(program)
 
-    assert law_of_rounds(as_matrix=True) == law_of_rounds(as_matrix=False)
+    assert law_of_rounds("in order") == law_of_rounds("moved") == law_of_rounds("one by one")
     assert not watched.refused
 
 

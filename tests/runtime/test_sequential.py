@@ -16,7 +16,7 @@ from support.interrupts import Interrupted, sampled_points
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import SequenceCascade, TokenCascade, build_rule

@@ -26,24 +26,23 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert import convert_checkpoint
-from specrun.convert.heads.head_accuracy import store_accuracy
-from specrun.convert.heads.head_conversion import convert_head
+from specrun.convert.heads.head_conversion import convert_head, store_accuracy
 from specrun.runtime.chat import prompt_tokens
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
 from specrun.runtime.tuning import CalibrationText, HeadCalibrationOptions, calibrate_heads
-from specrun.train.distillation.drafter_run import DrafterRun
-from specrun.train.distillation.learner import DistillationLoss
-from specrun.train.distillation.train_drafter import train_drafter
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.parallel.learner import PassRecipe
-from specrun.train.parallel.training import EMBEDDINGS, train_pass
+from specrun.train.distillation import DistillationLoss, DrafterRun, train_drafter
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    MedusaRecipe,
+    train_head,
+)
+from specrun.train.lookahead import EMBEDDINGS, PassRecipe, train_pass
 from specrun.train.target.from_gguf import folder_from_gguf
-from specrun.train.trainer.listener import NobodyListens, TrainingStatus
+from specrun.train.trainer import TrainingStatus
+from specrun.train.trainer.learner import NobodyListens
 from specrun.train.trainer.model_folder import write_json, write_text
 
 logger = logging.getLogger(__name__)

@@ -22,19 +22,14 @@ from specrun.train.consistency.trajectories import (
     prompts_of,
     tokens_per_iteration,
 )
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.own_answers import runnable_target
-from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus, corpus_of
-from specrun.train.distillation.drafter_folder import write_drafter_folder
+from specrun.train.data.answers import runnable_target
+from specrun.train.data.corpus import TokenCorpus, corpus_of
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer, TokenSequence
+from specrun.train.distillation.drafter import write_drafter_folder
 from specrun.train.target.hf_model import load_hf_model
-from specrun.train.target.target_shape import (
-    ModelShape,
-    source_digest,
-    source_identity,
-    target_shape,
-)
-from specrun.train.trainer.listener import RunListener
+from specrun.train.target.shape import ModelShape, source_digest, source_identity, target_shape
+from specrun.train.trainer.learner import RunListener
 from specrun.train.trainer.memory import MemoryNeed
 from specrun.train.trainer.model_folder import model_card, training_lines
 from specrun.train.trainer.run import StartedRun, TrainingReport, TrainingRun

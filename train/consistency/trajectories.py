@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import MalformedFileError, ModelError
-from specrun.bindings.kept_file import DAMAGE
+from specrun.bindings.files import DAMAGE
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.drafters.lookahead import JacobiDrafter
@@ -29,8 +29,8 @@ from specrun.runtime.engine import Session
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree
-from specrun.train.data.data_file import Document
-from specrun.train.data.target_tokens import TargetTokenizer
+from specrun.train.data.documents import Document
+from specrun.train.data.tokens import TargetTokenizer
 
 Progress = Callable[[int, int], None]
 GREEDY = SamplingParams(temperature=0.0, seed=0)

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specrun.bindings.kept_file import DAMAGE
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, plan_batches
+from specrun.bindings.files import DAMAGE
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, plan_batches
+from specrun.train.data.tokens import TokenSequence
 from specrun.train.target.hf_model import HFModel
 from specrun.train.target.sampling import answers_as_they_end, in_order, uniform_numbers
 from specrun.train.trainer.model_folder import write_text

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, logaddexp
 
 from specrun.bindings.errors import OptionError
-from specrun.train.data.token_corpus import TokenBatch
+from specrun.train.data.corpus import TokenBatch
 from specrun.train.distillation.acceptance import (
     MeasuredAcceptance,
     TextAcceptance,

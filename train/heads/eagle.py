@@ -32,21 +32,22 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.eagle import DRAFT_TOKENS, FEWEST
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
-from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
-from specrun.train.heads.earlier_head import EarlierHead
-from specrun.train.heads.law_tokens import (
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, draft_marks
+from specrun.train.heads.chains import (
+    MEASURED_DEPTH,
+    ChainLearner,
+    ChainRecipe,
     LawTokens,
     always_compared,
     check_law_tokens,
     frequent_tokens,
 )
-from specrun.train.heads.learner import best_tokens, rows_at
-from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
-from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
-from specrun.train.target.features import Features, FeatureSource
+from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.heads.layers import Attention, FeedForward, KeysValues, RMSNorm, added_at
+from specrun.train.heads.learner import HeadFiles, best_tokens, law_cross_entropy, rows_at
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 
 EagleInputs = Literal["both", "features", "tokens"]

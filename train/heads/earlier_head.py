@@ -24,7 +24,7 @@ from specrun.convert.heads.target_facts import TargetFacts
 from specrun.runtime.drafters.eagle import DRAFT_TOKENS, VOCABULARY_MAP
 from specrun.runtime.heads import TARGET_VOCABULARY
 from specrun.train.target.from_gguf import in_halves
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
 
 _LAYER = {
     "attn_q": "self_attn.q_proj",

@@ -21,14 +21,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.heads.attention import DecoderLayer, RMSNorm
-from specrun.train.heads.learner import HeadLearner, best_tokens, rows_at, shifted
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
+from specrun.train.heads.layers import DecoderLayer, RMSNorm
+from specrun.train.heads.learner import (
+    HeadFiles,
+    HeadLearner,
+    HeadRecipe,
+    best_tokens,
+    law_cross_entropy,
+    rows_at,
+    shifted,
+    token_cross_entropy,
+)
 from specrun.train.heads.medusa import ResidualBlock
-from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy, token_cross_entropy
-from specrun.train.target.features import Features, FeatureSource
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart
 from specrun.train.trainer.settings import TrainingDefaults
 

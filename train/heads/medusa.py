@@ -20,12 +20,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.heads.learner import HeadLearner, Lesson, best_tokens, rows_at
-from specrun.train.heads.recipe import HeadFiles, HeadRecipe
-from specrun.train.target.features import Features, FeatureSource
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
+from specrun.train.heads.learner import (
+    HeadFiles,
+    HeadLearner,
+    HeadRecipe,
+    Lesson,
+    best_tokens,
+    rows_at,
+)
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart
 from specrun.train.trainer.settings import TrainingDefaults
 

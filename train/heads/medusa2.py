@@ -25,23 +25,25 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.convert.checkpoint import open_checkpoint
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
-from specrun.train.heads.learner import Lesson, rows_at
+from specrun.train.data.corpus import TokenBatch, TokenCorpus
+from specrun.train.heads.learner import HeadFiles, Lesson, rows_at, token_cross_entropy
 from specrun.train.heads.medusa import MedusaLearner, MedusaRecipe
-from specrun.train.heads.recipe import HeadFiles, token_cross_entropy
-from specrun.train.heads.run import HeadRun, StartedHeadRun, head_card, head_identity, read_corpus
-from specrun.train.heads.states import (
+from specrun.train.heads.run import (
+    HeadRun,
+    StartedHeadRun,
     filled_cache,
+    head_card,
+    head_identity,
+    read_corpus,
     remove_private_states,
     room_for_states,
     states_place,
+    write_head,
 )
-from specrun.train.heads.training import write_head
-from specrun.train.target.features import FeatureSource, ModelFeatures
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
-from specrun.train.target.target_shape import ModelShape
-from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
-from specrun.train.trainer.listener import RunListener
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import FeatureSource, ModelFeatures
+from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup, RunListener
 from specrun.train.trainer.memory import MemoryNeed
 from specrun.train.trainer.model_folder import copy_tokenizer
 from specrun.train.trainer.run import TrainingReport

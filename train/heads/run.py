@@ -1,35 +1,61 @@
-"""A training run of heads: what is given, its texts, and what a resumed run must share.
-
-Texts are the data's, or for self-distillation the data's prompts with the target's own answers.
-"""
+"""A training run of heads, from data to files."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.convert.heads.target_facts import target_facts
 from specrun.runtime.language import method_of_head
-from specrun.train.data.data_file import Document, PlainText, read_documents
-from specrun.train.data.own_answers import AnswerSettings, answer_prompts
-from specrun.train.data.own_prompts import own_prompts
-from specrun.train.data.prompts import read_prompts, usual_prompts
-from specrun.train.data.target_tokens import TargetTokens, TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus, corpus_of, encode_corpus
-from specrun.train.target.feature_cache import FeatureCache
-from specrun.train.target.head_target import is_file_target, open_head_target
-from specrun.train.target.target_shape import source_digest, source_identity
-from specrun.train.trainer.listener import RunListener
-from specrun.train.trainer.memory import MemoryNeed
-from specrun.train.trainer.model_folder import model_card, table_lines, training_lines
+from specrun.train.data.answers import AnswerSettings, answer_prompts
+from specrun.train.data.corpus import TokenCorpus, corpus_of, encode_corpus
+from specrun.train.data.documents import Document, PlainText, read_documents
+from specrun.train.data.prompts import own_prompts, read_prompts, usual_prompts
+from specrun.train.data.tokens import TargetTokens, TokenSequence
+from specrun.train.heads.chains import ChainLearner, ChainRecipe
+from specrun.train.heads.earlier_head import EarlierHead, read_earlier_head
+from specrun.train.heads.learner import HeadFiles, HeadRecipe
+from specrun.train.target.head_target import HeadTarget, is_file_target, open_head_target
+from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.target.shape import ModelShape, source_digest, source_identity
+from specrun.train.target.states import (
+    CachedFeatures,
+    CachePlace,
+    FeatureCache,
+    FeatureSource,
+    cache_bytes,
+    check_cache_space,
+    fill_cache,
+    opened_cache,
+    remove_caches,
+)
+from specrun.train.trainer.learner import RunListener
+from specrun.train.trainer.memory import MemoryNeed, free_memory, trained_bytes
+from specrun.train.trainer.model_folder import (
+    model_card,
+    table_lines,
+    training_lines,
+    write_json,
+    write_text,
+    write_weights,
+)
 from specrun.train.trainer.run import StartedRun, TrainingReport, TrainingRun
 from specrun.train.trainer.settings import TrainerSettings
+
+# == The run and its texts =========================================================================
+#
+# Texts are the data's, or for self-distillation the data's prompts with the target's own answers.
+
 
 CachePolicy = Literal["auto", "yes", "no"]
 
@@ -285,3 +311,280 @@ def _card_commands(kind: str) -> list[str]:
         "specrun convert FOLDER --target TARGET.gguf -o head.gguf",
         f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"',
     ]
+
+
+# == A run's states of its target: from torch, from a GGUF teacher, or from a cache on disk ========
+
+
+CACHED = "cached states"
+"""Of a run's identity: states from disk are float16, so that losses of other runs differ."""
+
+
+def states_place(
+    started: StartedHeadRun, taps: tuple[int, ...], precision: torch.dtype
+) -> CachePlace:
+    """Return where a run keeps states: a torch target computes them in `precision`."""
+    run = started.run
+    root = run.features or _private_folder(run)
+    computed_in = started.target.computed_in(precision)
+    identity = source_identity(run.source)
+    return CachePlace.of(root, taps, precision=computed_in, identity=identity)
+
+
+def _private_folder(run: HeadRun) -> Path:
+    return run.state_path.parent / "features"
+
+
+def remove_private_states(run: HeadRun, source: FeatureSource | None) -> None:
+    """Delete the states that a run or its earlier attempts kept; a named folder stays."""
+    if run.features is not None:
+        return
+    if isinstance(source, CachedFeatures):
+        source.close()
+    remove_caches(_private_folder(run))
+
+
+def room_for_states(place: CachePlace, corpus: TokenCorpus, shape: ModelShape) -> str:
+    """Return how much is kept, as a text; raise SpecrunError unless what is missing has room."""
+    size = cache_bytes(corpus, shape.hidden, len(place.taps))
+    missing = place.missing_bytes(corpus, shape.hidden)
+    # Before hours of evaluation, not when the disk is full.
+    check_cache_space(place.folder, missing)
+    there = "" if missing == size else f", of which {(size - missing) / 2**20:,.1f} are there"
+    return f"{size / 2**20:,.1f} MiB in {place.root}{there}"
+
+
+def may_cache(run: HeadRun, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
+    """Return whether states are kept where there is room: must be, or are read more than once."""
+    read = settings.steps * settings.tokens_per_batch / max(1, corpus.n_tokens)
+    # llama.cpp would have to be asked again by every measure, and stay in memory beside torch.
+    pays = read > 1.5 or run.source.is_file()
+    return _must_cache(run) or (run.cache != "no" and pays)
+
+
+def _must_cache(run: HeadRun) -> bool:
+    return run.cache == "yes" or run.features is not None
+
+
+def wants_cache(
+    started: StartedHeadRun, settings: TrainerSettings, place: CachePlace, corpus: TokenCorpus
+) -> bool:
+    """Return whether states are kept on disk, as asked for or needed, or as `may_cache` finds.
+
+    A resumed run that is left the choice does as before, whatever the disk has room for now.
+    """
+    run, shape = started.run, started.shape
+    if not _may_keep(started, settings, corpus):
+        return False
+    must = _must_cache(run) or started.earlier.identity.get(CACHED) is True
+    try:
+        kept = room_for_states(place, corpus, shape)
+    except SpecrunError:
+        if must:
+            raise
+        size = cache_bytes(corpus, shape.hidden, len(place.taps))
+        much = f"{size / 2**30:.2f} GiB on disk, too much"
+        started.listener.note(f"the target's states would take {much}: computed at each step")
+        return False
+    started.listener.note(f"the target's states are computed once and kept on disk: {kept}")
+    return True
+
+
+def _may_keep(started: StartedHeadRun, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
+    """Return whether states are kept, as far as that does not depend on the disk."""
+    # States from disk are rounded to float16: a run that changed over would not go on exactly.
+    before = started.earlier.identity.get(CACHED)
+    if started.run.cache == "no" or (before is False and not _must_cache(started.run)):
+        return False
+    return before is True or may_cache(started.run, settings, corpus)
+
+
+def kept_while_answering(
+    started: StartedHeadRun, settings: TrainerSettings, place: CachePlace, longest: TokenCorpus
+) -> FeatureCache | None:
+    """Return where the target leaves the states of what it says, None where it leaves none.
+
+    There must be room for texts as long as the `longest`.
+    """
+    if not started.target.leaves_states or not _may_keep(started, settings, longest):
+        return None
+    try:
+        check_cache_space(place.folder, cache_bytes(longest, started.shape.hidden, len(place.taps)))
+    except SpecrunError:
+        return None
+    return opened_cache(place)
+
+
+def filled_cache(
+    started: StartedHeadRun,
+    place: CachePlace,
+    corpus: TokenCorpus,
+    source: FeatureSource,
+    device: torch.device,
+) -> CachedFeatures:
+    """Compute the states that are missing on disk and tell the listener how far that is."""
+
+    def tell(done: int, total: int) -> None:
+        started.listener.stage("computing the target's states", done, total)
+
+    return fill_cache(place, corpus, source, device, tell)
+
+
+@contextmanager
+def opened_states(
+    started: StartedHeadRun, place: CachePlace, corpus: TokenCorpus, cached: bool
+) -> Iterator[tuple[TargetMatrices, FeatureSource]]:
+    """Yield the target's matrices and the source of its states, computed before where `cached`."""
+    target, device, precision = started.target, started.device, started.precision
+    kept = None
+    with target.states(place.taps, corpus.longest, device, precision) as source:
+        if cached:
+            kept = filled_cache(started, place, corpus, source, device)
+        else:
+            yield target.matrices(device, precision), source
+        del source
+    if kept is not None:  # what computed the states is out of memory now
+        yield target.matrices(device, precision), kept
+
+
+# == Training ======================================================================================
+#
+# The folder of a run holds the head (config.json, weights, README.md) and `training/` with the
+# checkpoint, the curves, and, while it runs, the cache of the target's states.
+
+
+def train_head(
+    recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = None
+) -> TrainingReport:
+    """Train a head and write its folder.
+
+    Raises OptionError, FileMissingError and MalformedFileError for what was given; PairError for a
+    teacher that is another model; OutOfMemoryError with an estimate before anything is loaded;
+    SpecrunError where the disk is too small for the cache, or the loss is not a number.
+    """
+    started = StartedHeadRun(run, recipe.files_name, listener)
+    shape = started.shape
+    recipe, earlier = _begun(recipe, run, shape)
+    started.target.check_taps(recipe.taps(shape))
+
+    def settings_for(texts: TokenCorpus) -> TrainerSettings:
+        return started.settings(recipe.defaults(shape), texts)
+
+    def need_of_answers(texts: TokenCorpus) -> MemoryNeed:
+        settings = settings_for(texts)
+        # For how much disk there must be room nobody knows yet.
+        cached = may_cache(run, settings, texts)
+        return _fitting(recipe, started, texts, settings, cached)[0]
+
+    place = states_place(started, recipe.taps(shape), started.precision)
+
+    def kept(texts: TokenCorpus) -> FeatureCache | None:
+        return kept_while_answering(started, settings_for(texts), place, texts)
+
+    corpus = read_corpus(started, need_of_answers, kept)
+    settings = settings_for(corpus)
+    # Before memory is estimated: with cached states only the target's matrices are in it.
+    cached = wants_cache(started, settings, place, corpus)
+    identity = {**head_identity(recipe.kind, recipe, run, corpus), CACHED: cached}
+    started.check_same(settings, identity)
+    need, recompute = _fitting(recipe, started, corpus, settings, cached)
+    started.require_memory(need)
+    started.open_output()
+    torch.manual_seed(run.seed)
+    with opened_states(started, place, corpus, cached) as (matrices, source):
+        torch.manual_seed(run.seed)  # heads start alike, whatever computing states has drawn
+        learner = recipe.learner(shape, matrices, source, corpus)
+        learner.recompute = recompute
+        if earlier is not None:  # a resumed run has its draft tokens from there, too
+            assert isinstance(learner, ChainLearner)
+            learner.go_on_from(earlier)
+        elif not run.resume:
+            learner.start(corpus)
+        report = started.train(learner, corpus, settings, identity)
+    shape = dataclasses.replace(shape, vocab_size=matrices.output.shape[0])
+    settled, by = dataclasses.asdict(recipe), started.target.computed_by
+    card = head_card(recipe.kind, run, corpus, report, settings, settled, by)
+    write_head(run, recipe.files(learner, shape), recipe.files_name, card)
+    remove_private_states(run, source)
+    return report
+
+
+def _begun(
+    recipe: HeadRecipe, run: HeadRun, shape: ModelShape
+) -> tuple[HeadRecipe, EarlierHead | None]:
+    """Return the recipe and the head that is learnt on from, which settles some of it."""
+    if run.earlier is None:
+        return recipe, None
+    if not isinstance(recipe, ChainRecipe):
+        kind = f"{recipe.kind} heads begin anew"
+        raise OptionError(f"{kind}: only those of EAGLE learn on from another")
+    earlier = read_earlier_head(run.earlier, recipe.kind, shape, target_facts(run.source))
+    return recipe.going_on(earlier), earlier
+
+
+def write_head(run: HeadRun, files: HeadFiles, weights_name: str, card: str) -> None:
+    """Write all files of a head, the weights last."""
+    base = run.target.resolve().name
+    write_json(run.output / "config.json", {**files.config, "base_model_name_or_path": base})
+    write_text(run.output / "README.md", card)
+    # Last, so that a folder with weights is a whole one.
+    write_weights(run.output / weights_name, files.tensors)
+
+
+def _fitting(
+    recipe: HeadRecipe,
+    started: StartedHeadRun,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    cached: bool,
+) -> tuple[MemoryNeed, bool]:
+    """Return what a run takes, and whether it computes again what it cannot keep."""
+    need = functools.partial(_need, recipe, started.target, started.shape, corpus, settings, cached)
+    ample = need(recompute=False)
+    if ample.total <= free_memory(started.device) / 2:  # others may want some too
+        return ample, False
+    return need(recompute=True), True
+
+
+def _need(
+    recipe: HeadRecipe,
+    source: HeadTarget,
+    shape: ModelShape,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    cached: bool,
+    *,
+    recompute: bool,
+) -> MemoryNeed:
+    """Return what the run will take at its largest, from shapes alone: nothing is loaded."""
+    meta = torch.device("meta")
+    matrix = torch.empty(shape.vocab_size, shape.hidden, device=meta)
+    with meta:
+        matrices, states = TargetMatrices(matrix, matrix, None), _NoFeatures(recipe.taps(shape))
+        head = recipe.learner(shape, matrices, states, corpus)
+    size = 2 if settings.precision == torch.bfloat16 else 4
+    target = source.weight_bytes(size)
+    tokens = min(max(settings.tokens_per_batch, corpus.longest), corpus.n_tokens)
+    read = {"target's matrices": size * 2 * matrix.numel()}
+    frozen = read if cached else {"target": target}
+    step = recipe.activation_bytes(shape, tokens, corpus.longest, recompute=recompute)
+    remedies = {
+        "target": "use a --teacher (a quantized GGUF file of the target) or a smaller target",
+        "target's matrices": "use a smaller target",
+        "head": recipe.smaller,
+        "a step": "lower --batch-tokens or --max-length",
+    }
+    training = {**frozen, "head": trained_bytes(head.module), "a step": step}
+    # Cached states were computed by the whole target, which was alone in memory then.
+    needs = (MemoryNeed(training, remedies), MemoryNeed({"target": target}, remedies))
+    return max(needs, key=lambda need: need.total)
+
+
+class _NoFeatures:
+    """Stands for states where only shapes matter."""
+
+    def __init__(self, taps: tuple[int, ...]) -> None:
+        self.taps = taps
+
+    def features(self, batch: Any) -> Any:  # noqa: ANN401 - never called
+        raise NotImplementedError

@@ -29,8 +29,15 @@ from specrun.runtime.models import check_pair
 from specrun.runtime.online import RejectionStore
 from specrun.runtime.planning import describe_file
 from specrun.train.distillation.acceptance import MeasuredAcceptance, acceptance_gain
-from specrun.train.online.drafter_file import check_drafter, load_drafter, write_drafter
-from specrun.train.online.learner import OnlineLearner, online_corpus, online_memory, usual_rate
+from specrun.train.online.learner import (
+    OnlineLearner,
+    check_drafter,
+    load_drafter,
+    online_corpus,
+    online_memory,
+    usual_rate,
+    write_drafter,
+)
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.memory import require_memory
 from specrun.train.trainer.settings import TrainerSettings

@@ -25,7 +25,7 @@ from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.tokenizer import CONTROL, USER_DEFINED
 from specrun.train.target.hf_model import HFModel, load_hf_model
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
 from specrun.train.trainer.model_folder import write_json, write_weights
 
 _KEY = "tokenizer.ggml."

@@ -19,30 +19,25 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.memory import resolve_gpu_layers
-from specrun.train.data.asking import Answerer, FileAnswerer
-from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import converted_answerer
-from specrun.train.data.target_tokens import TargetTokenizer, TargetTokens
-from specrun.train.target.feature_cache import FeatureCache
-from specrun.train.target.features import FeatureSource, ModelFeatures
-from specrun.train.target.file_shape import (
+from specrun.train.data.answers import Answerer, FileAnswerer, converted_answerer
+from specrun.train.data.tokens import FileTokens, TargetTokenizer, TargetTokens
+from specrun.train.target.file_target import (
+    LogitProbe,
+    TeacherFeatures,
     check_file_target,
     check_taps,
+    check_teacher,
     expert_count,
     file_shape,
+    teacher_matrices,
 )
 from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
-from specrun.train.target.target_shape import ModelShape, target_shape
-from specrun.train.target.teacher import (
-    LogitProbe,
-    TeacherFeatures,
-    check_teacher,
-    teacher_matrices,
-)
-from specrun.train.target.torch_answers import TorchAnswerer
+from specrun.train.target.sampling import TorchAnswerer
+from specrun.train.target.shape import ModelShape, target_shape
+from specrun.train.target.states import FeatureCache, FeatureSource, ModelFeatures
 from specrun.train.trainer.memory import free_memory
-from specrun.train.trainer.precision import dtype_name
+from specrun.train.trainer.settings import dtype_name
 
 
 class HeadTarget(ABC):

@@ -21,7 +21,7 @@ from specrun.bindings.errors import (
     ModelError,
     OutOfMemoryError,
 )
-from specrun.train.data.target_tokens import first_line, require_folder
+from specrun.train.data.tokens import first_line, require_folder
 
 _PROBE_TOKENS = 8
 _SUMMING = 1e-4  # of the largest logit: what the order of a sum may change

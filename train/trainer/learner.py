@@ -1,16 +1,18 @@
-"""The learner that a trainer trains: parameters, losses of a batch, and held-out measures."""
+"""The learner that a trainer trains, and the listeners that follow its progress."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
+from specrun.train.data.corpus import TokenBatch, TokenCorpus
+
+# == The learner ===================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +96,63 @@ class Learner(ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.module.load_state_dict(state)
+
+
+# == Listeners of a training run, its status and its result ========================================
+
+
+@dataclass(slots=True)
+class Curves:
+    """What a run has shown: losses of all steps, parts by name, and (step, measures)."""
+
+    losses: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    measures: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStatus:
+    """Where a run stands; `loss` is smoothed, `measures` are the latest, times are in seconds."""
+
+    step: int
+    steps: int
+    loss: float
+    measures: dict[str, float]
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """A finished run: all curves, earlier parts too, and what it took in tokens and seconds."""
+
+    curves: Curves
+    tokens: int
+    seconds: float
+    resumed_at: int
+
+
+class RunListener(Protocol):
+    """Hears how a run goes."""
+
+    def note(self, text: str) -> None:
+        """Hear a fact in a sentence."""
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Hear how far work before the training is."""
+
+    def status(self, status: TrainingStatus) -> None:
+        """Hear how far the training is."""
+
+
+class NobodyListens:
+    """Hears everything and shows nothing."""
+
+    def note(self, text: str) -> None:
+        """Hear a fact."""
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Hear of work before the training."""
+
+    def status(self, status: TrainingStatus) -> None:
+        """Hear of the training."""

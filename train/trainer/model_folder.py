@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specrun.bindings.atomic import atomic_path
+from specrun.bindings.files import atomic_path
 from specrun.train.trainer.run import TrainingReport
 
 _TOKENIZER_FILES = (

@@ -15,14 +15,22 @@ from typing import Any
 import torch
 
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.trainer.learner import Learner
-from specrun.train.trainer.listener import NobodyListens, RunListener, TrainingResult
+from specrun.train.data.corpus import TokenCorpus
+from specrun.train.trainer.learner import Learner, NobodyListens, RunListener, TrainingResult
 from specrun.train.trainer.memory import MemoryNeed, require_memory
-from specrun.train.trainer.precision import device_name, usable_device, usable_precision
-from specrun.train.trainer.run_checkpoint import check_checkpoint, check_same_run, earlier_run
-from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
-from specrun.train.trainer.trainer import train_learner
+from specrun.train.trainer.settings import (
+    TrainerSettings,
+    TrainingDefaults,
+    device_name,
+    usable_device,
+    usable_precision,
+)
+from specrun.train.trainer.trainer import (
+    check_checkpoint,
+    check_same_run,
+    earlier_run,
+    train_learner,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.bindings.models.rope_scaling import AS_TRAINED, RopeScaling
+from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.batching import MOST_SEQUENCES, SharedDraftContext
-from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, RetokenisedDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing import ChainPlan, GrowingDrafter, LengthPlan
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.language import TREE_OPTIONS, Expression, ExpressionOptions, options_of
 from specrun.runtime.memory.fit import resolve_gpu_layers
@@ -109,7 +108,7 @@ def plan_draft(
 
     `sequoia(nodes, depth)` plans `tree=sequoia`. `share` is which part of the target a model reads
     for a token, `text_share` what an evaluation of the target reads beside its weights (see
-    `DraftEnvironment.draft_length`).
+    `DraftEnvironment.draft_plan`).
     """
     tree = TreeOptions.of(expression)
     if tree.asks_for_tree:
@@ -124,12 +123,12 @@ def plan_draft(
     shape = Topology.chain(count)
 
     def drafter(context: Context, state_of: MakeState) -> GrowingDrafter:
-        state, plan = state_of(context), cast("ChainPlan | None", None)
+        state, plan = state_of(context), cast("DraftPlan | AdaptiveExit | None", None)
         if chain.adaptive_exit is not None:
             # The threshold is learnt: each conversation has its own.
             plan = AdaptiveExit(chain.adaptive_exit)
         elif chain.n is None:
-            plan = LengthPlan(env.draft_length(share(state), text_share and text_share(state)))
+            plan = env.draft_plan(share(state), text_share and text_share(state))
         source = DraftModelSource(state, shape)
         return GrowingDrafter(
             source,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specrun.runtime.drafters.draft_model.state import DraftModelState
-from specrun.runtime.drafters.growing import ChainPlan, GrowingDrafter, SizePlan
+from specrun.runtime.drafters.growing import GrowingDrafter, Plan
 from specrun.runtime.drafters.source import Asked, NodeRows, Source
 from specrun.runtime.laws.noise import draws_of
 from specrun.runtime.laws.sampling import SamplingParams
@@ -212,7 +212,7 @@ def model_drafter(
     *,
     sampling: TreeSampling = "with",
     p_min: float = 0.0,
-    plan: SizePlan | ChainPlan | None = None,
+    plan: Plan | None = None,
     name: str = "draft",
 ) -> GrowingDrafter:
     """Return the drafter of a draft model, which owns the context of `state`."""

@@ -12,9 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from specrun.bindings.atomic import atomic_path, check_target
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError, OptionError
-from specrun.bindings.regular_file import read_regular
+from specrun.bindings.files import atomic_path, check_target, read_regular
 from specrun.runtime.drafters.likely_trees import RecentOdds, grow_likely, most_worthwhile
 from specrun.runtime.planning import CostCurve
 from specrun.runtime.round.drafter import DraftRequest

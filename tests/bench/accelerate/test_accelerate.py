@@ -20,7 +20,7 @@ from specrun.bench.accelerate.prompts import PROMPTS, search_prompts
 from specrun.bench.accelerate.search import FoundDrafter
 from specrun.bench.accelerate.this_machine import cut_file, files_in, needed_bytes
 from specrun.bench.diagnosis.curve_beside import CurveBeside
-from specrun.bindings import atomic
+from specrun.bindings import files
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.runtime.engine import RuntimeOptions
@@ -233,7 +233,7 @@ def test_a_full_disk_is_a_sentence_and_nothing_is_half_written(
     def fail(_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic, "_sync_file", fail)
+    monkeypatch.setattr(files, "_sync_file", fail)
     with pytest.raises(SpecrunError, match="the disk is full"):
         accelerate(options(target, again=True), machine=simulated(lookahead=GOOD))
     assert profile_file(target).read_bytes() == before
@@ -305,7 +305,7 @@ def test_prompts_are_split_into_fitted_and_held_out(tmp_path: Path) -> None:
 
 def test_what_is_compared_on_is_no_built_in_prompt() -> None:
     """Heads learn from answers to those: a head would be compared on what it has learnt."""
-    from specrun.train.data.prompts import built_in_prompts, most_prompts
+    from specrun.train.data import built_in_prompts, most_prompts
 
     learnt = {document.prompt for document in built_in_prompts(most_prompts())}
     prompts = search_prompts(None)

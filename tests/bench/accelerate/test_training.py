@@ -38,8 +38,8 @@ from specrun.bindings.errors import OptionError, SpecrunError, TemplateError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_target
 from specrun.runtime.models import shipped_heads
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.trainer.listener import TrainingStatus
+from specrun.train.heads import Eagle3Recipe
+from specrun.train.trainer import TrainingStatus
 
 PLAN = TrainingPlan("eagle", 1.0, 2000)
 
@@ -203,7 +203,7 @@ def test_what_is_learnt_goes_by_the_hours_where_steps_are_dear(
 ) -> None:
     """EAGLE-3 of a narrow target in any time, of a wide one on a CPU in half a day."""
     monkeypatch.setattr(
-        "specrun.train.trainer.precision.usable_device", lambda _: torch.device("cpu")
+        "specrun.train.trainer.settings.usable_device", lambda _: torch.device("cpu")
     )
     target, narrow = demo_target(), TrainingPlan("eagle3", 0.1, 0)
     assert _beginning(order(target, 0.1)) == ("eagle3", "")

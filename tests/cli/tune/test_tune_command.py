@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.main import cli
+from specrun.cli.options.group import LazyCommand, LazyGroup
 from specrun.cli.tune import command as tune_command
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import CostCurve, WeightType, load_curve, plan_file, tuned_plan

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from support.sparse_models import FAMILIES
 
-from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context import Context, MtpContext
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.mtp_context import MtpContext
 from specrun.bindings.machine.devices import devices
 from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME

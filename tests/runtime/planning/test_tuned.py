@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from specrun.bindings.atomic import cache_folder
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ContextFullError, OptionError, PairError
+from specrun.bindings.files import cache_folder
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.planning import (
     Candidate,

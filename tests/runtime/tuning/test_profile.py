@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specrun.bindings import kept_file
+from specrun.bindings import files as files_module
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime.planning import describe_file, describe_settings
 from specrun.runtime.tuning import (
@@ -181,7 +181,7 @@ def test_a_profile_that_cannot_be_read_is_no_error(
     def fail(_path: Path, _most: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(kept_file, "_bytes_of", fail)
+    monkeypatch.setattr(files_module, "_bytes_of", fail)
     warned: list[str] = []
     assert load_profile(target, SETTINGS, warn=warned.append) is None
     assert len(warned) == 1

@@ -17,10 +17,9 @@ from support.tiny_models import F32
 from specrun.bindings.errors import MalformedFileError, ModelError, OptionError, OutOfMemoryError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime
+from specrun.train.consistency import ConsistencyRecipe, ConsistencyRun, train_consistency
 from specrun.train.consistency import training as module
-from specrun.train.consistency.learner import ConsistencyLearner, ConsistencyRecipe
-from specrun.train.consistency.packed import Block, pack, packed_states
-from specrun.train.consistency.training import ConsistencyRun, train_consistency
+from specrun.train.consistency.learner import Block, ConsistencyLearner, pack, packed_states
 from specrun.train.consistency.trajectories import (
     GREEDY,
     Trajectory,
@@ -28,11 +27,11 @@ from specrun.train.consistency.trajectories import (
     prompts_of,
     tokens_per_iteration,
 )
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus
+from specrun.train.data.corpus import TokenCorpus
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer, TokenSequence
 from specrun.train.target.hf_model import load_hf_model
-from specrun.train.trainer.listener import RunListener
+from specrun.train.trainer.learner import RunListener
 
 CPU = torch.device("cpu")
 BLOCK, LONGEST = 4, 24

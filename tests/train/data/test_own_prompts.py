@@ -12,15 +12,10 @@ from support.tiny_targets import ANSWERS
 from specrun.bindings.errors import ModelError, OptionError, TemplateError
 from specrun.runtime import Engine
 from specrun.runtime.chat import ChatTemplate
-from specrun.train.data import asking
-from specrun.train.data.asking import FileAnswerer
-from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.data.own_prompts import own_prompts
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
+from specrun.train.data import AnswerSettings, answers, own_prompts
+from specrun.train.data.answers import FileAnswerer
+from specrun.train.data.tokens import FileTokens, TargetTokenizer
+from specrun.train.heads import EagleRecipe, HeadRun, train_head
 
 WEIGHTS = {"weights": "these"}
 
@@ -81,7 +76,7 @@ def test_it_goes_on_from_the_opening_with_chance_of_its_own(
         found.append((list(prompt), params.temperature, options["index"]))
         return submit(engine, prompt, params, **options)
 
-    monkeypatch.setattr(asking.Engine, "submit", counted)
+    monkeypatch.setattr(answers.Engine, "submit", counted)
     asked(taught, tokenizer, tmp_path / "p.jsonl", 6)
     assert found == [(tokenizer.opening(), 1.0, number) for number in range(6)]
     texts = [json.loads(line)["text"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]

@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.train.distillation.drafter_run import DrafterRun
-from specrun.train.distillation.train_drafter import train_drafter
-from specrun.train.trainer import precision
-from specrun.train.trainer.listener import NobodyListens
+from specrun.train.distillation import DrafterRun, train_drafter
+from specrun.train.trainer import settings
+from specrun.train.trainer.learner import NobodyListens
 
 
 def run_for(family, output) -> DrafterRun:
@@ -29,11 +28,11 @@ class Stops(NobodyListens):
 
 def test_a_resumed_run_goes_on_in_its_precision(family, tmp_path, monkeypatch) -> None:
     """A second trial that falls differently, as on a busy machine, decides nothing."""
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 1.0)
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 1.0)
     run = run_for(family, tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
         train_drafter(run, Stops())
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 9.0)
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 9.0)
     assert train_drafter(dataclasses.replace(run, resume=True)).precision == "float32"
 
 

@@ -23,12 +23,12 @@ from specrun.bindings.errors import (
 )
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.distillation import train_drafter as module
-from specrun.train.distillation.drafter_run import DrafterRun, drafter_memory
-from specrun.train.distillation.learner import DistillationLearner, DistillationLoss, forward_kl
-from specrun.train.distillation.train_drafter import train_drafter
+from specrun.train.distillation import DistillationLoss, DrafterRun, train_drafter
+from specrun.train.distillation import drafter as module
+from specrun.train.distillation.drafter import drafter_memory
+from specrun.train.distillation.learner import DistillationLearner, forward_kl
 from specrun.train.target.hf_model import load_hf_model
-from specrun.train.trainer.listener import RunListener
+from specrun.train.trainer.learner import RunListener
 
 SETTINGS = {
     "steps": 30, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3,

@@ -13,15 +13,18 @@ from safetensors.torch import load_file, save_file
 from specrun.bindings.errors import OptionError, PairError, UnsupportedModelError
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.convert.heads.target_facts import target_facts
-from specrun.train.heads import earlier_head
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.hydra import HydraRecipe
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target.target_shape import target_shape
-from specrun.train.trainer.listener import NobodyListens, TrainingStatus
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    HydraRecipe,
+    earlier_head,
+    train_head,
+)
+from specrun.train.target.shape import target_shape
+from specrun.train.trainer import TrainingStatus
+from specrun.train.trainer.learner import NobodyListens
 
 EAGLES = {
     "eagle": EagleRecipe(),

@@ -12,27 +12,29 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from specrun.bindings.errors import OutOfMemoryError
-from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenBatch, corpus_of
+from specrun.train.data import AnswerSettings
+from specrun.train.data.corpus import TokenBatch, corpus_of
+from specrun.train.data.tokens import TokenSequence
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    HydraRecipe,
+    Medusa2Recipe,
+    MedusaRecipe,
+    train_head,
+    train_medusa2,
+)
 from specrun.train.heads import medusa2 as medusa2_training
-from specrun.train.heads import training as head_training
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.hydra import HydraRecipe
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target import head_target
-from specrun.train.target.features import Features
-from specrun.train.target.head_target import open_head_target
+from specrun.train.heads import run as head_training
+from specrun.train.target import head_target, open_head_target
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features
 from specrun.train.trainer import memory
 from specrun.train.trainer.memory import MemoryNeed, require_memory
-from specrun.train.trainer.precision import device_name
+from specrun.train.trainer.settings import device_name
 
 CPU = torch.device("cpu")
 LENGTH, ROWS = 48, 4

@@ -18,17 +18,16 @@ from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.medusa2 import Medusa2Learner, Medusa2Recipe, train_medusa2
-from specrun.train.heads.run import HeadRun
-from specrun.train.target import feature_cache
-from specrun.train.target.features import ModelFeatures
+from specrun.train.data.corpus import TokenCorpus, encode_corpus
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer
+from specrun.train.heads import HeadRun, Medusa2Recipe, MedusaRecipe, train_medusa2
+from specrun.train.heads.medusa2 import Medusa2Learner
+from specrun.train.target import states
 from specrun.train.target.hf_model import TargetMatrices, load_hf_model
-from specrun.train.target.target_shape import target_shape
-from specrun.train.trainer.listener import NobodyListens
+from specrun.train.target.shape import target_shape
+from specrun.train.target.states import ModelFeatures
+from specrun.train.trainer.learner import NobodyListens
 
 CPU = torch.device("cpu")
 RECIPE = Medusa2Recipe(MedusaRecipe(heads=2), heads_alone=0.5)
@@ -204,7 +203,7 @@ def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         train_medusa2(recipe, run, Stops())
     full = SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=0))
-    monkeypatch.setattr(feature_cache, "shutil", full)
+    monkeypatch.setattr(states, "shutil", full)
     assert train_medusa2(recipe, replace(run, resume=True)).result.resumed_at == 2
     assert not (run.output / "training" / "features").exists()
     with pytest.raises(SpecrunError, match=r"needs 0\.00 GiB in .* and 0\.00 GiB are free"):

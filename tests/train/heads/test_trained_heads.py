@@ -20,27 +20,26 @@ from specrun.bindings.errors import OptionError, OutOfMemoryError, PairError, Sp
 from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.data.corpus import TokenCorpus, encode_corpus
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer, TokenSequence
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    HydraRecipe,
+    MedusaRecipe,
+    train_head,
+)
 from specrun.train.heads import run as head_run
-from specrun.train.heads import states as head_states
-from specrun.train.heads import training as head_training
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.hydra import HydraRecipe
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target import feature_cache, head_target
-from specrun.train.target.head_target import open_head_target
-from specrun.train.target.target_shape import ModelShape, target_shape
-from specrun.train.trainer import memory, precision
-from specrun.train.trainer.listener import NobodyListens, TrainingStatus
-from specrun.train.trainer.run import TrainingReport
-from specrun.train.trainer.run_checkpoint import earlier_run
-from specrun.train.trainer.settings import MatrixOptimizer
+from specrun.train.heads import run as head_states
+from specrun.train.heads import run as head_training
+from specrun.train.target import head_target, open_head_target, states
+from specrun.train.target.shape import ModelShape, target_shape
+from specrun.train.trainer import MatrixOptimizer, TrainingReport, TrainingStatus, memory, settings
+from specrun.train.trainer.learner import NobodyListens
+from specrun.train.trainer.trainer import earlier_run
 
 MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
 
@@ -331,7 +330,7 @@ def interrupted(recipe: HeadRecipe, run: HeadRun) -> HeadRun:
 
 def disk_with(monkeypatch, free: int) -> None:
     monkeypatch.setattr(
-        feature_cache,
+        states,
         "shutil",
         SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=free)),
     )
@@ -374,10 +373,10 @@ def test_a_run_without_room_for_states_goes_on_without_them(
 
 def test_a_resumed_run_goes_on_in_its_precision(taught, tmp_path: Path, monkeypatch) -> None:
     """A second trial that falls differently, as on a busy machine, decides nothing."""
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 1.0)
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 1.0)
     run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4, precision="auto"))
     assert earlier_run(run.state_path, resume=True).precision == "float32"
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 9.0)
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 9.0)
     assert train_head(MEDUSA, run).precision == "float32"
 
 

@@ -30,15 +30,21 @@ from specrun.runtime.engine import Engine
 from specrun.runtime.language import quoted
 from specrun.runtime.online import RejectionBuffer, likeliest, load_rejections
 from specrun.train.distillation.learner import DIVERGENCES
-from specrun.train.online.drafter_file import load_drafter, write_drafter
-from specrun.train.online.learner import coarse_log_probs, online_corpus, usual_rate
-from specrun.train.online.online_drafter import (
+from specrun.train.online import (
     OnlineDrafter,
+    OnlineRun,
     OnlineSettings,
     open_online_drafter,
+    train_online,
 )
-from specrun.train.online.training import OnlineRun, train_online
-from specrun.train.trainer.listener import RunListener
+from specrun.train.online.learner import (
+    coarse_log_probs,
+    load_drafter,
+    online_corpus,
+    usual_rate,
+    write_drafter,
+)
+from specrun.train.trainer.learner import RunListener
 
 CPU = torch.device("cpu")
 QUICK = OnlineSettings(

@@ -28,25 +28,26 @@ from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.convert.quantize import quantize_model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.data_file import Answered, Chat, Document, PlainText
-from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.data.prompts import built_in_prompts, most_prompts, read_prompts
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.hydra import HydraRecipe
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target import feature_cache
-from specrun.train.target import file_shape as file_shape_module
-from specrun.train.target.file_shape import file_shape
-from specrun.train.target.head_target import open_head_target
-from specrun.train.target.target_shape import target_shape
-from specrun.train.target.teacher import LogitProbe, teacher_matrices
+from specrun.train.data import Answered, AnswerSettings, built_in_prompts, most_prompts
+from specrun.train.data.documents import Chat, Document, PlainText
+from specrun.train.data.prompts import read_prompts
+from specrun.train.data.tokens import FileTokens, TargetTokenizer
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    HydraRecipe,
+    Medusa2Recipe,
+    MedusaRecipe,
+    train_head,
+    train_medusa2,
+)
+from specrun.train.target import file_target as file_shape_module
+from specrun.train.target import open_head_target
+from specrun.train.target import states as states_module
+from specrun.train.target.file_target import LogitProbe, file_shape, teacher_matrices
+from specrun.train.target.shape import target_shape
 
 DOCUMENTS: list[Document] = [
     *(Answered(question, answer) for question, answer in ANSWERS.items()),
@@ -307,7 +308,7 @@ def test_a_full_disk_is_found_before_states_are_computed(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     full = type(usage)(usage.total, usage.total - 100, 100)
-    monkeypatch.setattr(feature_cache.shutil, "disk_usage", lambda _: full)
+    monkeypatch.setattr(states_module.shutil, "disk_usage", lambda _: full)
     changes = {"data": (taught.data,), "cache": "yes", "own_answers": None}
     assert "0.00 GiB are free" in refused(taught.gguf, tmp_path / "out", **changes)
     run = run_of(taught.gguf, tmp_path / "out", data=(taught.data,), steps=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import FileMissingError
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
+from specrun.cli.bench.command import OutputForm, format_options, measure_and_print
 from specrun.cli.options.group import Decorator, Section, SectionedCommand
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.types import FILE, PATH, CountListType, ParametersType

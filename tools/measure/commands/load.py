@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.bench.drafters_options import PromptChoice, prompt_choice_options
-from specrun.cli.bench.drafters_prompts import chosen_prompts
-from specrun.cli.bench.measuring import (
+from specrun.cli.bench.command import (
+    OutputForm,
     first_seed_option,
+    format_options,
+    measure_and_print,
     padding_option,
     predict_option,
+    print_table,
     repetitions_option,
 )
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print, print_table
-from specrun.cli.options.drafter_choice import require_draft_files
+from specrun.cli.bench.drafters import PromptChoice, chosen_prompts, prompt_choice_options
+from specrun.cli.options.drafting import require_draft_files
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
@@ -121,7 +123,7 @@ def load(
     """Measure throughput by how many conversations go on, and waiting behind a long prompt."""
     from measure.load.tables import first_token_table, load_table
     from measure.load.throughput import measure_load
-    from specrun.bench.drafters.padding import padded_target
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     check_plot(loading.plot)

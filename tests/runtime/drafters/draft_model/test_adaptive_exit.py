@@ -9,7 +9,7 @@ from support.enumeration import PROMPT, TOLERANCE, target_law
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of, law_of
 from support.tree_laws import drawn_chain
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
@@ -37,7 +37,7 @@ class ChainDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         threshold = self.exit.threshold(greedy=False)
         self.thresholds.append(threshold)
-        self.exit.start(points=False, greedy=False)
+        self.exit.start(greedy=False)
         tree = drawn_chain(
             lambda drafted: law_of(self._table([*request.tokens, *drafted])),
             request,

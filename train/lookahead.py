@@ -1,0 +1,475 @@
+"""Look-ahead positions: PaSS (Monea et al. 2023) and SPACE (Yi et al. 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from specrun.bindings.errors import OptionError
+from specrun.convert.checkpoint import open_checkpoint
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
+from specrun.train.heads.learner import (
+    HeadFiles,
+    HeadLearner,
+    Lesson,
+    best_tokens,
+    divergence_from_law,
+    rows_at,
+    token_cross_entropy,
+)
+from specrun.train.heads.medusa2 import WEIGHTS, stored_tensors
+from specrun.train.heads.run import (
+    HeadRun,
+    StartedHeadRun,
+    filled_cache,
+    head_card,
+    head_identity,
+    read_corpus,
+    remove_private_states,
+    room_for_states,
+    states_place,
+    write_head,
+)
+from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features, FeatureSource, ModelFeatures
+from specrun.train.trainer.learner import LossPart, ParameterGroup, RunListener
+from specrun.train.trainer.memory import MemoryNeed
+from specrun.train.trainer.model_folder import copy_tokenizer
+from specrun.train.trainer.run import TrainingReport
+from specrun.train.trainer.settings import TrainingDefaults
+
+# == Look-ahead positions in torch =================================================================
+#
+# A group of L embeddings stands behind position t of a text: they have the positions t + 1 to t +
+# L, attend to the text up to t and to one another as a chain, and nothing attends to them. So the
+# row of the j-th (from 1) is where the target would say the token t + 1 + j, without having seen
+# the j tokens before it. That is how they are evaluated when they draft
+# (`runtime/drafters/parallel`).
+#
+# The text is computed first, its keys and values are kept, and all groups of a batch then attend to
+# them at once: a text of T tokens with G groups costs T + G L positions, not G texts.
+
+
+_NEVER = torch.finfo(torch.float32).min
+
+
+class LookaheadEmbeddings(nn.Module):
+    """`count` embeddings [count, h], one a look-ahead position; or one for all, SPACE's mask token.
+
+    They begin as an average token of the target, `spread` apart, so that the layers read them as
+    tokens from the first step on.
+    """
+
+    def __init__(self, embedding: Tensor, count: int, *, shared: bool) -> None:
+        super().__init__()
+        rows, spread = 1 if shared else count, embedding.float().std(0)
+        self.count = count
+        drawn = torch.randn(rows, embedding.shape[1], device=embedding.device)
+        self.weight = nn.Parameter(embedding.float().mean(0) + 0.5 * spread * drawn)
+
+    def rows(self) -> Tensor:
+        """Return the embeddings of one group, [count, h]."""
+        return self.weight.expand(self.count, -1)
+
+
+def text_states(model: HFModel, ids: Tensor) -> tuple[Tensor, Any]:
+    """Return the final states [B, T, h] of texts padded on the right, and their keys and values."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    found = model.model.base_model(input_ids=ids, use_cache=True, past_key_values=cache)
+    return found.last_hidden_state, found.past_key_values
+
+
+def lookahead_states(
+    model: HFModel,
+    cache: Any,  # noqa: ANN401 - transformers' own
+    n_text: int,
+    places: Tensor,
+    embeddings: Tensor,
+) -> Tensor:
+    """Return the final states [B, G, L, h] of groups of embeddings [L, h] behind texts.
+
+    `places` [B, G] are the positions t that groups stand behind; `cache` holds the keys and values
+    of the texts' `n_text` positions, and afterwards those of the groups too.
+    """
+    batch, n_groups = places.shape
+    length, width = embeddings.shape
+    dtype = model.embedding.dtype
+    inputs = embeddings.to(dtype).repeat(n_groups, 1).expand(batch, -1, width)
+    steps = torch.arange(length, device=places.device)
+    positions = (places[:, :, None] + 1 + steps).flatten(1)  # [B, G L]
+    found = model.model.base_model(
+        inputs_embeds=inputs,
+        attention_mask=_mask(places, n_text, length).to(dtype),
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+    )
+    states: Tensor = found.last_hidden_state.unflatten(1, (n_groups, length))
+    return states
+
+
+def _mask(places: Tensor, n_text: int, length: int) -> Tensor:
+    """Return the additive mask [B, 1, G L, T + G L]: the text up to t, a chain in each group."""
+    batch, n_groups = places.shape
+    device = places.device
+    text = torch.arange(n_text, device=device) <= places[:, :, None]  # [B, G, T]
+    text = text.repeat_interleave(length, 1)  # [B, G L, T]
+    chain = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    same = torch.eye(n_groups, dtype=torch.bool, device=device)
+    own = torch.kron(same.int(), chain.int()).bool().expand(batch, -1, -1)
+    seen = torch.cat((text, own), -1)[:, None]
+    return torch.zeros(seen.shape, device=device).masked_fill(~seen, _NEVER)
+
+
+# == Learners ======================================================================================
+#
+# Position j of a group behind position t learns what the target says after t + j, which it has to
+# say without the j tokens in between: the text's own tokens, or with `from_law` the target's law
+# there (KL divergence). PaSS learns the embeddings alone. SPACE's semi-autoregressive fine-tuning
+# learns the model too: L_AR + lambda L_mask, every text read once in order and once masked; with
+# `from_law`, L_AR is KL(p_before || p_now), and the masks learn the law of the model before.
+
+
+_MEASURED_GROUPS = 64  # of a text, at most, while measuring
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelRecipe:
+    """How look-ahead positions are learnt; the fields are what resumed runs must share.
+
+    `count` positions a group, whose j-th weighs `decay` to the power of j - 1; `groups` of them
+    behind each text in a step.
+    """
+
+    kind: ClassVar[str]
+    shared: ClassVar[bool]
+    """Whether all positions have one embedding."""
+
+    count: int = 3
+    groups: int = 48
+    decay: float = 0.8
+    from_law: bool = False
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.groups < 1:
+            raise OptionError(
+                f"{self.groups} groups of {self.count} look-ahead positions: give at least 1 of 1"
+            )
+        if not 0 < self.decay <= 1:
+            raise OptionError(f"a decay of {self.decay:g}: give a number above 0, at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecipe(ParallelRecipe):
+    """PaSS: an embedding for every position; the target stays as it is."""
+
+    kind: ClassVar[str] = "pass"
+    shared: ClassVar[bool] = False
+
+    def defaults(self) -> TrainingDefaults:
+        """Return the paper's rate for embeddings, 0.01."""
+        return TrainingDefaults(learning_rate=1e-2, betas=(0.9, 0.999), clip_norm=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceRecipe(ParallelRecipe):
+    """SPACE: one mask token for all positions; the target learns too and becomes another one.
+
+    `mask_weight` is the weight of what masks learn beside the model's own loss; the embedding of
+    the mask learns `mask_rate` times as fast as the model.
+    """
+
+    kind: ClassVar[str] = "space"
+    shared: ClassVar[bool] = True
+
+    mask_weight: float = 1.0
+    mask_rate: float = 20.0
+
+    def __post_init__(self) -> None:
+        ParallelRecipe.__post_init__(self)  # super() does not know a class with slots
+        if self.mask_weight <= 0 or self.mask_rate <= 0:
+            raise OptionError("the weight and the rate of masks: give numbers above 0")
+
+    def defaults(self) -> TrainingDefaults:
+        """Return a rate that changes a trained model gently."""
+        return TrainingDefaults(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=1.0)
+
+
+class ParallelLearner(HeadLearner):
+    """Trains the embeddings of look-ahead positions over a frozen model."""
+
+    label = "position"
+
+    def __init__(self, recipe: ParallelRecipe, model: HFModel) -> None:
+        self.recipe, self._model = recipe, model
+        self.embeddings = LookaheadEmbeddings(
+            model.embedding.detach(), recipe.count, shared=recipe.shared
+        )
+        module = self._trained()
+        super().__init__(module, model.matrices, ModelFeatures(model), recipe.count)
+
+    def _trained(self) -> nn.Module:
+        return self.embeddings
+
+    def learning(self, on: bool) -> None:
+        """Leave the model in evaluation mode: its own dropout would not resume exactly."""
+        self.module.eval()
+
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        """Yield the loss of all positions together: they share the layers' activations."""
+        with torch.no_grad():
+            states, cache = text_states(self._model, batch.ids)
+        law = states if self.recipe.from_law else None
+        found = self._positions_loss(batch, cache, Lesson(batch, law, self._target), noise)
+        if found is not None:
+            yield LossPart("positions", found, float(found.detach()))
+
+    def _positions_loss(
+        self,
+        batch: TokenBatch,
+        cache: object,
+        lesson: Lesson,
+        noise: torch.Generator,
+    ) -> Tensor | None:
+        """Return the weighted loss of groups behind drawn positions; None: nothing is learnt."""
+        marks = draft_marks(batch.learnt, 0)
+        places, chosen = _drawn_places(marks, self.recipe.groups, noise)
+        if not chosen.any():
+            return None
+        rows = self.embeddings.rows()
+        states = lookahead_states(self._model, cache, batch.ids.shape[1], places, rows)
+        losses: list[Tensor] = []
+        for index in range(self.recipe.count):
+            # All tokens in between are the text's, too: those of the last places reach less far.
+            deep = draft_marks(batch.learnt, index)
+            inside = places < deep.shape[1]
+            there = inside.clone()
+            there[inside] = deep[inside.nonzero()[:, 0], places[inside]]
+            there &= chosen
+            if there.any():
+                logits = self._logits(states[:, :, index][there])
+                weight = self.recipe.decay**index
+                losses.append(weight * _loss(lesson, logits, places, there, index + 1))
+        return sum(losses[1:], losses[0])
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return self._target.logits(states)
+
+    def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterable[Tensor]:
+        """Yield each position's best tokens, of groups behind the marks `start`."""
+        states = self._states_at(batch, start)
+        for index in range(self.recipe.count):
+            yield best_tokens(self._logits(states[:, index]))
+
+    def _states_at(self, batch: TokenBatch, start: Tensor) -> Tensor:
+        """Return the states [P, L, h] of groups behind the P marks [B, n]."""
+        n_text, found = batch.ids.shape[1], []
+        _, cache = text_states(self._model, batch.ids)
+        rows = self.embeddings.rows()
+        for first in range(0, start.shape[1], _MEASURED_GROUPS):
+            piece = start[:, first : first + _MEASURED_GROUPS]
+            places = torch.arange(first, first + piece.shape[1], device=start.device)
+            places = places.expand(start.shape[0], -1)
+            found.append(lookahead_states(self._model, cache, n_text, places, rows))
+            cache.crop(-piece.shape[1] * self.recipe.count)  # the next groups do not see these
+        return torch.cat(found, 1)[start]
+
+
+class SpaceLearner(ParallelLearner):
+    """Trains a model together with the mask token. `before` gives the states it had."""
+
+    def __init__(
+        self,
+        recipe: SpaceRecipe,
+        model: HFModel,
+        before: FeatureSource | None = None,
+        matrices: TargetMatrices | None = None,
+    ) -> None:
+        model.module.requires_grad_(True)
+        super().__init__(recipe, model)
+        self._space, self._before, self._matrices = recipe, before, matrices
+
+    def _trained(self) -> nn.Module:
+        return nn.ModuleDict({"model": self._model.module, "mask": self.embeddings})
+
+    def groups(self) -> list[ParameterGroup]:
+        """Return the model and the mask, which is new and learns faster."""
+        model, mask = self._model.module, self.embeddings
+        rate = self._space.mask_rate
+        return [
+            ParameterGroup([*model.parameters()]),
+            ParameterGroup([*mask.parameters()], rate=rate),
+        ]
+
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        """Yield L_AR + lambda L_mask as one part: masks attend to the text's keys and values."""
+        states, cache = text_states(self._model, batch.ids)
+        before = None if self._before is None else self._before.features(batch).final
+        lesson = Lesson(batch, before, self._matrices)
+        # Position t is learnt from where token t + 1 is.
+        marks = batch.learnt[:, 1:]
+        own = lesson.loss(self._logits(rows_at(states, marks)), marks, 0)
+        masks = self._positions_loss(batch, cache, lesson, noise)
+        whole = own if masks is None else own + self._space.mask_weight * masks
+        yield LossPart("model and masks", whole, own.item())
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return self._model.logits(states)  # with gradients of the output matrix
+
+    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Return how well masks guess what the model says now, and its own tokens' loss."""
+        found, losses, count = super().measure(batches), 0.0, 0
+        for batch in batches:
+            marks = batch.learnt[:, 1:]
+            number = int(marks.sum())
+            if number:
+                states, _ = self._model.hidden_states(batch.ids)
+                logits = self._logits(rows_at(states, marks))
+                losses += number * token_cross_entropy(logits, rows_at(batch.ids, marks, 1)).item()
+                count += number
+        return {**found, "model loss": losses / max(1, count)}
+
+
+def _drawn_places(marks: Tensor, most: int, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return up to `most` of each row's marks [B, n] as places [B, G], and which of them are some.
+
+    Rows with fewer marks are filled with places that are none.
+    """
+    score = torch.rand(marks.shape, generator=noise).to(marks.device)
+    score = score.masked_fill(~marks, -1.0)
+    n_groups = max(1, min(most, int(marks.sum(1).max()))) if marks.numel() else 0
+    if not n_groups:
+        empty = torch.zeros(marks.shape[0], 0, device=marks.device)
+        return empty.long(), empty.bool()
+    best = score.topk(n_groups, 1)
+    return best.indices, best.values >= 0
+
+
+def _loss(lesson: Lesson, logits: Tensor, places: Tensor, there: Tensor, ahead: int) -> Tensor:
+    """Return the loss of the logits at the places that are `there`, `ahead` tokens behind them."""
+    # As marks of a batch, in the order in which the logits come: text by text, place by place.
+    rows, found = there.nonzero()[:, 0], places[there]
+    at = found + ahead
+    if lesson.states is None or lesson.matrices is None:
+        return token_cross_entropy(logits, lesson.batch.ids[rows, at + 1])
+    return divergence_from_law(logits, lesson.matrices.law(lesson.states[rows, at]))
+
+
+# == Runs, and the folders that they leave =========================================================
+#
+# PaSS leaves a folder with `lookahead_embeddings.safetensors` (`weight` [L, h]) and a config. SPACE
+# trains the model too, so its folder is a whole model again, another one than the target, with the
+# mask token beside it as `space_mask.weight` [1, h].
+
+
+EMBEDDINGS = "lookahead_embeddings.safetensors"
+MASK = "space_mask."
+
+
+def train_pass(
+    recipe: PassRecipe, run: HeadRun, listener: RunListener | None = None
+) -> TrainingReport:
+    """Train look-ahead embeddings for a target, which stays as it is, and write their folder.
+
+    Raises as `train_head`, and OptionError for a teacher: gradients go through the layers.
+    """
+    started = _started(recipe, run, EMBEDDINGS, listener)
+    shape = started.shape
+    corpus = read_corpus(started, lambda texts: _need(recipe, run, shape, texts))
+    settings = started.settings(recipe.defaults(), corpus)
+    identity = head_identity(recipe.kind, recipe, run, corpus)
+    started.check_same(settings, identity)
+    started.require_memory(_need(recipe, run, shape, corpus))
+    started.open_output()
+    model = load_hf_model(run.target, started.device)
+    torch.manual_seed(run.seed)
+    learner = ParallelLearner(recipe, model)
+    report = started.train(learner, corpus, settings, identity)
+    card = head_card(recipe.kind, run, corpus, report, settings, dataclasses.asdict(recipe))
+    tensors = dict(learner.embeddings.state_dict())
+    write_head(run, HeadFiles(_config(recipe, shape), tensors), EMBEDDINGS, card)
+    return report
+
+
+def train_space(
+    recipe: SpaceRecipe, run: HeadRun, listener: RunListener | None = None
+) -> TrainingReport:
+    """Train a model with its mask token and write both into one folder; the target's own stays.
+
+    Raises as `train_pass`.
+    """
+    started = _started(recipe, run, WEIGHTS, listener)
+    shape = started.shape
+    corpus = read_corpus(started, lambda texts: _need(recipe, run, shape, texts))
+    settings = started.settings(recipe.defaults(), corpus)
+    identity = head_identity(recipe.kind, recipe, run, corpus)
+    started.check_same(settings, identity)
+    place = states_place(started, (), torch.float32)  # as the untrained model computes
+    if recipe.from_law:
+        kept = room_for_states(place, corpus, shape)
+        started.listener.note(f"the model's states are kept on disk as they were: {kept}")
+    started.require_memory(_need(recipe, run, shape, corpus))
+    started.open_output()
+    model = load_hf_model(run.target, started.device)
+    states = matrices = None
+    if recipe.from_law:
+        states = filled_cache(started, place, corpus, ModelFeatures(model), started.device)
+        # A copy of the output matrix as it was; the embedding makes no laws and is never read.
+        matrices = dataclasses.replace(model.matrices, output=model.output.detach().clone())
+    torch.manual_seed(run.seed)
+    learner = SpaceLearner(recipe, model, states, matrices)
+    report = started.train(learner, corpus, settings, identity)
+    card = head_card(recipe.kind, run, corpus, report, settings, dataclasses.asdict(recipe))
+    copy_tokenizer(run.target, run.output)
+    config = json.loads((run.target / "config.json").read_text(encoding="utf-8"))
+    mask = {f"{MASK}{name}": each for name, each in learner.embeddings.state_dict().items()}
+    tensors: Mapping[str, Tensor] = {**stored_tensors(run.target, model), **mask}
+    write_head(run, HeadFiles({**config, **_config(recipe, shape)}, tensors), WEIGHTS, card)
+    remove_private_states(run, states)
+    return report
+
+
+def _started(
+    recipe: ParallelRecipe, run: HeadRun, weights: str, listener: RunListener | None
+) -> StartedHeadRun:
+    run.require_folder(f"{recipe.kind} is learnt through the target's layers, in torch")
+    return StartedHeadRun(run, weights, listener)
+
+
+def _config(recipe: ParallelRecipe, shape: ModelShape) -> dict[str, Any]:
+    """Return what the folder's config says of its look-ahead positions."""
+    sizes = {"hidden_size": shape.hidden, "vocab_size": shape.vocab_size}
+    return {"lookahead_kind": recipe.kind, "lookahead_positions": recipe.count, **sizes}
+
+
+def _need(
+    recipe: ParallelRecipe, run: HeadRun, shape: ModelShape, corpus: TokenCorpus
+) -> MemoryNeed:
+    """Return what is needed: the model, 16 bytes for a trained number, and what a step keeps."""
+    tensors = open_checkpoint(run.target).tensors.values()
+    trains_model = isinstance(recipe, SpaceRecipe)
+    text = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
+    n_texts = max(1, text * len(corpus.sequences) // max(1, corpus.n_tokens))
+    ahead = recipe.count * min(text, recipe.groups * n_texts)
+    kept = ahead + (text if trains_model else 0)
+    layers = shape.n_layers * (24 * shape.hidden + 6 * shape.feed_forward)
+    return MemoryNeed(
+        {
+            "target": (16 if trains_model else 4) * sum(math.prod(each.shape) for each in tensors),
+            "a step": 4 * (kept * (layers + 3 * shape.vocab_size) + text * shape.vocab_size),
+        },
+        {
+            "target": "use a smaller target",
+            "a step": "lower --batch-tokens, --max-length or --groups",
+        },
+    )
