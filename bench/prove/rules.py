@@ -32,7 +32,8 @@ from specrun.runtime.acceptance import (
     settle_point_masses,
     total_variation,
 )
-from specrun.runtime.drafters.growing import GrowingDrafter, can_draw
+from specrun.runtime.drafters.draft import can_draw
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.source import NodeRows, Source
 from specrun.runtime.laws import Law, Logits, NoiseSource, SamplingParams, transformed_law
 from specrun.runtime.round import DraftRequest, followed_laws

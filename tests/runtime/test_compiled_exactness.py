@@ -39,7 +39,7 @@ from specrun.runtime.acceptance import BlockRule, ExactRule
 from specrun.runtime.acceptance import rule as rule_module
 from specrun.runtime.acceptance.rule import ShortLaws
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters import growing
+from specrun.runtime.drafters import draft as draft_module
 from specrun.runtime.drafters.draft_model import model_drafter, state
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.source import HighestLogits, NodeRows
@@ -380,7 +380,7 @@ def below_rows(drafts: RowTable, shape: str, said: Said) -> Propose:
 def depths_bias(monkeypatch: pytest.MonkeyPatch, loops: object, said: Said = whole) -> float:
     """Return the largest error of texts whose drafts `drawn_depth` draws."""
     watched = Watched(loops)
-    monkeypatch.setattr(growing, "LOOPS", watched)
+    monkeypatch.setattr(draft_module, "LOOPS", watched)
     biases = [
         row_bias(
             ExactRule(),

@@ -13,8 +13,9 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.drafters.combinators.members import graft
+from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params
 from specrun.runtime.drafters.draft_model import DraftSampling
-from specrun.runtime.drafters.growing import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.growing import check_p_min
 from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.partial import PartialCache
 from specrun.runtime.laws.law import Law

@@ -12,6 +12,7 @@ from support.tree_laws import drafted_bits
 from specrun.bench.prove.rules import RowsByPath
 from specrun.bindings.errors import DecodeFailedError
 from specrun.runtime.compiled import LOOPS
+from specrun.runtime.drafters import draft as draft_module
 from specrun.runtime.drafters import growing
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.source import HighestLogits, NodeRows
@@ -78,7 +79,7 @@ def test_trees_are_those_that_python_draws(monkeypatch, tree, params, said):
 def test_laws_of_whole_rows_are_left_to_python(monkeypatch, top_k):
     params = SamplingParams(temperature=0.8, top_k=top_k)
     compiled = drafted_bits(drawn(whole, params, "3x2", 5))
-    monkeypatch.setattr(growing, "LOOPS", None)
+    monkeypatch.setattr(draft_module, "LOOPS", None)
     assert drafted_bits(drawn(whole, params, "3x2", 5)) == compiled
 
 
@@ -92,7 +93,7 @@ def test_compiled_code_draws_them(monkeypatch):
             depths.append(args)
             return LOOPS.drawn_depth(*args)
 
-    monkeypatch.setattr(growing, "LOOPS", Loops)
+    monkeypatch.setattr(draft_module, "LOOPS", Loops)
     drawn(highest, SETTINGS[0], "4x2x2", 1)
     assert len(depths) == 3
 

@@ -22,6 +22,7 @@ from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversati
 from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import ExactRule, PairRule, Rule, build_rule
 from specrun.runtime.drafters import growing
+from specrun.runtime.drafters.draft import Draft
 from specrun.runtime.drafters.eagle import EagleRows
 from specrun.runtime.heads import RowPlaces
 from specrun.runtime.laws import Law, NoiseSource
@@ -316,5 +317,5 @@ def test_what_comes_out_is_pi_also_after_a_whole_draft(
 
 
 def test_a_last_token_of_the_targets_own_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing.Draft, "leaf", lambda *_: None)
+    monkeypatch.setattr(Draft, "leaf", lambda *_: None)
     assert pair_error("cascade-token-v3(alpha=0.5)", "1x1", "with", 3) > 1e-2

@@ -19,7 +19,7 @@ from support.tiny_models import F32
 from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule, build_rule
-from specrun.runtime.drafters import growing
+from specrun.runtime.drafters.draft import Draft
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.hydra import HydraState
 from specrun.runtime.heads import NamedChildren, RankedTokens, RowPiece, TreePlan
@@ -136,7 +136,7 @@ def test_rules_that_weigh_its_laws_emit_pi(
         return distance(found, wanted)
 
     assert error() < TOLERANCE
-    monkeypatch.setattr(growing.Draft, "leaf", lambda *_: None)
+    monkeypatch.setattr(Draft, "leaf", lambda *_: None)
     assert error() > 1e-3
 
 
