@@ -16,7 +16,7 @@ from specrun.bindings.ggml.graph import Graph, GraphBuilder
 from specrun.bindings.ggml.tensor import F32, Tensor
 from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.batching import DraftMeeting
+from specrun.runtime.drafters.batching import DraftMeeting, Joint
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.source import Asked, Source
@@ -297,48 +297,29 @@ class AskedState:
         return self._said
 
 
-class HeadsTogether:
-    """The heads at a meeting of conversations, and the states that they are asked about."""
+class SharedHeads(Joint[AskedState]):
+    """The heads of several conversations, and the states that they are asked about."""
 
     def __init__(self, heads: MedusaHead, meeting: DraftMeeting) -> None:
-        self._heads, self._meeting = heads, meeting
-        self.asking: list[AskedState] = []
-        meeting.join(self)
-
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time, whom it is worth to wait for."""
-        return self._meeting.n_drafting > 1
+        super().__init__(meeting)
+        self._heads = heads
 
     def ask(self, state: State) -> AskedState:
-        """Ask about a state in the next evaluation."""
+        """Request the evaluation of a state."""
         asked = AskedState(state)
         self.asking.append(asked)
         return asked
 
-    def withdraw(self, asked: AskedState) -> None:
-        """Ask for nothing any more: the answer has ended."""
-        if asked in self.asking:
-            self.asking.remove(asked)
+    def fitting(self) -> list[AskedState]:
+        """Return the first states."""
+        return self.asking[:MOST_STATES]
 
-    def evaluate(self) -> float:
-        """Ask the heads about the states that came first; return the seconds."""
-        taken, self.asking = self.asking[:MOST_STATES], self.asking[MOST_STATES:]
+    def answers(self, taken: Sequence[AskedState]) -> tuple[list[HeadsSaid], list[float]]:
+        """Evaluate the heads for all states at once."""
         before = self._heads.native_seconds
-        try:
-            said = self._heads.said_of(np.concatenate([asked.state for asked in taken]))
-        except SpecrunError as problem:
-            for asked in taken:
-                asked.answer(problem, 0.0)
-            return 0.0
+        said = self._heads.said_of(np.concatenate([asked.state for asked in taken]))
         seconds = self._heads.native_seconds - before
-        for asked, own in zip(taken, said, strict=True):
-            asked.answer(own, seconds / len(taken))
-        return seconds
-
-    def close(self) -> None:
-        """Leave the meeting; again does nothing."""
-        self._meeting.leave(self)
+        return said, [seconds / len(taken)] * len(taken)
 
 
 # == The source, and its builder ===================================================================
@@ -359,7 +340,7 @@ class MedusaSource(Source):
     needs_hidden_states = True
     rows_by_depth = names_trees = names_all_depths = True
 
-    def __init__(self, heads: MedusaHead, together: HeadsTogether | None = None) -> None:
+    def __init__(self, heads: MedusaHead, together: SharedHeads | None = None) -> None:
         self._heads, self._together = heads, together
         self._native_seconds = 0.0
         self.shares, self.keeps_rows = together is not None, heads.whole_rows
@@ -513,7 +494,7 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
         head.close()
         raise
     name = str(expression)
-    together = None if env.meeting is None else HeadsTogether(head, env.meeting)
+    together = None if env.meeting is None else SharedHeads(head, env.meeting)
 
     def start() -> GrowingDrafter:
         plan = env.draft_plan(share, depth=1) if chosen else None
