@@ -146,6 +146,8 @@ class Draft:
             return rows.highest.laws(without_penalties(params))
         whole = _whole(rows)
         if not self._favourites and not params.has_penalties:
+            if len(whole) == 1:
+                return [transformed_law(whole[0], params, (), state)]
             return transformed_laws([*whole], params, state)
         windows = [self._window(node) for node in range(first, first + len(whole))]
         pairs = list(zip(whole, windows, strict=True))

@@ -25,7 +25,7 @@ from specrun.runtime.drafters.draft import (
 )
 from specrun.runtime.drafters.kept_rows import DepthNodes, KeptRows, RowMemory
 from specrun.runtime.drafters.source import Asked, Source
-from specrun.runtime.heads import ShapePlans, TreePlan
+from specrun.runtime.heads import NamedChildren, ShapePlans, TreePlan
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import (
     log_probability,
@@ -36,6 +36,7 @@ from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.eagle2 import (
     DynamicShape,
     GrownTree,
+    NodeChoice,
     check_sampling,
     expansion_steps,
     path_probability_steps,
@@ -126,12 +127,14 @@ class GrowingDrafter(Drafter):
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
         self._plans: ShapePlans | None = None
-        if source.names_trees and self._depth:
+        # Whether compiled code may draw all of it: no stop reads its distributions.
+        self._whole_shape = p_min == 0.0 and plan is None
+        if source.names_trees and self._depth and p_min == 0.0:
             self._plans = ShapePlans(shape, has_values=plan is not None)
         self._highest = 0
         self._row_memory = RowMemory()
-        # Settings that rank tokens, by the identity of an answer's settings.
-        self._ranking: tuple[SamplingParams, SamplingParams] | None = None
+        # An answer's settings, those of its draft's distributions, and what is read of these.
+        self._known: tuple[SamplingParams, SamplingParams, bool] | None = None
         # A draft that is evaluated with others', for which request, and the finished tree.
         self._steps: RowSteps[DraftTree] | None = None
         self._request: DraftRequest | None = None
@@ -151,7 +154,7 @@ class GrowingDrafter(Drafter):
     def _whole_draft(self, request: DraftRequest) -> DraftTree | None:
         """Return a draft of compiled code; None if stops or rules look at rows."""
         shape, source = self._shape, self.source
-        if self._p_min > 0.0 or self._plan is not None or isinstance(shape, DynamicShape):
+        if not self._whole_shape or isinstance(shape, DynamicShape):
             return None
         if request.keep != "nothing" or request.fallback or source.waits:
             return None
@@ -177,46 +180,81 @@ class GrowingDrafter(Drafter):
 
     def _drafting(self, request: DraftRequest) -> RowSteps[DraftTree]:
         """Grow a draft, and keep its rows if a rule reads them."""
-        points, source = self._sampling == "argmax" or request.params.is_greedy, self.source
-        params, favourites = self._settings(request.params, points=points)
-        draft = Draft(source, request, params, points=points, favourites=favourites)
-        keeps = request.keep != "nothing" and self.keeps_rows
-        keeps = keeps and (request.keep != "points" or source.keeps_points)
+        source, plan, keeps = self.source, self._plan, self._keeps(request)
+        points = self._sampling == "argmax" or request.params.is_greedy
+        names = points and self._plans is not None and (not keeps or source.rows_by_depth)
+        depth, choice = self._depth, None
+        if request.max_depth < 1 or request.max_nodes < 1:
+            depth = 0
+        elif isinstance(plan, DraftPlan) and (names or isinstance(self._shape, DynamicShape)):
+            choice, asked = plan, plan.depth_to_ask()
+            depth = min(depth, asked) if not (asked and source.names_all_depths) else depth
+        tree = None if depth else DraftTree()
+        if names and depth:
+            assert self._plans is not None
+            named = yield self._plans.of(depth)
+            if named is not None:
+                tree = self._named_tree(named, depth, request, choice)
+        if tree is not None and not keeps:
+            return tree
+        if source.rows_by_depth and keeps:
+            kept = KeptRows(self._row_memory, DepthNodes(), copies=True)
+            kept.take(ROOT, source.depth_rows(request))
+        draft = self._new_draft(request, points=points, keeps=keeps and not source.rows_by_depth)
+        if tree is None:
+            steps = self._grown(request, draft, depth, choice, points=points)
+            tree = (yield from steps) or DraftTree()
         if keeps and not source.rows_by_depth:
+            assert draft.kept is not None
+            kept = draft.kept
+        return kept.of(tree) if keeps else tree
+
+    def _keeps(self, request: DraftRequest) -> bool:
+        """Return whether a rule reads the rows of the draft."""
+        if request.keep == "nothing" or not self.keeps_rows:
+            return False
+        return request.keep != "points" or self.source.keeps_points
+
+    def _named_tree(
+        self, named: NamedChildren, depth: int, request: DraftRequest, choice: NodeChoice | None
+    ) -> DraftTree:
+        """Return the tree of best tokens that the source named, within the request's limits."""
+        assert self._plans is not None
+        most = request.max_nodes
+        if self._is_chain and not request.end_tokens.isdisjoint(named.tokens):
+            # Nothing is drafted below an end token.
+            ends = (
+                place for place, token in enumerate(named.tokens) if token in request.end_tokens
+            )
+            most = min(most, 1 + next(ends))
+        return self._plans.tree(named, depth, (request.max_depth, most), choice)
+
+    def _new_draft(self, request: DraftRequest, *, points: bool, keeps: bool) -> Draft:
+        params, favourites = self._settings(request.params, points=points)
+        draft = Draft(self.source, request, params, points=points, favourites=favourites)
+        if keeps:
             draft.kept = KeptRows(self._row_memory, draft, copies=self._copies(request))
-        whole = points or keeps  # rules that weigh distributions read whole rows
-        self._highest = 0 if whole else self._most_highest(request.params)
-        tree = (yield from self._grown(request, draft, points=points)) or DraftTree()
-        if keeps and source.rows_by_depth:
-            draft.kept = KeptRows(self._row_memory, DepthNodes(), copies=True)
-            draft.kept.take(ROOT, source.depth_rows(request))
-        return tree if draft.kept is None else draft.kept.of(tree)
+        # Rules that weigh distributions read whole rows.
+        self._highest = 0 if points or keeps else self._most_highest(request.params)
+        return draft
 
     def _grown(
-        self, request: DraftRequest, draft: Draft, *, points: bool
+        self,
+        request: DraftRequest,
+        draft: Draft,
+        depth: int,
+        choice: NodeChoice | None,
+        *,
+        points: bool,
     ) -> RowSteps[DraftTree | None]:
-        """Grow a draft within the limits of request and source; None for nothing."""
-        shape, plan = self._shape, self._plan
+        """Grow a draft of at most so many depths within the limits of request and source."""
+        shape = self._shape
         # A rule that reads the row of a leaf needs a cell for it.
         room = draft.room - (draft.kept is not None)
         # The last node of a tree is not evaluated.
         max_depth, most = request.max_depth, min(request.max_nodes, room + 1)
-        if max_depth < 1 or most < 1:
+        if most < 1:
             return None
-        at_once = points and self._p_min == 0.0 and draft.kept is None and self._plans is not None
-        depth, choice = self._depth, None
-        if isinstance(plan, DraftPlan) and (at_once or isinstance(shape, DynamicShape)):
-            choice, asked = plan, plan.depth_to_ask()
-            if not asked:
-                return None
-            depth = depth if self.source.names_all_depths else min(depth, asked)
-        if at_once:
-            assert self._plans is not None
-            named = yield self._plans.of(depth)
-            if named is not None:
-                if self._is_chain:
-                    most = min(most, _before_end(named.tokens, request.end_tokens))
-                return self._plans.tree(named, depth, (max_depth, most), choice)
         if isinstance(shape, DynamicShape):
             # It evaluates topk nodes of every depth but the last, more than it keeps.
             max_depth = min(max_depth, depth, 1 + room // shape.topk)
@@ -224,7 +262,7 @@ class GrowingDrafter(Drafter):
             return (yield from draft.grown(path_probability_steps(limited, self._p_min, choice)))
         topology = shape.limited(max_depth, most)
         sampling = "argmax" if request.params.is_greedy else self._sampling
-        if sampling == "without" and self._p_min == 0.0 and plan is None and can_draw(request):
+        if sampling == "without" and self._whole_shape and can_draw(request):
             return (yield from drawn_steps(draft, topology, request))
         if self._is_chain:
             return (yield from self._chain(request, draft, topology, sampling, points=points))
@@ -259,10 +297,15 @@ class GrowingDrafter(Drafter):
 
     def _settings(self, params: SamplingParams, *, points: bool) -> tuple[SamplingParams, bool]:
         """Return the settings of distributions, and whether only their favourite is read."""
-        shape, plan = self._shape, self._plan
+        # One SamplingParams serves a whole answer: identity tells whether it is still the same.
+        if self._known is None or self._known[0] is not params:
+            self._known = params, *self._new_settings(params, points=points)
+        return self._known[1:]
+
+    def _new_settings(self, params: SamplingParams, *, points: bool) -> tuple[SamplingParams, bool]:
+        shape, plan, reads = self._shape, self._plan, self._p_min > 0.0
         if not points:
             return params, False
-        reads = self._p_min > 0.0
         if self._is_chain:
             reads = reads or isinstance(plan, AdaptiveExit)
             favourites = not (reads or self.source.names_few)
@@ -270,12 +313,10 @@ class GrowingDrafter(Drafter):
                 return params if params.is_greedy else params.favourites(), True
             if not params.is_greedy:
                 return params, False
-        if self._ranking is None or self._ranking[0] is not params:
-            # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
-            only_order = isinstance(shape, Topology) and not reads
-            ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
-            self._ranking = params, ranking_params(params, ranked)
-        return self._ranking[1], False
+        # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
+        only_order = isinstance(shape, Topology) and not reads
+        ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
+        return ranking_params(params, ranked), False
 
     def _copies(self, request: DraftRequest) -> bool:
         """Return whether the rows of all nodes are to outlive the draft, not only the latest.
@@ -382,13 +423,6 @@ class GrowingDrafter(Drafter):
     def close(self) -> None:
         """Free the source's native memory."""
         self.source.close()
-
-
-def _before_end(tokens: Sequence[int], ends: frozenset[int]) -> int:
-    """Return the length of a chain that stops behind an end token."""
-    if ends.isdisjoint(tokens):
-        return len(tokens)
-    return 1 + next(place for place, token in enumerate(tokens) if token in ends)
 
 
 def check_p_min(p_min: float) -> None:

@@ -17,6 +17,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -258,6 +259,10 @@ class ShapePlans:
         self._shape, self._has_values = shape, has_values
         self._plans: dict[int, tuple[TreePlan, list[int]]] = {}
         self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+        # Takes the tokens of a whole fixed tree from those of all children, in one call.
+        self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
+        if isinstance(shape, Topology) and len(shape) > 1:
+            self._pick = itemgetter(*self._of(self._depth)[1])
 
     def of(self, depth: int) -> TreePlan:
         """Return the plan of a tree that is at most so deep."""
@@ -287,8 +292,10 @@ class ShapePlans:
         It keeps these limits of depth and nodes, both at least 1. With `choice` it has only those
         nodes that pay.
         """
-        plan, numbers = self._of(depth)
         shape = self._shape.limited(min(depth, limits[0]), limits[1])
+        if shape is self._shape and choice is None and self._pick is not None:
+            return DraftTree.of_points(self._pick(named.tokens), shape.parents)
+        plan, numbers = self._of(depth)
         if isinstance(shape, DynamicShape):
             # The rows are the root and the children that were chosen.
             assert named.rows is not None

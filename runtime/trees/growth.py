@@ -30,6 +30,7 @@ from specrun.runtime.laws.noise import DraftNoise, NoiseSource, choose_in_turn
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
 
+_NONE: list[int] = []  # the root's parents and tokens; never changed
 TreeSampling = Literal["with", "without", "argmax"]
 Child = tuple[int, int]
 """A child's node and its token."""
@@ -44,6 +45,9 @@ def propose_with_replacement(
     builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
 ) -> list[Child]:
     """Draw `count` times from the same law."""
+    if count == 1:
+        token = noise.choose(law)
+        return [(builder.add(parent, token, law), token)]
     children: list[Child] = []
     for _ in range(count):
         token = noise.choose(law)
@@ -200,7 +204,7 @@ def tree_steps(
 ) -> Steps[DraftTree]:
     """Grow a tree as `grow_tree` does; a chain is a tree of width 1."""
     builder, children = TreeBuilder(), topology.children
-    level, parents, tokens = [(ROOT, ROOT)], list[int](), list[int]()
+    level, parents, tokens = [(ROOT, ROOT)], _NONE, _NONE
     # Evaluated nodes are numbered in the order of their evaluation: `first` is that of level[0].
     first, evaluated = ROOT, 0
     for depth in range(topology.max_depth):

@@ -18,7 +18,7 @@ from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, RetokenisedDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.growing import GrowingDrafter, Plan
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.language import TREE_OPTIONS, Expression, ExpressionOptions, options_of
 from specrun.runtime.memory.fit import resolve_gpu_layers
@@ -68,7 +68,7 @@ MakeState = Callable[[Context], DraftModelState]
 
 
 @dataclass(frozen=True, slots=True)
-class DraftPlan:
+class ModelPlan:
     """What an expression drafts with a model: chains or trees, and what contexts they need.
 
     `make` makes a conversation's drafter of a context with so many sequences and output rows and,
@@ -103,7 +103,7 @@ def plan_draft(
     sequoia: Callable[[int, int], Topology],
     share: Callable[[DraftModelState], float],
     text_share: Callable[[DraftModelState], Callable[[], float]] | None = None,
-) -> DraftPlan:
+) -> ModelPlan:
     """Return what the options of an expression say about chains and trees.
 
     `sequoia(nodes, depth)` plans `tree=sequoia`. `share` is which part of the target a model reads
@@ -123,7 +123,7 @@ def plan_draft(
     shape = Topology.chain(count)
 
     def drafter(context: Context, state_of: MakeState) -> GrowingDrafter:
-        state, plan = state_of(context), cast("DraftPlan | AdaptiveExit | None", None)
+        state, plan = state_of(context), cast("Plan | None", None)
         if chain.adaptive_exit is not None:
             # The threshold is learnt: each conversation has its own.
             plan = AdaptiveExit(chain.adaptive_exit)
@@ -140,7 +140,7 @@ def plan_draft(
         )
 
     pace = env.pace_of(chooses=chain.n is None, draws=chain.sampling != "argmax")
-    return DraftPlan(drafter, 1, 1, count, pace)
+    return ModelPlan(drafter, 1, 1, count, pace)
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -161,7 +161,7 @@ def _plan_tree(
     sequoia: Callable[[int, int], Topology],
     share: Callable[[DraftModelState], float],
     text_share: Callable[[DraftModelState], Callable[[], float]] | None,
-) -> DraftPlan:
+) -> ModelPlan:
     options = options_of(expression)
     if _adaptive_exit(options) is not None:
         problem = "p_min=adaptive ends chains, not trees; give n= or a fixed p_min"
@@ -187,11 +187,11 @@ def _plan_tree(
     if isinstance(shape, DynamicShape):  # evaluates more than it keeps
         n_nodes = max(n_nodes, shape.depth * shape.topk)
     pace = env.pace_of(chooses=tree.nodes == "auto", draws=sampling != "argmax")
-    return DraftPlan(drafter, n_sequences + env.keeps_rows, n_outputs, n_nodes, pace)
+    return ModelPlan(drafter, n_sequences + env.keeps_rows, n_outputs, n_nodes, pace)
 
 
 def _with_draft_model(
-    expression: Expression, env: DraftEnvironment, plan: DraftPlan
+    expression: Expression, env: DraftEnvironment, plan: ModelPlan
 ) -> DrafterWeights:
     """Open a draft model; every conversation gets a context of it, and a drafter as planned."""
     make: Callable[[Context, MakeState], Drafter] = plan.make

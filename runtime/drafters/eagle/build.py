@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.eagle.drafter import EagleSource
 from specrun.runtime.drafters.eagle.head import PairHead, multiplied_of_pair
+from specrun.runtime.drafters.eagle.source import EagleSource
 from specrun.runtime.drafters.eagle.versions import ALL, Eagle3Head, EagleHead, draft_vocabulary
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min

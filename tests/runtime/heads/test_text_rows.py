@@ -10,7 +10,7 @@ from support.head_chains import PairChainByDepth, chain_plan, eagle_drafter, who
 from support.interrupts import Interrupted
 
 from specrun.runtime.drafters.eagle import EagleRows, EagleState
-from specrun.runtime.drafters.eagle import drafter as eagle_state
+from specrun.runtime.drafters.eagle import source as eagle_state
 from specrun.runtime.drafters.hydra import HydraState
 from specrun.runtime.heads import NamedChildren, RowPiece, RowPlaces, TextRows, TreePlan
 from specrun.runtime.heads import states as states_module
