@@ -14,12 +14,10 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import TensorInfo, read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.checkpoint import read_array
 from specrun.runtime.memory import LayerCount, resolve_gpu_layers
 from specrun.runtime.models import check_same_vocabulary
@@ -75,7 +73,7 @@ def row_divergence(
     log_p, log_q = log_laws(original), log_laws(other)
     rows, came = np.arange(len(tokens)), np.asarray(tokens)
     p = np.exp(log_p)
-    # A token that the original never says adds nothing, whatever the other thinks of it.
+    # A token of probability 0 in the original adds nothing, whatever the other model gives it.
     with np.errstate(invalid="ignore"):
         terms = np.where(p > 0, p * (log_p - log_q), 0.0)
     return RowDivergence(
@@ -116,7 +114,7 @@ def log_laws(logits: npt.NDArray[Any]) -> Floats:
 
 
 def _perplexity(nll: Floats) -> Perplexity:
-    # A token given probability 0 makes it infinite, which is what it then is.
+    # A token given probability 0 makes it infinite, which is the right value.
     value = math.exp(min(float(nll.mean()), 700.0)) if np.isfinite(nll).all() else math.inf
     # By the delta method: the derivative of exp at the mean is the perplexity itself.
     return Perplexity(value, value * _standard_error(nll))
@@ -142,7 +140,7 @@ ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
-    """Chunks of `n_ctx` tokens, or of the training context where that is less, at most `n_chunks`.
+    """Chunks of `n_ctx` tokens, or of the training context if that is less, at most `n_chunks`.
 
     `n_chunks` 0 means all, `n_threads` 0 one a core.
     """
@@ -283,7 +281,7 @@ _WHOLE = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
 class TensorError:
     """A tensor's error: the rms of its differences from the original, over the original's rms.
 
-    `relative_rms` is None where the two cannot be compared; `note` then says why.
+    `relative_rms` is None if the two cannot be compared; `note` is then the reason.
     """
 
     name: str

@@ -131,7 +131,7 @@ def print_calibration(
 def _verdict(result: HeadCalibration) -> str:
     if result.plan is None:
         return "no guess was ever right: these heads are of no use for this target"
-    costs = "measured" if result.is_measured else "typical"
+    costs = result.curve.source
     plan = result.plan
     text = (
         f"tree of {len(plan.topology)} nodes for the {costs} costs: {plan.expected_tokens:.2f} "
@@ -151,7 +151,7 @@ def _facts(options: HeadCalibrationOptions, result: HeadCalibration) -> dict[str
         "positions_by_depth": result.n_reached,
         "accuracy": result.accuracy,
         "accuracy_alone": result.alone,
-        "costs": "measured" if result.is_measured else "typical",
+        "costs": result.curve.source,
         "plan": None
         if plan is None
         else {

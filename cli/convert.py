@@ -73,7 +73,7 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True)
 class TargetSettings:
-    """What is written, and how it is checked; None leaves type and checks to what is converted."""
+    """The file to write and its checks; None: type and checks follow from the checkpoint."""
 
     output: Path | None
     outtype: str | None
@@ -103,7 +103,7 @@ head_options = option_group(
     HeadSettings,
     _HEAD.option(
         "--kind",
-        "What DIR holds; eagle is EAGLE-1, EAGLE-2 and HASS.",
+        "The kind of checkpoint in DIR; eagle is EAGLE-1, EAGLE-2 and HASS.",
         click.Choice(KINDS),
         default=None,
         show_default="recognised",
@@ -155,7 +155,7 @@ def print_report(
     as_json: bool,
     target: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print what was written, and the `target` it was written for, by name, where it is a head."""
+    """Print the facts of the written file, and for a head those of its `target`."""
     if as_json:
         content = dataclasses.asdict(report) | ({} if target is None else {"target": dict(target)})
         terminal.answer(json.dumps(content, default=str, indent=2) + "\n")
@@ -304,7 +304,7 @@ def convert(
 def _job(
     folder: Path, source: SourceSettings, head: HeadSettings, target: TargetSettings
 ) -> tuple[Callable[..., ConversionPlan], Callable[..., ConversionReport], dict[str, Any] | None]:
-    """Return what plans and what writes the file, and for a head what is known of its target."""
+    """Return the functions that plan and write the file, and for a head its target's facts."""
     from specrun.convert import (
         convert_checkpoint,
         convert_head,

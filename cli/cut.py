@@ -10,7 +10,7 @@ import click
 
 from specrun.cli.options.group import OUTPUT, Section, SectionedCommand
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import MODEL_FILE, PATH, ParametersType
+from specrun.cli.options.types import MODEL_FILE, PARAMETERS, PATH
 from specrun.cli.terminal.screen import bytes_text, count_text, progress_bar
 from specrun.cli.terminal.terminal import Terminal
 
@@ -41,7 +41,7 @@ _CUT = Section("Cut")
 @_CUT.option(
     "--pad-to N",
     "Widen the feed-forward layers to N parameters (400M, 1B) instead, with zeros: for benchmarks.",
-    ParametersType(),
+    PARAMETERS,
 )
 @OUTPUT.flag("--force", "Overwrite OUT.")
 @json_option("Print what was written as one JSON object.")
@@ -83,7 +83,7 @@ def cut(
 
 
 def _described(report: CutReport | PadReport) -> tuple[dict[str, Any], str]:
-    """Return what was written, for JSON and in a line."""
+    """Return the facts of the written file, for JSON and as a line."""
     from specrun.convert.cut import CutReport, range_text
 
     size = f"{count_text(report.n_parameters)} parameters, {bytes_text(report.n_bytes)}"

@@ -86,7 +86,7 @@ def build(
 
 @contextmanager
 def _progress(terminal: Terminal) -> Iterator[BuildProgress]:
-    """Yield what shows how far the work is, with the time left; nothing where no one looks."""
+    """Yield a function that shows the progress with the time left, if stderr is a screen."""
 
     def columns() -> list[ProgressColumn]:
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn

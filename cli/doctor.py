@@ -62,7 +62,7 @@ State = Literal["ok", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding; `remedy` says what to do about a failure."""
+    """One finding; `remedy` is the advice after a failure."""
 
     name: str
     state: State
@@ -133,7 +133,7 @@ def _demo_check(engine: Check) -> Check:
 
 
 def _ask(name: str, *question: str) -> tuple[dict[str, Any], Check]:
-    """Return a probe's answer, {} if it failed, and what is to be said about it."""
+    """Return a probe's answer, {} if it failed, and its check."""
     command = [sys.executable, "-m", "specrun.cli.doctor", *question]
     try:
         done = subprocess.run(
@@ -148,7 +148,7 @@ def _ask(name: str, *question: str) -> tuple[dict[str, Any], Check]:
 def interpret(
     name: str, exit_code: int, output: bytes, messages: bytes
 ) -> tuple[dict[str, Any], Check]:
-    """Return what a probe said, and the check called `name` that follows from how it ended."""
+    """Return a probe's answer, and the check called `name` that follows from its exit code."""
     if exit_code in _ILLEGAL_INSTRUCTIONS:
         detail = "illegal instruction: llama.cpp was built for another processor"
         return {}, Check(name, "failed", detail, _REBUILD)
@@ -171,7 +171,7 @@ def _load() -> str:
         return ""
     try:
         return f", load {os.getloadavg()[0]:.1f}"
-    except OSError:  # not everywhere can it be known
+    except OSError:  # not every system has it
         return ""
 
 

@@ -1,4 +1,4 @@
-"""`specrun learn show` and `forget`: what --learn-keep left for drafters to learn."""
+"""`specrun learn show` and `forget`: rejected drafts and drafters that --learn-keep left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ without --learn-keep.
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept for a target: `problem` says why its buffer cannot be read, "" where it can."""
+    """Files kept for a target; `problem` is the error of reading its buffer, or ""."""
 
     folder: Path
     target: str

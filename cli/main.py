@@ -102,7 +102,7 @@ def main() -> None:
         sys.stdin = sys.stdin or nothing
         sys.stdout = sys.stdout or nowhere
         sys.stderr = sys.stderr or nowhere
-        # What an encoding lacks, or bytes that are no text, must not end an answer.
+        # Characters that an encoding lacks, and bytes that are no text, must not end an answer.
         for stream, errors in (
             (sys.stdin, "replace"),
             *((stream, "backslashreplace") for stream in (sys.stdout, sys.stderr)),

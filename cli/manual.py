@@ -25,6 +25,19 @@ from specrun.cli.options.output import terminal_options
 from specrun.cli.terminal.screen import print_table
 from specrun.cli.terminal.terminal import Terminal
 
+
+def _context_of(root: click.Context, names: tuple[str, ...]) -> click.Context:
+    """Return the context of a command by its names, such as ("bench", "drafters")."""
+    context = root
+    for name in names:
+        group = context.command
+        found = group.get_command(context, name) if isinstance(group, click.Group) else None
+        if found is None:
+            raise OptionError(f"there is no command {' '.join(names)}: specrun --help lists all")
+        context = click.Context(found, info_name=name, parent=context)
+    return context
+
+
 # == specrun man ===================================================================================
 
 
@@ -42,13 +55,7 @@ Examples:
 @click.pass_context
 def man(context: click.Context, command: tuple[str, ...], terminal: Terminal) -> None:
     """Print the manual page, of specrun or of a COMMAND, for man(1)."""
-    page = context.find_root()
-    for name in command:
-        group = page.command
-        found = group.get_command(page, name) if isinstance(group, click.Group) else None
-        if found is None:
-            raise OptionError(f"there is no command {' '.join(command)}: specrun --help lists all")
-        page = click.Context(found, info_name=name, parent=page)
+    page = _context_of(context.find_root(), command)
     terminal.answer("\n".join(_page(page)) + "\n")
 
 
@@ -95,7 +102,7 @@ def _commands(context: click.Context, group: click.Group) -> Iterator[str]:
 
 
 def _epilog(text: str) -> Iterator[str]:
-    """Yield what stands below a help text: headings with lines that are kept as they are."""
+    """Yield the epilog of a help text: headings with lines that are kept as they are."""
     for block in re.split(r"\n\s*\n", text.replace("\b\n", "").strip()):
         lines = block.splitlines()
         heading = lines[0].rstrip(":") if lines and lines[0].endswith(":") else "Notes"
@@ -223,14 +230,8 @@ def _shown(name: str, value: object) -> str:
 
 
 def _options(root: click.Context, names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield the options of a command with their values and where these come from."""
-    context = root
-    for name in names:
-        group = context.command
-        found = group.get_command(context, name) if isinstance(group, click.Group) else None
-        if found is None:
-            raise OptionError(f"there is no command {' '.join(names)}: specrun --help lists all")
-        context = click.Context(found, info_name=name, parent=context)
+    """Yield the options of a command with their values and the sources of these."""
+    context = _context_of(root, names)
     context.default_map = defaults_of(context)
     for option in context.command.params:
         if isinstance(option, click.Option) and not option.hidden:

@@ -136,7 +136,7 @@ def _print_framed(
 
 
 def _use(entry: ModelEntry) -> str:
-    """Return in a word what a file is good for: chat needs a template, heads draft."""
+    """Return the use of a file in a word: chat needs a template, heads draft."""
     if entry.problem is not None:
         return ""
     if entry.method is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from specrun.cli.accelerate.diagnosis import print_diagnosis
+from specrun.cli.accelerate.report import print_diagnosis
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import DraftSettings, LoadSettings, draft_options, load_options
 from specrun.cli.options.opening import chosen_drafter
@@ -16,11 +16,11 @@ from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import (
     named_target,
     no_template_option,
+    prompt_file_option,
     prompts_option,
     read_prompt_file,
 )
 from specrun.cli.options.sampling import AnswerSettings, answer_options
-from specrun.cli.options.types import FILE
 from specrun.cli.terminal.screen import progress_bar
 from specrun.cli.terminal.terminal import Terminal
 
@@ -56,7 +56,7 @@ why_options = option_group(
     "text",
     WhyText,
     prompts_option(_MEASURING, "A prompt; repeatable; without any a few built-in ones."),
-    _MEASURING.option("-f, --file", "A file that is one prompt.", FILE),
+    prompt_file_option(_MEASURING),
     no_template_option(_MEASURING),
     _MEASURING.option(
         "--repetitions N", "How often each is answered.", click.IntRange(1, 100), default=3

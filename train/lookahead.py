@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,46 +10,32 @@ import torch
 from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
-from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
 from specrun.train.heads.learner import (
-    HeadFiles,
+    FormerModel,
     HeadLearner,
     Lesson,
     best_tokens,
     divergence_from_law,
     rows_at,
+    text_loss,
     token_cross_entropy,
 )
-from specrun.train.heads.medusa2 import WEIGHTS, stored_tensors
-from specrun.train.heads.run import (
-    HeadRun,
-    StartedHeadRun,
-    filled_cache,
-    head_card,
-    head_identity,
-    read_corpus,
-    remove_private_states,
-    room_for_states,
-    states_place,
-    write_head,
-)
-from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
-from specrun.train.target.shape import ModelShape
-from specrun.train.target.states import Features, FeatureSource, ModelFeatures
-from specrun.train.trainer.learner import LossPart, ParameterGroup, RunListener
+from specrun.train.heads.run import HeadFiles, HeadRun, ModelRecipe
+from specrun.train.target.hf_model import HFModel
+from specrun.train.target.shape import ModelShape, checkpoint_size
+from specrun.train.target.states import Features, ModelFeatures
+from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 from specrun.train.trainer.memory import MemoryNeed
-from specrun.train.trainer.model_folder import copy_tokenizer
-from specrun.train.trainer.run import TrainingReport
 from specrun.train.trainer.settings import TrainingDefaults
 
 # == Look-ahead positions in torch =================================================================
 #
-# A group of L embeddings stands behind position t of a text: they have the positions t + 1 to t +
-# L, attend to the text up to t and to one another as a chain, and nothing attends to them. So the
-# row of the j-th (from 1) is where the target would say the token t + 1 + j, without having seen
-# the j tokens before it. That is how they are evaluated when they draft
-# (`runtime/drafters/parallel`).
+# A group of L embeddings follows position t of a text: they have the positions t + 1 to t + L,
+# attend to the text up to t and to one another as a chain, and nothing attends to them. So at the
+# row of the j-th (from 1) the target would predict the token t + 1 + j, without the j tokens before
+# it. That is how they are evaluated when they draft
+# (`runtime/drafters/lookahead_positions.py`).
 #
 # The text is computed first, its keys and values are kept, and all groups of a batch then attend to
 # them at once: a text of T tokens with G groups costs T + G L positions, not G texts.
@@ -133,25 +116,27 @@ def _mask(places: Tensor, n_text: int, length: int) -> Tensor:
 
 # == Learners ======================================================================================
 #
-# Position j of a group behind position t learns what the target says after t + j, which it has to
-# say without the j tokens in between: the text's own tokens, or with `from_law` the target's law
-# there (KL divergence). PaSS learns the embeddings alone. SPACE's semi-autoregressive fine-tuning
-# learns the model too: L_AR + lambda L_mask, every text read once in order and once masked; with
-# `from_law`, L_AR is KL(p_before || p_now), and the masks learn the law of the model before.
+# Position j of a group behind position t learns to predict after t + j, without the j tokens in
+# between: the text's own tokens, or with `from_law` the target's law there (KL divergence). PaSS
+# learns the embeddings alone. SPACE's semi-autoregressive fine-tuning learns the model too: L_AR +
+# lambda L_mask, every text read once in order and once masked; with `from_law`, L_AR is KL(p_before
+# || p_now), and the masks learn the law of the model before.
 
 
+EMBEDDINGS = "lookahead_embeddings.safetensors"
+MASK = "space_mask."
+_THROUGH_LAYERS = "is learnt through the target's layers, in torch"
 _MEASURED_GROUPS = 64  # of a text, at most, while measuring
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelRecipe:
-    """How look-ahead positions are learnt; the fields are what resumed runs must share.
+class LookaheadRecipe(ModelRecipe):
+    """Look-ahead positions, whose rows come through the target's layers.
 
     `count` positions a group, whose j-th weighs `decay` to the power of j - 1; `groups` of them
     behind each text in a step.
     """
 
-    kind: ClassVar[str]
     shared: ClassVar[bool]
     """Whether all positions have one embedding."""
 
@@ -168,49 +153,105 @@ class ParallelRecipe:
         if not 0 < self.decay <= 1:
             raise OptionError(f"a decay of {self.decay:g}: give a number above 0, at most 1")
 
+    @property
+    def learns_earlier_law(self) -> bool:
+        """Whether the law that the model had before is learnt, and the model changes."""
+        return self.from_law and self.changes_model
+
+    def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
+        """Return the memory: the model, 16 bytes for a trained number, and a step's numbers."""
+        text = corpus.widest(run.tokens_per_batch)
+        n_texts = max(1, text * len(corpus.sequences) // max(1, corpus.n_tokens))
+        ahead = self.count * min(text, self.groups * n_texts)
+        kept = ahead + (text if self.changes_model else 0)
+        layers = shape.n_layers * shape.layer_numbers
+        return MemoryNeed(
+            {
+                "target": (16 if self.changes_model else 4) * checkpoint_size(run.target),
+                "a step": 4 * (kept * (layers + 3 * shape.vocab_size) + text * shape.vocab_size),
+            },
+            {
+                "target": "use a smaller target",
+                "a step": "lower --batch-tokens, --max-length or --groups",
+            },
+        )
+
+    def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
+        """Return the embeddings, under SPACE's name if a model lies beside them."""
+        assert isinstance(learner, LookaheadLearner)
+        config = {
+            "lookahead_kind": self.kind,
+            "lookahead_positions": self.count,
+            "hidden_size": shape.hidden,
+            "vocab_size": shape.vocab_size,
+        }
+        prefix = MASK if self.changes_model else ""
+        tensors = learner.embeddings.state_dict().items()
+        return HeadFiles(config, {f"{prefix}{name}": each for name, each in tensors})
+
 
 @dataclass(frozen=True, slots=True)
-class PassRecipe(ParallelRecipe):
-    """PaSS: an embedding for every position; the target stays as it is."""
+class PassRecipe(LookaheadRecipe):
+    """PaSS: an embedding for every position; the target stays as it is.
+
+    The folder of a run holds `lookahead_embeddings.safetensors` (`weight` [L, h]) and a config.
+    """
 
     kind: ClassVar[str] = "pass"
+    files_name: ClassVar[str] = EMBEDDINGS
     shared: ClassVar[bool] = False
+    changes_model: ClassVar[bool] = False
+    through_layers: ClassVar[str] = f"pass {_THROUGH_LAYERS}"
 
-    def defaults(self) -> TrainingDefaults:
+    def defaults(self, shape: ModelShape) -> TrainingDefaults:
         """Return the paper's rate for embeddings, 0.01."""
         return TrainingDefaults(learning_rate=1e-2, betas=(0.9, 0.999), clip_norm=1.0)
 
+    def learner(
+        self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
+    ) -> LookaheadLearner:
+        """Return new embeddings over the frozen model."""
+        return LookaheadLearner(self, model)
+
 
 @dataclass(frozen=True, slots=True)
-class SpaceRecipe(ParallelRecipe):
+class SpaceRecipe(LookaheadRecipe):
     """SPACE: one mask token for all positions; the target learns too and becomes another one.
 
-    `mask_weight` is the weight of what masks learn beside the model's own loss; the embedding of
-    the mask learns `mask_rate` times as fast as the model.
+    `mask_weight` is the weight of the masks' loss in addition to the model's own; the embedding of
+    the mask learns `mask_rate` times as fast as the model. The folder of a run is a whole model
+    again, another one than the target, with the mask token as `space_mask.weight` [1, h].
     """
 
     kind: ClassVar[str] = "space"
     shared: ClassVar[bool] = True
+    through_layers: ClassVar[str] = f"space {_THROUGH_LAYERS}"
 
     mask_weight: float = 1.0
     mask_rate: float = 20.0
 
     def __post_init__(self) -> None:
-        ParallelRecipe.__post_init__(self)  # super() does not know a class with slots
+        LookaheadRecipe.__post_init__(self)  # super() does not know a class with slots
         if self.mask_weight <= 0 or self.mask_rate <= 0:
             raise OptionError("the weight and the rate of masks: give numbers above 0")
 
-    def defaults(self) -> TrainingDefaults:
+    def defaults(self, shape: ModelShape) -> TrainingDefaults:
         """Return a rate that changes a trained model gently."""
         return TrainingDefaults(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=1.0)
 
+    def learner(
+        self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
+    ) -> SpaceLearner:
+        """Return the model with a new mask token."""
+        return SpaceLearner(self, model, former)
 
-class ParallelLearner(HeadLearner):
+
+class LookaheadLearner(HeadLearner):
     """Trains the embeddings of look-ahead positions over a frozen model."""
 
     label = "position"
 
-    def __init__(self, recipe: ParallelRecipe, model: HFModel) -> None:
+    def __init__(self, recipe: LookaheadRecipe, model: HFModel) -> None:
         self.recipe, self._model = recipe, model
         self.embeddings = LookaheadEmbeddings(
             model.embedding.detach(), recipe.count, shared=recipe.shared
@@ -220,10 +261,6 @@ class ParallelLearner(HeadLearner):
 
     def _trained(self) -> nn.Module:
         return self.embeddings
-
-    def learning(self, on: bool) -> None:
-        """Leave the model in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of all positions together: they share the layers' activations."""
@@ -285,19 +322,15 @@ class ParallelLearner(HeadLearner):
         return torch.cat(found, 1)[start]
 
 
-class SpaceLearner(ParallelLearner):
-    """Trains a model together with the mask token. `before` gives the states it had."""
+class SpaceLearner(LookaheadLearner):
+    """Trains a model together with the mask token, by the `former` model's laws or by the texts."""
 
     def __init__(
-        self,
-        recipe: SpaceRecipe,
-        model: HFModel,
-        before: FeatureSource | None = None,
-        matrices: TargetMatrices | None = None,
+        self, recipe: SpaceRecipe, model: HFModel, former: FormerModel | None = None
     ) -> None:
         model.module.requires_grad_(True)
         super().__init__(recipe, model)
-        self._space, self._before, self._matrices = recipe, before, matrices
+        self._space, self._former = recipe, former
 
     def _trained(self) -> nn.Module:
         return nn.ModuleDict({"model": self._model.module, "mask": self.embeddings})
@@ -314,9 +347,8 @@ class SpaceLearner(ParallelLearner):
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield L_AR + lambda L_mask as one part: masks attend to the text's keys and values."""
         states, cache = text_states(self._model, batch.ids)
-        before = None if self._before is None else self._before.features(batch).final
-        lesson = Lesson(batch, before, self._matrices)
-        # Position t is learnt from where token t + 1 is.
+        lesson = Lesson(batch) if self._former is None else self._former.lesson(batch)
+        # The state at t predicts the token at t + 1.
         marks = batch.learnt[:, 1:]
         own = lesson.loss(self._logits(rows_at(states, marks)), marks, 0)
         masks = self._positions_loss(batch, cache, lesson, noise)
@@ -327,17 +359,8 @@ class SpaceLearner(ParallelLearner):
         return self._model.logits(states)  # with gradients of the output matrix
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how well masks guess what the model says now, and its own tokens' loss."""
-        found, losses, count = super().measure(batches), 0.0, 0
-        for batch in batches:
-            marks = batch.learnt[:, 1:]
-            number = int(marks.sum())
-            if number:
-                states, _ = self._model.hidden_states(batch.ids)
-                logits = self._logits(rows_at(states, marks))
-                losses += number * token_cross_entropy(logits, rows_at(batch.ids, marks, 1)).item()
-                count += number
-        return {**found, "model loss": losses / max(1, count)}
+        """Return how well masks predict the model as it is now, and its own tokens' loss."""
+        return {**super().measure(batches), "model loss": text_loss(self._model, batches)}
 
 
 def _drawn_places(marks: Tensor, most: int, noise: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -363,113 +386,3 @@ def _loss(lesson: Lesson, logits: Tensor, places: Tensor, there: Tensor, ahead: 
     if lesson.states is None or lesson.matrices is None:
         return token_cross_entropy(logits, lesson.batch.ids[rows, at + 1])
     return divergence_from_law(logits, lesson.matrices.law(lesson.states[rows, at]))
-
-
-# == Runs, and the folders that they leave =========================================================
-#
-# PaSS leaves a folder with `lookahead_embeddings.safetensors` (`weight` [L, h]) and a config. SPACE
-# trains the model too, so its folder is a whole model again, another one than the target, with the
-# mask token beside it as `space_mask.weight` [1, h].
-
-
-EMBEDDINGS = "lookahead_embeddings.safetensors"
-MASK = "space_mask."
-
-
-def train_pass(
-    recipe: PassRecipe, run: HeadRun, listener: RunListener | None = None
-) -> TrainingReport:
-    """Train look-ahead embeddings for a target, which stays as it is, and write their folder.
-
-    Raises as `train_head`, and OptionError for a teacher: gradients go through the layers.
-    """
-    started = _started(recipe, run, EMBEDDINGS, listener)
-    shape = started.shape
-    corpus = read_corpus(started, lambda texts: _need(recipe, run, shape, texts))
-    settings = started.settings(recipe.defaults(), corpus)
-    identity = head_identity(recipe.kind, recipe, run, corpus)
-    started.check_same(settings, identity)
-    started.require_memory(_need(recipe, run, shape, corpus))
-    started.open_output()
-    model = load_hf_model(run.target, started.device)
-    torch.manual_seed(run.seed)
-    learner = ParallelLearner(recipe, model)
-    report = started.train(learner, corpus, settings, identity)
-    card = head_card(recipe.kind, run, corpus, report, settings, dataclasses.asdict(recipe))
-    tensors = dict(learner.embeddings.state_dict())
-    write_head(run, HeadFiles(_config(recipe, shape), tensors), EMBEDDINGS, card)
-    return report
-
-
-def train_space(
-    recipe: SpaceRecipe, run: HeadRun, listener: RunListener | None = None
-) -> TrainingReport:
-    """Train a model with its mask token and write both into one folder; the target's own stays.
-
-    Raises as `train_pass`.
-    """
-    started = _started(recipe, run, WEIGHTS, listener)
-    shape = started.shape
-    corpus = read_corpus(started, lambda texts: _need(recipe, run, shape, texts))
-    settings = started.settings(recipe.defaults(), corpus)
-    identity = head_identity(recipe.kind, recipe, run, corpus)
-    started.check_same(settings, identity)
-    place = states_place(started, (), torch.float32)  # as the untrained model computes
-    if recipe.from_law:
-        kept = room_for_states(place, corpus, shape)
-        started.listener.note(f"the model's states are kept on disk as they were: {kept}")
-    started.require_memory(_need(recipe, run, shape, corpus))
-    started.open_output()
-    model = load_hf_model(run.target, started.device)
-    states = matrices = None
-    if recipe.from_law:
-        states = filled_cache(started, place, corpus, ModelFeatures(model), started.device)
-        # A copy of the output matrix as it was; the embedding makes no laws and is never read.
-        matrices = dataclasses.replace(model.matrices, output=model.output.detach().clone())
-    torch.manual_seed(run.seed)
-    learner = SpaceLearner(recipe, model, states, matrices)
-    report = started.train(learner, corpus, settings, identity)
-    card = head_card(recipe.kind, run, corpus, report, settings, dataclasses.asdict(recipe))
-    copy_tokenizer(run.target, run.output)
-    config = json.loads((run.target / "config.json").read_text(encoding="utf-8"))
-    mask = {f"{MASK}{name}": each for name, each in learner.embeddings.state_dict().items()}
-    tensors: Mapping[str, Tensor] = {**stored_tensors(run.target, model), **mask}
-    write_head(run, HeadFiles({**config, **_config(recipe, shape)}, tensors), WEIGHTS, card)
-    remove_private_states(run, states)
-    return report
-
-
-def _started(
-    recipe: ParallelRecipe, run: HeadRun, weights: str, listener: RunListener | None
-) -> StartedHeadRun:
-    run.require_folder(f"{recipe.kind} is learnt through the target's layers, in torch")
-    return StartedHeadRun(run, weights, listener)
-
-
-def _config(recipe: ParallelRecipe, shape: ModelShape) -> dict[str, Any]:
-    """Return what the folder's config says of its look-ahead positions."""
-    sizes = {"hidden_size": shape.hidden, "vocab_size": shape.vocab_size}
-    return {"lookahead_kind": recipe.kind, "lookahead_positions": recipe.count, **sizes}
-
-
-def _need(
-    recipe: ParallelRecipe, run: HeadRun, shape: ModelShape, corpus: TokenCorpus
-) -> MemoryNeed:
-    """Return what is needed: the model, 16 bytes for a trained number, and what a step keeps."""
-    tensors = open_checkpoint(run.target).tensors.values()
-    trains_model = isinstance(recipe, SpaceRecipe)
-    text = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
-    n_texts = max(1, text * len(corpus.sequences) // max(1, corpus.n_tokens))
-    ahead = recipe.count * min(text, recipe.groups * n_texts)
-    kept = ahead + (text if trains_model else 0)
-    layers = shape.n_layers * (24 * shape.hidden + 6 * shape.feed_forward)
-    return MemoryNeed(
-        {
-            "target": (16 if trains_model else 4) * sum(math.prod(each.shape) for each in tensors),
-            "a step": 4 * (kept * (layers + 3 * shape.vocab_size) + text * shape.vocab_size),
-        },
-        {
-            "target": "use a smaller target",
-            "a step": "lower --batch-tokens, --max-length or --groups",
-        },
-    )

@@ -19,7 +19,7 @@ from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import SamplingGrid, grid_options
-from specrun.cli.options.types import FILE, MAX_COUNT, MODEL_FILE, SizeType
+from specrun.cli.options.types import FILE, MAX_COUNT, MODEL_FILE, SIZE
 from specrun.cli.terminal.screen import duration_text, progress_bar
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal, one_line
 
@@ -69,7 +69,7 @@ search_options = option_group(
     _SEARCH.option(
         "--memory SIZE",
         "The most memory of the model and what drafts for it, such as 8G.",
-        SizeType(),
+        SIZE,
     ),
     _SEARCH.model(
         MODEL_DRAFT, "A drafter to try beside those that are found; repeatable.", multiple=True

@@ -18,7 +18,7 @@ from specrun.cli.options.group import (
     option_group,
 )
 from specrun.cli.options.output import json_option
-from specrun.cli.options.types import MAX_COUNT, ParametersType
+from specrun.cli.options.types import MAX_COUNT, PARAMETERS
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def measure_and_print(
     form: OutputForm,
     terminal: Terminal,
 ) -> Sequence[Result]:
-    """Run `measure`, which is given what shows its steps; print and return its results."""
+    """Run `measure` with a function that shows its steps; print and return its results."""
     from specrun.bench.report import machine_facts, to_csv, to_json
 
     try:
@@ -132,7 +132,7 @@ def _print_table(table: Table, terminal: Terminal) -> None:
         shown.add_column(Text(name), no_wrap=True)
     for row in table.rows:
         shown.add_row(*(Text(cell, _style(cell)) for cell in row))
-    # On a narrow screen the terminal wraps the lines: cells cut short would lose what was measured.
+    # On a narrow screen the terminal wraps the lines: cells cut short would lose figures.
     needed = console.measure(shown, options=console.options.update(max_width=_WIDEST)).maximum
     shown.width = needed
     console.print(shown, crop=False, soft_wrap=True, width=max(needed, console.width))
@@ -173,4 +173,4 @@ def repetitions_option(section: Section, help: str, default: int) -> Decorator:
 def padding_option(section: Section) -> Decorator:
     """Return `--pad-to`, the parameters of the target that is timed."""
     help = "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs."
-    return section.option("--pad-to N", help, ParametersType())
+    return section.option("--pad-to N", help, PARAMETERS)

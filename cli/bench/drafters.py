@@ -23,12 +23,13 @@ from specrun.cli.bench.command import (
     repetitions_option,
 )
 from specrun.cli.options.drafting import draft_kind, require_draft_files
-from specrun.cli.options.group import OUTPUT, Section, SectionedCommand, option_group
+from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options, shape_option
-from specrun.cli.options.output import check_plot, terminal_options
+from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import (
     named_target,
     no_template_option,
+    prompt_file_option,
     prompts_option,
     read_prompt_file,
 )
@@ -37,7 +38,7 @@ from specrun.cli.options.sampling import (
     SamplingGrid,
     grid_options,
 )
-from specrun.cli.options.types import FILE, NEW_FILE, PATH, CountListType
+from specrun.cli.options.types import COUNTS, FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.round import Shape
@@ -68,7 +69,7 @@ class DrafterChoice:
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
-    """Where the prompts come from."""
+    """The source of the prompts."""
 
     prompt: tuple[str, ...]
     file: Path | None
@@ -82,7 +83,7 @@ class PromptChoice:
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """How much is measured, on how costly a target, and what is drawn."""
+    """The amount of measuring, the cost of the target, and the picture."""
 
     predict: int
     repetitions: int
@@ -110,7 +111,7 @@ drafter_choice_options = option_group(
     _DRAFTERS.option(
         "--spec-draft-n-max",
         "Tokens that -md and --demo's draft model draft a round: a,b or repeated.",
-        CountListType(),
+        COUNTS,
         multiple=True,
         show_default="5",
     ),
@@ -131,7 +132,7 @@ prompt_choice_options = option_group(
     "source",
     PromptChoice,
     prompts_option(_PROMPTS),
-    _PROMPTS.option("-f, --file", "A file that is one prompt.", FILE),
+    prompt_file_option(_PROMPTS),
     _PROMPTS.option(
         "--prompts", 'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.', FILE
     ),
@@ -157,8 +158,8 @@ prompt_choice_options = option_group(
     ),
     _PROMPTS.option(
         "--docs-store",
-        "What a `rest` without a file retrieves from: the documentation the questions are about "
-        "(it holds the answers), or only that without the answers.",
+        "The text that a `rest` without a file retrieves from: all documentation that the "
+        "questions are about (it holds the answers), or only that without the answers.",
         click.Choice(["all", "disjoint"]),
         default="disjoint",
     ),
@@ -184,9 +185,7 @@ measuring_options = option_group(
         "Report alpha of drafters that have a law, the mean of sum min(p, q): prompts are answered "
         "once more.",
     ),
-    OUTPUT.option(
-        "--plot FILE", "Draw speed-ups and acceptance by position: a .png, .svg or .pdf.", NEW_FILE
-    ),
+    plot_option("speed-ups and acceptance by position"),
 )
 
 
@@ -202,7 +201,7 @@ _ROOM_FOR_ANSWERS = 128
 def chosen_prompts(
     source: PromptChoice, target: Path, rope: RopeScaling, *, demo: bool
 ) -> tuple[tuple[Prompt, ...], str]:
-    """Return the prompts and what they are; without any choice, the demo's questions.
+    """Return the prompts and their description; without any choice, the demo's questions.
 
     `rope` says whether positions are stretched, so that a workload may be longer than the target
     was trained for.
@@ -238,7 +237,7 @@ def with_documentation(
     stack: ExitStack,
     say: Callable[[str], None],
 ) -> tuple[DrafterChoice, str]:
-    """Return the drafters, each `rest` without a store with ours, and what that store holds."""
+    """Return the drafters, each `rest` without a store with ours, and that store's description."""
     if not any(_lacks_store(parse_expression(text)) for text in chosen.drafter):
         return chosen, ""
     from specrun.bench.drafters.comparison import with_files
@@ -263,7 +262,7 @@ def _workload(
 
     workload = cast("Workload", source.workload or "questions")
     with Model(target, vocab_only=True) as model:
-        # llama.cpp reports no context length where only the vocabulary was loaded.
+        # llama.cpp reports no context length if only the vocabulary was loaded.
         trained = model.header.metadata.get(f"{model.architecture}.context_length", 0)
         trained = trained if isinstance(trained, int) else 0
         most = trained - _ROOM_FOR_ANSWERS
@@ -389,7 +388,7 @@ def _settings(
 
 
 def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> int:
-    """Return -c, or more where --context needs it; the target's own length still limits it."""
+    """Return -c, or more if --context needs it; the target's own length still limits it."""
     n_ctx = load.context.n_ctx
     if n_ctx == 0 or not source.context:
         return n_ctx
@@ -411,7 +410,7 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
             "--spec-draft-n-max needs a draft model: -md FILE (or put n into the --drafter)"
         )
     if chosen.planned and not chosen.spec_draft_n_max:
-        files = []  # the plans say what to draft
+        files = []  # the plans name the drafters
     names = [
         f"{kind}({', '.join(filter(None, (file, length)))})"
         for kind, file in files
@@ -430,7 +429,7 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
 def _planned(
     target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: SamplingGrid
 ) -> list[str]:
-    """Return what was planned for each temperature and draft model."""
+    """Return the planned drafters for each temperature and draft model."""
     if not chosen.planned:
         return []
     from specrun.runtime.demo import demo_drafters
@@ -457,7 +456,7 @@ def _planned(
 
 
 def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
-    """Refuse what could not be done before time is spent on measuring."""
+    """Raise the errors of wrong options before time is spent on measuring."""
     if chosen.planned and measuring.pad_to is not None:
         raise click.UsageError(
             "--planned and --pad-to exclude each other: plans belong to a file; pad it first "

@@ -67,7 +67,7 @@ def read_message(read_line: LineReader) -> str:
 
 
 def make_line_reader(commands: Iterable[str]) -> LineReader:
-    """Return what reads a line: prompt_toolkit where the user sees it, standard input otherwise."""
+    """Return a function that reads a line: by prompt_toolkit on a screen, else from stdin."""
     screen = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
     if not sys.stdin.isatty() or screen is None:
         return _read_plain_line
@@ -75,7 +75,7 @@ def make_line_reader(commands: Iterable[str]) -> LineReader:
 
 
 def history_path() -> Path:
-    """Return the file that keeps what was typed, in the user's state folder."""
+    """Return the file with the history of input, in the user's state folder."""
     if os.name == "nt":
         return Path(click.get_app_dir("specrun", roaming=False)) / "history"
     state = os.environ.get("XDG_STATE_HOME")
@@ -120,7 +120,7 @@ def _line_break_keys() -> KeyBindings:
 
 
 def _history() -> History:
-    """Return the history file, readable by the user only; in memory where it cannot be written."""
+    """Return the history file, readable by the user only; in memory if it cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     path = history_path()
@@ -138,7 +138,7 @@ def _history() -> History:
 class ChatModels:
     """The runtime of a chat; `switch_*` replace it, or leave it as it was and raise.
 
-    Only one runtime is open at a time: two would need the memory of both. What comes after a switch
+    Only one runtime is open at a time: two would need the memory of both. The text after a switch
     is evaluated again, as the cache belongs to model and drafter.
     """
 
@@ -160,13 +160,13 @@ class ChatModels:
 
     @property
     def runtime(self) -> Runtime:
-        """What is open; raises ClosedError where a switch failed, and so did the way back."""
+        """The open runtime; raises ClosedError if a switch and the way back both failed."""
         if self._runtime is None:
             raise ClosedError("no model is open: /model NAME opens one")
         return self._runtime
 
     def open(self, params: SamplingParams) -> Runtime:
-        """Open what the options name; `params` choose among tuned plans. Close it in the end."""
+        """Open the models of the options; `params` choose among tuned plans."""
         with ExitStack() as opened:
             closed_last = opened.enter_context(ExitStack())
             runtime = opened.enter_context(
@@ -187,12 +187,12 @@ class ChatModels:
         return runtime
 
     def close(self) -> None:
-        """Close what is open; again does nothing."""
+        """Close the runtime, if one is open."""
         self._runtime = self.learning = None
         self._opened.close()
 
     def switch_model(self, name: str, params: SamplingParams) -> None:
-        """Open another target, with the drafter that was asked for before."""
+        """Open another target, with the same drafter."""
         load = dataclasses.replace(self._load, model=located(name), demo=False)
         self._switch(load, self._draft, params, lora=())
 
@@ -277,18 +277,18 @@ class Chat:
 
     @property
     def runtime(self) -> Runtime:
-        """What answers now: commands switch it."""
+        """The runtime that answers; commands switch it."""
         return self.models.runtime
 
     @property
     def learning(self) -> ChatLearning | None:
-        """What lets its draft model learn; None: nobody asked."""
+        """Learning of the draft model; None without --learn."""
         return self.models.learning
 
     def run(self, read_line: LineReader, handle_command: CommandHandler) -> int:
-        """Read and answer until the input ends or a command says so; return the exit code.
+        """Read and answer until the input ends or a command leaves; return the exit code.
 
-        It is that of the last message that could not be answered, so that a pipe notices.
+        It is the code of the last message that could not be answered: a pipe must notice.
         """
         exit_code = 0
         stopped_once = False
@@ -325,7 +325,7 @@ class Chat:
         return True
 
     def answer(self, params: SamplingParams) -> bool:
-        """Answer the last message; if nothing was said, take it back and return False."""
+        """Answer the last message; if there is no text, take it back and return False."""
         conversation = self.conversation
         try:
             answer = self._stream(params)

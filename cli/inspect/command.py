@@ -1,4 +1,4 @@
-"""`specrun inspect`: what a GGUF file holds, whether a drafter fits it, how two models differ."""
+"""`specrun inspect`: the content of a GGUF file, its fit with a drafter, and comparisons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, attention_options, trust_option
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import FILE, MODEL_FILE, LayerCountType
+from specrun.cli.options.types import FILE, LAYER_COUNT, MODEL_FILE
 from specrun.cli.terminal.screen import byte_progress, bytes_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal, read_text
 from specrun.runtime.memory import LayerCount
@@ -73,7 +73,7 @@ def noise_of_file(
     settings: NoiseSettings,
     terminal: Terminal,
 ) -> dict[str, Any]:
-    """Return what is found, ready for JSON; raises as `measure_batch_noise` does."""
+    """Return the measurement, ready for JSON; raises as `measure_batch_noise` does."""
     from specrun.bench.batch_noise import NoiseOptions, measure_batch_noise
     from specrun.convert.conversion import FIXED_TEXT
 
@@ -98,7 +98,7 @@ def noise_of_file(
 
 
 def print_noise(terminal: Terminal, file: Path, found: dict[str, Any]) -> None:
-    """Print the figures by width, what they mean, and what a fixed shape does."""
+    """Print the figures by width, their meaning, and those of a fixed shape."""
     figures = ("mean nats", "largest", "mean variation", "largest", "other first token")
     head = ("at a time", *figures, "greedy texts part")
     rows = [
@@ -184,7 +184,7 @@ comparison_options = option_group(
         show_default="all",
     ),
     _COMPARISON.threads("Threads of the evaluation."),
-    _COMPARISON.option("-ngl, --gpu-layers", "Layers on the GPU.", LayerCountType(), default="0"),
+    _COMPARISON.option("-ngl, --gpu-layers", "Layers on the GPU.", LAYER_COUNT, default="0"),
 )
 
 
@@ -194,7 +194,7 @@ _SHOWN_TENSORS = 10
 def compare_files(
     original: Path, other: Path, settings: ComparisonSettings, terminal: Terminal
 ) -> dict[str, Any]:
-    """Return what is found, ready for JSON; raises PairError for different vocabularies."""
+    """Return the comparison, ready for JSON; raises PairError for different vocabularies."""
     from specrun.bench.model_comparison import ComparisonOptions, compare_models, tensor_errors
     from specrun.convert.conversion import FIXED_TEXT
 
@@ -472,7 +472,7 @@ def _measure_noise(
 
 
 def _pair_remark(target: Path, draft: Path) -> str:
-    """Return how the pair drafts, "" as usual; raises what drafting itself would."""
+    """Return a remark on how the pair drafts, or ""; raises the errors of drafting itself."""
     from specrun.bindings.models.model import Model
     from specrun.runtime.drafters.draft_model import DraftPair
     from specrun.runtime.drafters.eagle import check_head, is_head

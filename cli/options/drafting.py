@@ -39,7 +39,7 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
         return settings.drafter
     name = _method(settings.spec_type)
     if name is None and settings.reference is not None and settings.model_draft is None:
-        name = "prompt-lookup"  # who names a text to quote from wants it to be used
+        name = "prompt-lookup"  # a text to quote from is there to be used
     if name is None:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
@@ -55,9 +55,9 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
 
 
 def draft_kind(draft: Path | None) -> str:
-    """Return what drafts with a file: a model, a kind of heads, or NextN blocks alone (mtp)."""
+    """Return the method that drafts with a file: draft, a kind of heads, or mtp."""
     if draft is None or not draft.is_file():
-        return "draft"  # what is missing is reported where it is opened
+        return "draft"  # the error of a missing file comes when it is opened
     from specrun.bindings.gguf import read_header
     from specrun.bindings.models.nextn import read_nextn
 
@@ -123,7 +123,7 @@ def _method(spec_type: str | None) -> str | None:
 
 
 def _draft_call(settings: DraftSettings, *, demo: bool) -> str:
-    """Return the call of what drafts with the file of -md."""
+    """Return the call of the method that drafts with the file of -md."""
     return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
 
 
@@ -163,7 +163,7 @@ _EVERY = 10
 
 @dataclass(frozen=True, slots=True)
 class LearnSettings:
-    """Whether the draft model learns between answers; `keep`: what it learns is kept afterwards."""
+    """Whether the draft model learns between answers, how often, and whether that is kept."""
 
     learn: bool
     learn_keep: bool
@@ -172,12 +172,12 @@ class LearnSettings:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is noted at all."""
+        """Whether rejected drafts are collected at all."""
         return self.learn or self.learn_keep
 
     @property
     def place(self) -> LearnFrom:
-        """Where what drafts got wrong is kept: `RuntimeOptions.learn`."""
+        """The store of rejected drafts: `RuntimeOptions.learn`."""
         return KEEP if self.learn_keep else self.learn
 
 
@@ -219,7 +219,7 @@ _TRAINING = ("torch", "transformers", "safetensors", "gguf")
 
 
 def require_training(what: str) -> None:
-    """Raise MissingPackageError, which says how to get them, where `what` cannot learn."""
+    """Raise MissingPackageError with the command that installs the packages `what` needs."""
     missing = next((name for name in _TRAINING if find_spec(name) is None), None)
     if missing is not None:
         raise MissingPackageError(what, missing, "train")

@@ -80,7 +80,7 @@ class SectionedOption(click.Option):
         return os.environ.get(f"{ENVIRONMENT_PREFIX}_{self.name.upper()}") or None
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's
-        """Convert the value; one that the config file gave is said to be from there."""
+        """Convert the value; the error of one from the config file names that file."""
         try:
             return super().process_value(ctx, value)
         except (click.UsageError, SpecrunError) as error:
@@ -90,14 +90,14 @@ class SectionedOption(click.Option):
             raise
 
     def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:
-        """Return what the help puts in brackets: the default, not the range of valid values."""
+        """Return the brackets of the help: the default, not the range of valid values."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
 
 
 class ModelOption(SectionedOption):
-    """An option that names a model, beside one that names a repository of the hub in its place."""
+    """An option that names a model; another one names a repository of the hub in its place."""
 
     def __init__(self, *args: Any, hub: str, **attributes: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **attributes)
@@ -106,7 +106,7 @@ class ModelOption(SectionedOption):
     def consume_value(
         self, ctx: click.Context, opts: Mapping[str, Any]
     ) -> tuple[Any, ParameterSource]:
-        """Return what was given, -hf OWNER/REPO as hf:OWNER/REPO."""
+        """Return the given value, -hf OWNER/REPO as hf:OWNER/REPO."""
         own = super().consume_value(ctx, opts)
         hub = next(known for known in ctx.command.params if known.name == self._hub)
         assert isinstance(hub, click.Option)
@@ -162,7 +162,7 @@ class Section:
         kind: ModelFileType = MODEL_FILE,
         **attributes: Any,  # noqa: ANN401 - click's
     ) -> Decorator:
-        """Declare an option that names a model, and -hf (-hfd for what drafts) beside it."""
+        """Declare an option that names a model, and -hf (-hfd for a drafter) in addition."""
         own = usage.split(", ")[0].split()[0]
         names, dest = _HUB_OPTIONS["-md" if own == "-md" else "-m"]
         option = self.option(usage, help, kind, cls=ModelOption, hub=dest, **attributes)
@@ -194,7 +194,7 @@ _ORDER = [
 class SectionedCommand(click.Command):
     """A command whose help lists its options by section.
 
-    Sections of its own come first, then those of `_ORDER`, which many commands have. Where a
+    Sections of its own come first, then those of `_ORDER`, which many commands have. If a
     parameter names a model, there is --offline too, and the command gets the model's file.
     """
 
@@ -204,7 +204,7 @@ class SectionedCommand(click.Command):
             self.params.append(_offline())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; what they and the environment leave out the config file may say."""
+        """Parse the arguments; the config file has the defaults."""
         if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
             ctx.default_map = defaults_of(ctx)
         return super().parse_args(ctx, args)
@@ -219,7 +219,7 @@ class SectionedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None and record[1]:  # arguments say what they are in the usage line
+            if record is not None and record[1]:  # arguments are explained by the usage line
                 name = parameter.section if isinstance(parameter, SectionedOption) else _OTHER
                 sections.setdefault(name, []).append(record)
         for name in sorted(sections, key=place_of_section):
@@ -251,7 +251,7 @@ def _offline() -> click.Option:
 
 
 def place_of_section(section: str) -> int:
-    """Return where a heading of the help stands; those of a command's own come first."""
+    """Return the position of a heading in the help; a command's own come first."""
     return _ORDER.index(section) if section in _ORDER else -1
 
 
@@ -263,7 +263,7 @@ def option_group(keyword: str, build: Callable[..., object], *options: Decorator
 
     def probe() -> None: ...
 
-    # Only click knows by which names options hand on their values: declare them on a function.
+    # Only click knows the names of the options' values: declare them on a function.
     for decorator in options:
         decorator(probe)
     declared: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
@@ -317,9 +317,9 @@ def with_fields(default: Instance, values: Mapping[str, Any]) -> Instance:
 
 
 def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
-    """Return the `losers` that are said less directly than one of `by`.
+    """Return the `losers` that one of `by` overrides.
 
-    What was typed goes before the environment, and that before the config file.
+    The command line overrides the environment, and that the config file.
     """
     context = click.get_current_context()
 
@@ -337,7 +337,7 @@ def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
 class LazyCommand:
     """A command by its module and name, and its line in the group's help.
 
-    `attribute` is what the module calls it, where Python does not allow its name.
+    `attribute` is its name in the module, if Python does not allow its own.
     """
 
     module: str

@@ -24,7 +24,7 @@ from specrun.cli.options.group import (
     outvoted,
     with_fields,
 )
-from specrun.cli.options.types import FILE, MAX_COUNT, SHARE, LayerCountType, ShapeType
+from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, SHAPE, SHARE
 from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import one_line
 from specrun.runtime.acceptance import build_rule, rule_names
@@ -57,7 +57,7 @@ def _loading(
 
 
 def device_rows(found: list[Device]) -> list[tuple[str, ...]]:
-    """Return what a table says of devices: name, description, kind, free memory, memory."""
+    """Return the rows of a table of devices: name, description, kind, free memory, memory."""
     return [
         (
             device.name,
@@ -133,7 +133,7 @@ DEVICE_OPTIONS = (
     _loading(
         "placement.devices_draft",
         "-devd, --device-draft NAME,...",
-        "The devices for a draft model, and the first one's for heads.",
+        "The devices of a draft model; heads go to the first one.",
         show_default="the target's",
         read=_names,
     ),
@@ -141,8 +141,8 @@ DEVICE_OPTIONS = (
     _loading(
         "placement.split_mode",
         "-sm, --split-mode MODE",
-        "How a model is spread over devices: none, one has it all; layer, whole layers; row and "
-        "tensor, cut matrices, where devices can.",
+        "How a model is split over devices: none, all on one; layer, whole layers; row and tensor, "
+        "parts of matrices, if the devices support it.",
         click.Choice(get_args(SplitMode)),
     ),
     _loading(
@@ -161,14 +161,15 @@ DEVICE_OPTIONS = (
     _loading(
         "placement.override_tensors",
         "-ot, --override-tensor PATTERN=DEVICE,...",
-        "Where tensors go whose names a pattern is found in: 'ffn_.*_exps=CPU' keeps experts here.",
+        "The device of tensors whose names match a pattern: 'ffn_.*_exps=CPU' keeps experts in the "
+        "CPU's memory.",
         multiple=True,
         read=_overrides,
     ),
     _loading(
         "context.offload_kv",
         "-kvo/-nkvo, --kv-offload/--no-kv-offload",
-        "Keep keys and values where layers are computed.",
+        "Keep keys and values on the devices of their layers.",
     ),
 )
 
@@ -254,7 +255,7 @@ _MAX_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """How to draft: an expression, or the llama.cpp options that are rewritten to one."""
+    """The drafter: an expression, or llama.cpp options that are rewritten to one."""
 
     model_draft: Path | None
     drafter: str | None
@@ -268,7 +269,7 @@ class DraftSettings:
 
     @property
     def is_named(self) -> bool:
-        """Whether anything says how to draft; otherwise a profile does, or `auto`."""
+        """Whether any option names a drafter; if none does, a profile or `auto` chooses."""
         said = (self.drafter, self.model_draft, self.spec_type, self.reference)
         limits = (self.spec_draft_n_max, self.spec_draft_p_min)
         return any(value is not None for value in (*said, *limits))
@@ -295,7 +296,7 @@ class LoadSettings:
         return {name: getattr(self.options, name) for name in names}
 
     def runtime_options(self) -> dict[str, Any]:
-        """Return the options of `Runtime` that say how models are loaded and evaluated."""
+        """Return the options of `Runtime` about loading and evaluation, by name."""
         return {name: getattr(self.options, name) for name in self.loading}
 
 
@@ -309,7 +310,7 @@ class TemplateSettings:
 
 
 def _removed(name: str, advice: str) -> Decorator:
-    """Return a hidden option that only says what replaces it."""
+    """Return a hidden option whose error names its replacement."""
 
     def refuse(context: click.Context, _option: click.Parameter, value: str | None) -> None:
         if value is not None:
@@ -386,7 +387,7 @@ shape_option = EVALUATION.option(
     "at least two, because several threads sum a single token's attention in parts beyond 256 "
     "cells; fixed, always as many as the drafter needs at most; N: always N, so that the text is "
     "the same to the bit with every drafter that draws nothing.",
-    ShapeType(),
+    SHAPE,
     show_default="free; fixed where specrun tune found that no slower",
 )
 
@@ -425,8 +426,8 @@ load_options = option_group(
     _loading(
         "context.n_ctx",
         "-c, --ctx-size N",
-        "Context size in tokens; 0: what fits into memory of what the model was trained with, "
-        "which is also the most unless positions are stretched (--rope-scale).",
+        "Context size in tokens; 0: as much of the trained context as fits into memory. More than "
+        "the trained context needs stretched positions (--rope-scale).",
         click.IntRange(0, MAX_COUNT),
     ),
     *ROPE_OPTIONS,
@@ -466,7 +467,7 @@ load_options = option_group(
             field,
             f"-ngl{short}, --gpu-layers{long}, --n-gpu-layers{long}",
             f"Layers of the {model} on the GPU; auto: as many as fit, with context and drafter.",
-            LayerCountType(),
+            LAYER_COUNT,
         )
         for field, short, long, model in (
             ("n_gpu_layers", "", "", "target"),
@@ -491,7 +492,7 @@ load_options = option_group(
 
 
 def _rules() -> str:
-    """Return the names of all rules, those apart that change what the target would say."""
+    """Return the names of all rules; those that change the target's distribution stand apart."""
     names = rule_names()
     exact = [name for name in names if build_rule(name).exact]
     lossy = [name for name in names if name not in exact]
@@ -503,8 +504,8 @@ draft_options = option_group(
     _draft_settings,
     DRAFTING.model(
         MODEL_DRAFT,
-        "What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short for "
-        '--drafter KIND("FILE").',
+        "The drafter's file: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short "
+        'for --drafter KIND("FILE").',
     ),
     DRAFTING.option(
         "--drafter EXPR",
@@ -541,7 +542,9 @@ draft_options = option_group(
     ),
     DRAFTING.option("--accept RULE", f"The acceptance rule: {_rules()}.", default=_DEFAULTS.accept),
     shape_option,
-    DRAFTING.flag("--no-profile", "Leave out what specrun accelerate found for this file."),
+    DRAFTING.flag(
+        "--no-profile", "Ignore the profile that specrun accelerate wrote for this file."
+    ),
 )
 
 template_options = option_group(

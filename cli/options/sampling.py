@@ -7,16 +7,16 @@ several temperatures.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import SAMPLING, Decorator, option_group
-from specrun.cli.options.types import MAX_COUNT, LogitBiasType, NumberListType
+from specrun.cli.options.types import LOGIT_BIAS, MAX_COUNT, NUMBERS, Parsed
 from specrun.cli.terminal.terminal import MAX_TEXT_BYTES, decode_text, read_text
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.laws import (
@@ -55,7 +55,7 @@ GRAMMAR_OPTIONS = (
 def chosen_grammar(
     json_schema: str | None, grammar: str | None, regex: str | None, grammar_after: str | None
 ) -> Grammar | None:
-    """Return the grammar that was asked for; of several kinds only one may be."""
+    """Return the grammar of the options; raises UsageError for several kinds."""
     given = {"--json-schema": json_schema, "--grammar": grammar, "--regex": regex}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -105,9 +105,6 @@ def _written(text: str, after: str) -> Grammar:
 # == Settings of `SamplingParams` ==================================================================
 
 
-_Order: TypeAlias = tuple[str, ...]
-_Parameter: TypeAlias = click.Parameter | None
-_Context: TypeAlias = click.Context | None
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", '\\"': '"', "\\'": "'", "\\\\": "\\"}
 
 USUAL = (
@@ -120,27 +117,13 @@ FURTHER = tuple(name for name in SETTINGS if name not in (*USUAL, "seed", "stop"
 """All others that change the distribution."""
 
 
-class OrderType(click.ParamType[_Order]):
-    """The value of --samplers or --sampler-seq: an order of samplers, as `read` reads it."""
-
-    def __init__(self, name: str, read: Callable[[str], _Order]) -> None:
-        self.name, self._read = name, read
-
-    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> _Order:  # noqa: ANN401
-        """Return llama.cpp's names."""
-        try:
-            return value if isinstance(value, tuple) else self._read(str(value))
-        except OptionError as error:
-            self.fail(str(error), param, ctx)
-
-
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
     "seed": {"kind": click.IntRange(-1, 2**64 - 1), "default": RANDOM_SEED},
     "stop": {"multiple": True},
-    "logit_bias": {"kind": LogitBiasType(), "multiple": True},
+    "logit_bias": {"kind": LOGIT_BIAS, "multiple": True},
     "dry_sequence_breakers": {"multiple": True, "show_default": '\\n : " *'},
     "samplers": {
-        "kind": OrderType("NAME;NAME", read_samplers),
+        "kind": Parsed("NAME;NAME", read_samplers),
         "show_default": ";".join(DEFAULT_ORDER),
     },
 }
@@ -176,7 +159,7 @@ SAMPLER_OPTIONS = (
         "--sampler-seq, --sampling-seq",
         "The same, a letter each: e penalties, d dry, s top_n_sigma, k top_k, y typ_p, p top_p, "
         "m min_p, x xtc, t temperature.",
-        OrderType("LETTERS", read_sampler_letters),
+        Parsed("LETTERS", read_sampler_letters),
         dest="sampler_seq",
         show_default="edskypmxt",
     ),
@@ -274,7 +257,7 @@ def temperatures_option(default: str, purpose: str = "") -> Decorator:
     return SAMPLING.option(
         SETTINGS["temperature"].flags.rpartition(" ")[0],
         f"Temperatures{purpose}: a,b or repeated.",
-        NumberListType(),
+        NUMBERS,
         multiple=True,
         default=(default,),
     )

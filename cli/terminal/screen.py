@@ -117,7 +117,7 @@ def screen_bar(
 
 @contextmanager
 def progress_bar(terminal: Terminal, first: str) -> Iterator[Callable[[str, float], None]]:
-    """Yield what shows a step and the share that is done; `first` is shown until it is called."""
+    """Yield a function that shows a step and the share done; `first` is the step until then."""
 
     def columns() -> list[ProgressColumn]:
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -138,14 +138,14 @@ def progress_bar(terminal: Terminal, first: str) -> Iterator[Callable[[str, floa
 
 @contextmanager
 def byte_progress(terminal: Terminal, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield what shows the bytes done and the bytes in all, with speed and time left."""
+    """Yield a function that shows the bytes done and in all, with speed and time left."""
     with _byte_bar(terminal) as report:
         yield lambda done, total: report(what, done, total)
 
 
 @contextmanager
 def fetch_progress(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield what shows one file after the other, its bytes done and in all; else a line each."""
+    """Yield a function that shows the bytes of one file after the other; else a line each."""
     told: set[str] = set()
     with _byte_bar(terminal) as report:
 
@@ -161,7 +161,7 @@ def fetch_progress(terminal: Terminal) -> Iterator[Callable[[str, int, int], Non
 
 @contextmanager
 def _byte_bar(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield what shows a name, the bytes done and the bytes in all, with speed and time left."""
+    """Yield a function that shows a name, the bytes done and in all, speed and time left."""
 
     def columns() -> list[ProgressColumn]:
         from rich.progress import (
@@ -194,7 +194,7 @@ def _byte_bar(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
 
 
 class ProgressLine:
-    """Call it with what is done and the whole; `close` takes the line away."""
+    """A line with a bar, drawn by calls with the amounts done and in all, until `close`."""
 
     def __init__(self, terminal: Terminal, what: str) -> None:
         self._terminal, self._what = terminal, what

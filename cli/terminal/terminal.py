@@ -78,14 +78,14 @@ class Terminal:
             _write(sys.stdout, self._styled(text, style, self.color_answers))
 
     def answer_drawn(self, text: str) -> None:
-        """Write text with escape sequences of our own to stdout; what a model said is harmless."""
+        """Write text with escape sequences of our own to stdout; a model's text has none left."""
         if text:
             _write(sys.stdout, text)
 
     # -- stderr ------------------------------------------------------------------------------------
 
     def say(self, text: str, style: Style = "plain") -> None:
-        """Write a line to stderr that the user asked for."""
+        """Write a line to stderr, also with `quiet`."""
         _write(sys.stderr, self._styled(printable(text), style, self.color_notes) + "\n")
 
     def note(self, text: str, style: Style = "dim") -> None:
@@ -186,7 +186,7 @@ def _sentence(error: OSError) -> str:
 
 
 def noted(message: str, error: BaseException) -> str:
-    """Return the message and, a line each, what was noted on the error on its way (`add_note`)."""
+    """Return the message and the error's notes (`add_note`), a line each."""
     return "\n".join([message, *getattr(error, "__notes__", ())])
 
 

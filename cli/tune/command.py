@@ -18,7 +18,6 @@ from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import SamplingGrid
 from specrun.cli.terminal.screen import print_table, progress_bar
 from specrun.cli.terminal.terminal import Terminal, require_file
-from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import (
     LayerSkip,
     TuneOutput,
@@ -29,15 +28,10 @@ from specrun.cli.tune.options import (
     tune_sampling_options,
     tune_text_options,
 )
+from specrun.cli.tune.target_costs import warn_of_experts
 
 if TYPE_CHECKING:
-    from specrun.runtime.planning import (
-        Candidate,
-        ShapeTrial,
-        TunedSetting,
-        TuneOptions,
-        TuneResult,
-    )
+    from specrun.runtime.tuning import Candidate, ShapeTrial, TunedSetting, TuneOptions, TuneResult
 
 _SCHEMES = {
     "argmax": "most likely tokens",
@@ -247,8 +241,8 @@ def tune(
         run_target_costs(load, load.model, text, output, terminal)
         return
     from specrun.runtime.chat import prompt_tokens
-    from specrun.runtime.planning import save_curve, save_plans
-    from specrun.runtime.tuning import tuning
+    from specrun.runtime.planning import save_curve
+    from specrun.runtime.tuning import keep_plans, tuning
 
     options = _options(load, text, sampling)
     check_plot(output.plot)
@@ -259,7 +253,7 @@ def tune(
         )
     _show(options, result, output, terminal)
     if output.save:
-        terminal.note(f"kept in {save_plans(options, result)}")
+        terminal.note(f"kept in {keep_plans(options, result)}")
         layers, _ = tuning.tuned_layers(options)
         # Drafters without a model plan with the target's curve.
         save_curve(result.target, options.target, options.context, layers)
@@ -271,7 +265,7 @@ def tune(
 
 
 def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> TuneOptions:
-    from specrun.runtime.planning import TuneOptions
+    from specrun.runtime.tuning import TuneOptions
 
     target, draft = _files(load, text)
     return TuneOptions(

@@ -9,10 +9,15 @@ import click
 
 from specrun.cli.options.group import MODEL, OUTPUT, Section, option_group
 from specrun.cli.options.model import MODEL_DRAFT
-from specrun.cli.options.output import json_option
-from specrun.cli.options.prompt import no_template_option, prompts_option, read_prompt_file
+from specrun.cli.options.output import json_option, plot_option
+from specrun.cli.options.prompt import (
+    no_template_option,
+    prompt_file_option,
+    prompts_option,
+    read_prompt_file,
+)
 from specrun.cli.options.sampling import grid_options
-from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE
+from specrun.cli.options.types import MAX_COUNT, NEW_FILE
 
 _TEXTS, _LAYERS = Section("Texts"), Section("Layers to skip")
 
@@ -54,7 +59,7 @@ tune_text_options = option_group(
     TuneText,
     MODEL.model(MODEL_DRAFT, "The draft model: a GGUF file."),
     prompts_option(_TEXTS),
-    _TEXTS.option("-f, --file", "A file that is one prompt.", FILE),
+    prompt_file_option(_TEXTS),
     no_template_option(_TEXTS),
     _TEXTS.option(
         "-n, --predict, --max-tokens N",
@@ -99,9 +104,7 @@ tune_output_options = option_group(
     "output",
     TuneOutput,
     json_option("Print everything that was measured as JSON."),
-    OUTPUT.option(
-        "--plot FILE", "Draw the cost curves and the plans' speeds: a .png, .svg or .pdf.", NEW_FILE
-    ),
+    plot_option("the cost curves and the plans' speeds"),
     OUTPUT.option(
         "--save/--no-save",
         "Keep the plan, so that chat and generate use it for this pair.",

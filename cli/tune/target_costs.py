@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,13 +12,50 @@ import click
 from specrun.cli.options.model import LoadSettings
 from specrun.cli.terminal.screen import print_table, progress_bar
 from specrun.cli.terminal.terminal import Terminal, require_file
-from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import TuneOutput, TuneText
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specrun.runtime.planning import CostCurve, WeightType
+    from specrun.runtime.planning import CostCurve
+    from specrun.runtime.tuning import WeightType
+
+
+# == Mixtures of experts: how many of them verification reads, and what that takes here ============
+
+
+SIZES = (2, 4, 8)
+"""Tokens of evaluations that verify 1, 3 and 7 drafts."""
+
+
+def experts_text(n_experts: int, n_used: int) -> str:
+    """Say how many experts evaluations of several tokens read."""
+    from specrun.runtime.planning import expected_experts
+
+    read = ", ".join(f"{expected_experts(n_experts, n_used, n):.1f}" for n in SIZES)
+    sizes = ", ".join(map(str, SIZES[:-1])) + f" and {SIZES[-1]}"
+    return (
+        f"{n_used} of {n_experts} for a token; {sizes} tokens read about {read} of a layer's "
+        "(less where they choose alike), so verifying drafts costs more than with a dense model"
+    )
+
+
+def warn_of_experts(target: Path, curve: CostCurve, terminal: Terminal) -> None:
+    """Warn, where the target is a mixture of experts, of what its evaluations read and take."""
+    from specrun.bindings.gguf import read_header
+    from specrun.runtime.planning import mixture
+
+    n_experts, n_used = mixture(read_header(target))
+    if not n_experts:
+        return
+    times = ", ".join(f"T({n}) = {curve.seconds(n) / curve.seconds(1):.2f} T(1)" for n in SIZES)
+    terminal.note(
+        f"{target.name} is a mixture of experts, {experts_text(n_experts, n_used)}; measured here: "
+        f"{times}"
+    )
+
+
+# == The cost curve ================================================================================
 
 
 def run_target_costs(
@@ -26,7 +63,8 @@ def run_target_costs(
 ) -> None:
     """Measure the target's cost curve, print it and keep it."""
     from specrun.runtime.memory import layers_here
-    from specrun.runtime.planning import measure_target_costs, save_curve, weight_types
+    from specrun.runtime.planning import measure_target_costs, save_curve
+    from specrun.runtime.tuning import weight_types
 
     if output.plot is not None:
         raise click.UsageError("--plot draws the plans for a draft model: give -md FILE too")
@@ -43,7 +81,7 @@ def run_target_costs(
     layers, _ = layers_here(target, context, load.options.n_gpu_layers)
     types = weight_types(target, curve, context, layers)
     if output.as_json:
-        costs = dataclasses.asdict(curve)
+        costs = curve.to_dict()
         found = {"target": str(target), "target_costs": costs, "weight_types": _as_json(types)}
         terminal.answer(json.dumps(found, indent=2) + "\n")
     else:
@@ -83,7 +121,7 @@ def _padded(curve: CostCurve, size: int) -> str:
 
 def _show_types(types: Sequence[WeightType], terminal: Terminal) -> None:
     """Print how files of other weight types compare, and what is to be said of them."""
-    from specrun.runtime.planning import ACCEPTED
+    from specrun.runtime.tuning import ACCEPTED
 
     rows = []
     for known in types:

@@ -21,7 +21,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.checkpoint import Checkpoint, read_json_object
 from specrun.convert.families import family_of
 from specrun.convert.families.family import Array
@@ -64,7 +64,7 @@ class TargetFacts:
         metadata.text("specrun.target.vocabulary_sha256", self.fingerprint.hex())
 
     def summary(self) -> dict[str, str | int]:
-        """Return what names and measures the target, by the names of these fields, for reports."""
+        """Return the target's names and sizes, by the names of these fields, for reports."""
         return {
             "path": str(self.path),
             "name": self.name,

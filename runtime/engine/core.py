@@ -1,4 +1,4 @@
-"""What `Engine` and `Runtime` share: models, drafters and slots that are open, and their use."""
+"""The core of `Engine` and `Runtime`: models, drafters and slots that are open, and their use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
 from specrun.runtime.memory import Fitted
 from specrun.runtime.online import RejectionStore, open_rejections
 from specrun.runtime.round.backend_laws import is_wanted
-from specrun.runtime.round.drafter import Owned, close_all
+from specrun.runtime.round.drafter import Owned
 from specrun.runtime.round.target import TargetModel
 
 if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
@@ -143,7 +143,7 @@ class EngineCore(ABC):
         params: SamplingParams | None,
         options: AnswerOptions,
     ) -> Request:
-        """Return a request; raises `OptionError` for what is not offered or does not fit."""
+        """Return a request; raises `OptionError` for choices that are not offered or do not fit."""
         self._require_open()
         params = params or SamplingParams()
         tokens = prompt_tokens(self.vocabulary, prompt)
@@ -182,19 +182,20 @@ class EngineCore(ABC):
         # that it was drawn from, so never in the middle of one.
         trust = trusting_files() if self.options.trust else nullcontext()
         with trust, placing(self.options.placement):
-            replaced = self._choices.swap(drafter, files)
+            self._choices.swap(drafter, files)
             try:
-                for session in self._sessions:
-                    if session.drafter in replaced and session.drafters is not None:
-                        session.turn_to_drafter(session.drafters.get(session.drafters.own))
+                for session, drafters in zip(self._sessions, self._choices.slots, strict=True):
+                    if session.drafter not in drafters.started.values():
+                        session.turn_to_drafter(drafters.get(drafters.own))
             finally:
-                close_all(replaced)
+                self._choices.close_unused()
 
     def save_session(self, path: str | os.PathLike[str]) -> int:
         """Keep the cache of the conversation so far in a file; return how many tokens it holds.
 
-        `load_session` of another runtime with the same model and settings takes it up: what its
-        prompts share with the conversation is then not evaluated again. Errors: `session_file`.
+        `load_session` of another runtime with the same model and settings takes it up: tokens that
+        its prompts share with the conversation are then not evaluated again. Errors:
+        `session_file`.
         """
         from specrun.runtime.engine.session_file import save_session
 
@@ -216,7 +217,7 @@ class EngineCore(ABC):
             raise OptionError(f"{problem} slots: give slots=1")
         return self._first
 
-    # -- what is open ------------------------------------------------------------------------------
+    # -- open models and drafters ------------------------------------------------------------------
 
     @property
     def _first(self) -> Session:

@@ -15,7 +15,7 @@ from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.engine.answer import Request
 from specrun.runtime.engine.core import EngineCore
 from specrun.runtime.engine.opening import RuntimeOptions, parse_options
-from specrun.runtime.engine.request_options import AnswerOptions
+from specrun.runtime.engine.request_options import answer_options
 from specrun.runtime.engine.schedule import Load, Schedule
 from specrun.runtime.engine.streams import EngineStream
 from specrun.runtime.grammar.compiled import compiled
@@ -143,20 +143,20 @@ class Engine(EngineCore):
         """Ask for a continuation of `prompt`, a text or token ids; return its stream at once.
 
         Options are the fields of `AnswerOptions`: `max_tokens`, `index`, `logprobs`,
-        `top_logprobs`, `drafter`, `n_max`, `accept` and `trace`. Raises `OptionError` for what the
-        engine does not offer, and for what does not fit together; `GrammarError` for a grammar that
-        cannot be compiled.
+        `top_logprobs`, `drafter`, `n_max`, `accept` and `trace`. Raises `OptionError` for choices
+        that the engine does not offer or that do not fit together; `GrammarError` for a grammar
+        that cannot be compiled.
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
         drafters of point masses, but for the rounding of batches of another size.
         """
-        request = self._request(prompt, params, AnswerOptions(**options))
+        request = self._request(prompt, params, answer_options(options))
         if request.params.grammar is not None:  # here, where nobody else waits for it; it is kept
             compiled(request.params.grammar, self.vocabulary)
         stream = EngineStream(request.seed)
         with self._changed:
             self._require_open()
-            self._requests.append(dataclasses.replace(request, listener=stream.listener))
+            self._requests.append(dataclasses.replace(request, mailbox=stream.listener))
             self._changed.notify()
         return stream
 
@@ -224,7 +224,7 @@ class Engine(EngineCore):
         return self._closing
 
     def statistics(self) -> EngineStatistics:
-        """Return what goes on now; numbers may be of neighbouring moments."""
+        """Return the present state; numbers may be of neighbouring moments."""
         schedule = self._schedule
         return EngineStatistics(
             slots=len(schedule.sessions),
@@ -262,8 +262,8 @@ class Engine(EngineCore):
         why: BaseException = ClosedError("the engine was closed while an answer was being made")
         try:
             while self._take_requests():
-                self.step()
-        except BaseException as problem:  # a defect: nobody is to wait for ever
+                self._step()
+        except BaseException as problem:  # a defect: no reader may wait for ever
             why = problem
             raise
         finally:
@@ -277,10 +277,10 @@ class Engine(EngineCore):
             self._schedule.close(why)
             close_all(self._owned)
 
-    def step(self) -> None:
-        """Let every answer go on by a round at most, in the engine's thread.
+    def _step(self) -> None:
+        """Let every answer go on by a round at most; do the work that waits for idle slots.
 
-        While there is work to do between answers, no more are admitted.
+        While there is such work, no more requests are admitted.
         """
         schedule = self._schedule
         schedule.admits = not self._tasks

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.engine.core import EngineCore
 from specrun.runtime.engine.opening import parse_options
-from specrun.runtime.engine.request_options import AnswerOptions
+from specrun.runtime.engine.request_options import answer_options
 from specrun.runtime.engine.session import GenerationStream, Session
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.models.names import locate_model
@@ -63,7 +63,7 @@ class Runtime(EngineCore):
         `AnswerOptions`: `max_tokens`, `index`, `logprobs` (on, unlike there), `top_logprobs`,
         `drafter`, `n_max`, `accept` and `trace`.
         """
-        wanted = AnswerOptions(**{"logprobs": True, **options})
+        wanted = answer_options({"logprobs": True, **options})
         return self.session.answer(self._request(prompt, params, wanted))
 
     def generate(
@@ -90,7 +90,7 @@ class Runtime(EngineCore):
         params: SamplingParams | None = None,
         **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
     ) -> GenerationResult:
-        """Return the finished answer; what it shares with the last one is not evaluated again."""
+        """Return the finished answer; tokens shared with the last one are not evaluated again."""
         return self.generate(self.chat_prompt(messages), params, **options)
 
     # -- the session -------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Runtime(EngineCore):
 
     @property
     def accept(self) -> str:
-        """The acceptance rule that was asked for."""
+        """The default acceptance rule, as it was given."""
         return self.options.accept
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specrun.bindings.errors import PairError, UnsupportedModelError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 # The constants of llama.cpp's speculative decoding: vocabularies may differ by this many tokens,
 # and the first ids (unknown, bos, eos, padding) may have other texts.
@@ -49,7 +49,7 @@ def check_can_draft(draft: Model) -> None:
 
 
 def check_vocabularies(target: Model, draft: Model) -> None:
-    """Raise `PairError` unless what drafts uses the target's vocabulary."""
+    """Raise `PairError` unless a drafter uses the target's vocabulary."""
     ours, theirs = target.vocabulary, draft.vocabulary
     pair = f"{draft.path} cannot draft for {target.path}"
     if ours.kind != theirs.kind:

@@ -19,18 +19,18 @@ from specrun.train.data.corpus import TokenCorpus, encode_corpus
 from specrun.train.data.documents import read_documents
 from specrun.train.data.tokens import TargetTokenizer
 from specrun.train.heads import HeadRun
+from specrun.train.heads.learner import FormerModel
 from specrun.train.lookahead import (
-    ParallelLearner,
+    LookaheadLearner,
     PassRecipe,
     SpaceLearner,
     SpaceRecipe,
     lookahead_states,
     text_states,
-    train_pass,
-    train_space,
 )
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
 from specrun.train.target.states import ModelFeatures
+from specrun.train.trainer import train
 
 CPU = torch.device("cpu")
 EVERYWHERE = 999
@@ -81,7 +81,7 @@ def test_positions_with_the_texts_own_embeddings_have_its_states(
 
 
 @torch.no_grad()
-def loss_by_definition(learner: ParallelLearner, model: HFModel, corpus: TokenCorpus) -> float:
+def loss_by_definition(learner: LookaheadLearner, model: HFModel, corpus: TokenCorpus) -> float:
     """Each group evaluated alone, as a text that ends with it."""
     batch = corpus.batch([0, 1])
     rows, total = learner.embeddings.rows(), 0.0
@@ -105,7 +105,7 @@ def test_the_loss_is_that_of_every_group_alone(
     model: HFModel, corpus: TokenCorpus, groups: int
 ) -> None:
     torch.manual_seed(1)
-    learner = ParallelLearner(PassRecipe(count=3, groups=groups), model)
+    learner = LookaheadLearner(PassRecipe(count=3, groups=groups), model)
     parts = list(learner.losses(corpus.batch([0, 1]), torch.Generator().manual_seed(0), 0))
     wanted = loss_by_definition(learner, model, corpus)
     if groups == EVERYWHERE:
@@ -123,7 +123,7 @@ def test_space_learns_the_model_too_and_its_own_law_is_no_loss(
     same = load_hf_model(taught.folder, CPU)
     matrices = TargetMatrices(same.embedding, same.output, None)
     recipe = SpaceRecipe(count=2, from_law=True, groups=EVERYWHERE)
-    learner = SpaceLearner(recipe, model, ModelFeatures(same), matrices)
+    learner = SpaceLearner(recipe, model, FormerModel(ModelFeatures(same), matrices))
     assert learner.embeddings.weight.shape[0] == 1
     (part,) = learner.losses(corpus.batch([0, 1]), torch.Generator(), 0)
     # KL(p_before || p_now) before anything has changed; what masks learn remains.
@@ -137,15 +137,15 @@ def test_space_learns_the_model_too_and_its_own_law_is_no_loss(
 
 def test_a_run_of_pass_learns_resumes_and_drafts(taught: Any, tmp_path: Path) -> None:
     recipe = PassRecipe(count=2)
-    whole = train_pass(recipe, run_of(taught, tmp_path / "whole", learning_rate=0.05))
+    whole = train(recipe, run_of(taught, tmp_path / "whole", learning_rate=0.05))
     curve = whole.result.curves.losses
     assert curve[-1] < 0.8 * curve[0]
     run = {"learning_rate": 0.05, "steps": 30}
     stopped = run_of(taught, tmp_path / "stopped", save_seconds=0.0, **run)
     with pytest.raises(KeyboardInterrupt):
-        train_pass(recipe, stopped, _StopsAt(12))
+        train(recipe, stopped, _StopsAt(12))
     resumed = run_of(taught, tmp_path / "stopped", resume=True, **run)
-    report = train_pass(recipe, resumed)
+    report = train(recipe, resumed)
     assert report.result.resumed_at > 0
     assert np.allclose(report.result.curves.losses, curve, rtol=1e-6)
     target, file = tmp_path / "target.gguf", tmp_path / "pass.gguf"
@@ -175,7 +175,7 @@ class _StopsAt:
 
 def test_a_run_of_space_leaves_a_new_model_and_its_mask(taught: Any, tmp_path: Path) -> None:
     folder = tmp_path / "space"
-    train_space(SpaceRecipe(count=2), run_of(taught, folder, learning_rate=1e-3, steps=4))
+    train(SpaceRecipe(count=2), run_of(taught, folder, learning_rate=1e-3, steps=4))
     tensors = load_file(folder / "model.safetensors")
     before = load_file(taught.folder / "model.safetensors")
     assert tensors.keys() - before.keys() == {"space_mask.weight"}
@@ -198,4 +198,4 @@ def test_settings_that_make_no_sense_are_refused(taught: Any, tmp_path: Path) ->
         SpaceRecipe(mask_rate=0.0)
     run = run_of(taught, tmp_path / "x", teacher=tmp_path / "teacher.gguf")
     with pytest.raises(OptionError, match="leave out --teacher"):
-        train_pass(PassRecipe(), run)
+        train(PassRecipe(), run)

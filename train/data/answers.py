@@ -11,26 +11,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from specrun.bindings.errors import MalformedFileError, ModelError, UnsupportedModelError
-from specrun.bindings.files import DAMAGE
+from specrun.bindings.errors import ModelError, UnsupportedModelError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Engine, SamplingParams
 from specrun.runtime.engine import EngineStream
 from specrun.runtime.round import GenerationResult
 from specrun.train.data.documents import Document
+from specrun.train.data.store import Progress, Record, kept_records
 from specrun.train.data.tokens import TargetTokens, TokenSequence
 
 # == Texts of a target, several at once, in a store that an interrupted run goes on with ===========
 #
-# The store is JSON Lines, a text a line, written as they come: what it holds is not asked again.
-
-
-Progress = Callable[[int, int], None]
+# The store is JSON Lines, a text a line, written as they come.
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Tokens that the target goes on from, by at most `room` more; `key` tells it from others."""
+    """A prompt, with room for at most `room` more tokens; `key` is its key in the store."""
 
     prompt: list[int]
     room: int
@@ -39,7 +36,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the target said: tokens and text, and whether it ended by itself."""
+    """The target's answer: tokens and text, and whether it ended by itself."""
 
     token_ids: list[int]
     text: str
@@ -48,7 +45,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class AskingSettings:
-    """How a target is asked: sampling, drafter, how many at once, and their longest text."""
+    """Settings of answers: sampling, drafter, number at once, and the longest text."""
 
     params: SamplingParams
     drafter: str
@@ -58,7 +55,7 @@ class AskingSettings:
 
 
 class Answerer(Protocol):
-    """What a target answers by: llama.cpp, or torch where it has a GPU."""
+    """A runner of the target for answers: llama.cpp, or torch."""
 
     def answers(
         self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
@@ -73,30 +70,26 @@ def ask_target(
     settings: AskingSettings,
     progress: Progress | None = None,
 ) -> list[Said]:
-    """Return what the target says to each question; chance differs by a question's number.
+    """Return the target's text after each question; chance differs by a question's number.
 
-    `target` is entered only where something is missing in `store`. Raises MalformedFileError for a
+    `target` is entered only if something is missing in `store`. Raises MalformedFileError for a
     damaged one.
     """
-    known = _read(store)
-    missing = [number for number, asked in enumerate(questions) if asked.key not in known]
-    if missing:
+
+    def made(missing: list[int]) -> Generator[tuple[int, Record]]:
         asked = [(number, questions[number]) for number in missing]
-        with (
-            target as answerer,
-            store.open("a", encoding="utf-8") as file,
-            closing(answerer.answers(asked, settings)) as coming,
-        ):
-            n_known = len(questions) - len(missing)
-            for done, (number, said) in enumerate(coming, n_known + 1):
-                key = questions[number].key
-                known[key] = said
-                record = {"key": key, "answer": said.token_ids, "text": said.text}
-                file.write(json.dumps({**record, "whole": said.is_whole}) + "\n")
-                file.flush()
-                if progress is not None:
-                    progress(done, len(questions))
-    return [known[question.key] for question in questions]
+        with target as answerer, closing(answerer.answers(asked, settings)) as coming:
+            for number, said in coming:
+                found = {"answer": said.token_ids, "text": said.text, "whole": said.is_whole}
+                yield number, found
+
+    keys = [question.key for question in questions]
+    return kept_records(store, keys, made, _said, what="answer", progress=progress)
+
+
+def _said(record: Record) -> Said:
+    token_ids = [int(token) for token in record["answer"]]
+    return Said(token_ids, str(record.get("text", "")), bool(record.get("whole", True)))
 
 
 class FileAnswerer:
@@ -140,7 +133,7 @@ def _answers(
     """Yield the answers to numbered questions, in their order."""
     waiting: deque[tuple[int, EngineStream]] = deque()
     while True:
-        # More than are answered at once, so that no slot waits for whoever reads this.
+        # More than are answered at once, so that no slot waits for the reader.
         for number, question in islice(asked, 2 * settings.parallel - len(waiting)):
             stream = engine.submit(
                 question.prompt, settings.params, max_tokens=question.room, index=number
@@ -152,30 +145,9 @@ def _answers(
         yield number, stream.result
 
 
-def _read(store: Path) -> dict[str, Said]:
-    """Return what is known, by key; a last line that was cut off is cut away."""
-    if not store.exists():
-        return {}
-    data = store.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) != len(data):
-        with store.open("r+b") as file:
-            file.truncate(len(whole))
-    found: dict[str, Said] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            record = json.loads(line)
-            token_ids = [int(token) for token in record["answer"]]
-            said = Said(token_ids, str(record.get("text", "")), bool(record.get("whole", True)))
-            found[str(record["key"])] = said
-        except DAMAGE as error:
-            raise MalformedFileError(f"line {number} of {store} is no answer: remove it") from error
-    return found
-
-
 # == Answers to the data's prompts (Medusa, section 2.3) ===========================================
 #
-# Heads that learn what the target says, rather than what a data set says, guess it more often
+# Heads that learn the target's answers rather than a data set's predict the target more often
 # (Medusa, section 2.3).
 
 
@@ -197,6 +169,19 @@ class AnswerSettings:
         )
 
 
+def asked_prompts(
+    documents: Sequence[Document], tokenizer: TargetTokens, max_length: int
+) -> list[list[int]]:
+    """Return the prompts that leave room for an answer; raises ModelError without any."""
+    found = map(tokenizer.prompt, documents)
+    prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
+    if not prompts:
+        raise ModelError(
+            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
+        )
+    return prompts
+
+
 def answer_prompts(
     target: AbstractContextManager[Answerer],
     tokenizer: TargetTokens,
@@ -209,20 +194,15 @@ def answer_prompts(
     n_threads: int = 0,
     progress: Progress | None = None,
 ) -> list[TokenSequence]:
-    """Return each prompt of the documents with the target's answer; the answer is what is learnt.
+    """Return each prompt of the documents with the target's answer, which is learnt.
 
-    `target` is entered only where an answer is missing in `store`. `identity` names its weights:
-    others are asked again. Texts that ask nothing, and prompts that leave no room for an answer
-    within `max_length` tokens, are left out. Raises ModelError where none is left,
+    `target` is entered only if an answer is missing in `store`. `identity` names its weights:
+    others answer again. Texts without a question, and prompts that leave no room for an answer
+    within `max_length` tokens, are left out. Raises ModelError if none is left,
     MalformedFileError for a damaged `store`.
     """
-    found = map(tokenizer.prompt, documents)
-    prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
-    if not prompts:
-        raise ModelError(
-            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
-        )
-    # The number, for a prompt that is asked twice is answered twice, with noise of its own.
+    prompts = asked_prompts(documents, tokenizer, max_length)
+    # The number: a prompt that occurs twice has two answers, each with its own noise.
     how = (identity, settings.temperature, settings.seed)
     questions = []
     for number, prompt in enumerate(prompts):
@@ -253,6 +233,6 @@ def runnable_target(folder: Path, place: Path, note: Callable[[str], None]) -> I
 def converted_answerer(
     folder: Path, place: Path, note: Callable[[str], None]
 ) -> Iterator[FileAnswerer]:
-    """Yield what answers for a folder: its model as GGUF, as of `runnable_target`."""
+    """Yield an answerer for a folder: its model as GGUF, as of `runnable_target`."""
     with runnable_target(folder, place, note) as path:
         yield FileAnswerer(path)

@@ -1,6 +1,6 @@
 """A corpus of token sequences, its held-out part, and batches by seed and epoch alone.
 
-`draft_marks` says which positions of a text count when a drafter is trained on it.
+`draft_marks` returns the positions of a text that count when a drafter is trained on it.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class EpochTexts(Protocol):
 class TokenCorpus:
     """All sequences, and the numbers of those to train on and of those held out.
 
-    Where there are too few sequences to hold one out, `held_out` are some of the training sequences
-    themselves, and `measured_on_training` says so. `widths`, where there are some, say how long
-    each sequence may become in a step that writes its answer anew: batches are planned by them.
+    With too few sequences to hold one out, `held_out` are some of the training sequences, and
+    `measured_on_training` is True. `widths`, if any, are the lengths that sequences may reach in a
+    step that writes their answers anew: batches are planned by them.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -77,9 +77,13 @@ class TokenCorpus:
         """The length of the longest sequence."""
         return max(len(sequence) for sequence in self.sequences)
 
+    def widest(self, tokens_per_batch: int) -> int:
+        """Return the most tokens of a step: a text may be longer than `tokens_per_batch`."""
+        return min(max(tokens_per_batch, self.longest), self.n_tokens)
+
     @property
     def digest(self) -> str:
-        """A SHA-256 of all tokens and marks: what features in a cache belong to."""
+        """A SHA-256 of all tokens and marks."""
         found = hashlib.sha256()
         for text in self.sequences:
             found.update(len(text).to_bytes(8, "little"))
@@ -146,9 +150,9 @@ def encode_corpus(
 ) -> TokenCorpus:
     """Return the documents as sequences of at most `max_length`, a share `held_out` set aside.
 
-    Texts are cut into pieces; of chats and answers what does not fit is left out. `need_answers`
+    Texts are cut into pieces; of chats and answers the rest is left out. `need_answers`
     False also takes prompts that have room for an answer, nothing of which is marked. Raises
-    ModelError where nothing can be learnt.
+    ModelError if nothing can be learnt.
     """
     if max_length < _SHORTEST:
         raise OptionError(f"sequences of {max_length} tokens: give at least {_SHORTEST}")

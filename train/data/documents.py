@@ -26,9 +26,9 @@ def begins_array_of_objects(text: str) -> bool:
 
 
 def array_elements(start: str, rest: TextIO) -> Iterator[Any]:
-    """Yield the values of an array, of at least one: its text is `start`, then what `rest` reads.
+    """Yield the values of an array, of at least one: its text is `start`, then the `rest`.
 
-    Raises ValueError where the text is no array, naming the element by its number from 1.
+    Raises ValueError if the text is no array, naming the element by its number from 1.
     """
     window = _Window(start, rest)
     number, follows = 0, window.next_character()
@@ -46,7 +46,7 @@ def array_elements(start: str, rest: TextIO) -> Iterator[Any]:
 
 
 class _Window:
-    """What has been read of a file, from the place that is parsed next."""
+    """The part of a file that was read and is still to be parsed."""
 
     def __init__(self, start: str, rest: TextIO) -> None:
         self._text, self._at, self._rest = start, 0, rest
@@ -86,7 +86,7 @@ class _Window:
         return bool(piece)
 
 
-_START = 1 << 16  # characters that show what kind of file it is
+_START = 1 << 16  # characters that show the kind of file
 _PROMPT_KEYS = ("prompt", "question", "instruction")
 _ANSWER_KEYS = ("answer", "completion", "response", "output")
 _CHAT_KEYS = ("messages", "conversations")
@@ -111,7 +111,7 @@ class PlainText(_FromFile):
 
 @dataclass(frozen=True, slots=True)
 class Answered(_FromFile):
-    """A prompt and its answer, which is learnt; None where it is still to be written."""
+    """A prompt and its answer, which is learnt; None if it is still to be written."""
 
     prompt: str
     answer: str | None
@@ -180,7 +180,7 @@ def _documents(file: TextIO, name: str, *, need_answers: bool) -> Iterator[Docum
 
 
 def _lines(start: str, rest: TextIO, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the value of each line that is not empty, and what the line is called."""
+    """Yield the value of each line that is not empty, and a name for the line."""
     for number, line in enumerate(chain(start.removesuffix("\n").split("\n"), rest), 1):
         if line.strip():
             where = f"line {number} of {name}"
@@ -194,7 +194,7 @@ def _lines(start: str, rest: TextIO, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _elements(start: str, rest: TextIO, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield each element of an array, and what it is called."""
+    """Yield each element of an array, and a name for it."""
     try:
         for number, record in enumerate(array_elements(start, rest), 1):
             yield f"element {number} of {name}", record
@@ -207,16 +207,16 @@ def _elements(start: str, rest: TextIO, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _bad_byte(file: TextIO, error: UnicodeDecodeError) -> str:
-    """Return which byte of the file is none of UTF-8, where that is known: of a pipe it is not."""
+    """Return the byte of the file that is not UTF-8, if it is known: in a pipe it is not."""
     try:
-        end = file.buffer.tell()  # what failed are the last bytes that were read
+        end = file.buffer.tell()  # the last bytes that were read failed
     except OSError:
         return ""
     return f" (byte {end - len(error.object) + error.start + 1})"
 
 
 def _parse_record(record: Any, where: str, *, need_answers: bool) -> Document | None:  # noqa: ANN401 - any JSON value
-    """Return the document of a line or element, None where its texts are empty."""
+    """Return the document of a line or element, None if its texts are empty."""
     if not isinstance(record, dict):
         raise MalformedFileError(f"{where} is not a JSON object: each must be {_KINDS}")
     for key in _CHAT_KEYS:
@@ -255,7 +255,7 @@ def _chat(messages: object, key: str, where: str, *, need_answers: bool) -> Chat
                 f"{key!r} in {where} has a message without a role and a content that are texts"
             )
         role = _ROLES.get(role, role)
-        # What answers nothing: many of ShareGPT's chats begin so, and many templates refuse them.
+        # Answers to nothing: many of ShareGPT's chats begin so, and many templates refuse them.
         if role != "assistant" or any(item["role"] != "system" for item in found):
             found.append({"role": role, "content": content})
     answered = any(item["role"] == "assistant" and item["content"].strip() for item in found)

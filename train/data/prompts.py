@@ -51,7 +51,7 @@ def read_prompts(path: Path) -> list[Document]:
 
 
 def usual_prompts(count: int, tokens: TargetTokens) -> list[Document]:
-    """Return `count` built-in prompts; raises TemplateError for a target that is not asked."""
+    """Return `count` built-in prompts; raises TemplateError without a chat template."""
     if tokens.template is None:
         raise TemplateError(
             f"{tokens.path} has no chat template, so it would not answer the built-in prompts: "
@@ -83,7 +83,7 @@ def most_prompts() -> int:
 def built_in_prompts(count: int) -> list[Document]:
     """Return `count` of the built-in prompts, mixed; a smaller count gives the first of a larger.
 
-    Raises OptionError where there are not so many.
+    Raises OptionError if there are not so many.
     """
     prompts = list(_all_prompts())
     if not 1 <= count <= len(prompts):
@@ -103,9 +103,11 @@ def built_in_prompts(count: int) -> list[Document]:
 # will be asked.
 
 
-_LONGEST = 96  # tokens: what is longer has mostly lost its thread, and leaves little for an answer
+_LONGEST = (
+    96  # tokens: longer ones have mostly lost their thread, and leave little room for an answer
+)
 _TOP_P = 0.9
-"""What is seldom said goes: users ask more sensibly than small models at temperature 1."""
+"""Cuts unlikely tokens: users write more sensibly than small models at temperature 1."""
 _FEWEST_WORDS = 3
 
 
@@ -125,8 +127,8 @@ def own_prompts(
 
     Left out are those that it did not end, those of fewer than three words, and those that it had
     written before. `target`, `store` and `identity` as of `answer_prompts`. A smaller count gives
-    the first of a larger one. Raises TemplateError where the target has no chat template,
-    ModelError where its template shows no message or where it wrote nothing of use.
+    the first of a larger one. Raises TemplateError if the target has no chat template,
+    ModelError if its template shows no message or if it wrote nothing of use.
     """
     opening = tokenizer.opening()
     params = SamplingParams(temperature=1.0, top_k=0, top_p=_TOP_P, min_p=0.0, seed=seed)

@@ -34,7 +34,7 @@ _TEXT_PIECE = 1 << 18  # characters: tokenizers slow down on longer texts
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Token ids [n] and, for each, whether it is learnt: the model said it, not its user."""
+    """Token ids [n] and, for each, whether it is learnt: it is the model's, not the user's."""
 
     ids: npt.NDArray[np.int32]
     learnt: npt.NDArray[np.bool_]
@@ -60,16 +60,16 @@ def require_folder(folder: Path) -> Path:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the beginning of what a library says of an error, its type where it says nothing."""
+    """Return the beginning of a library's error message, its type if there is no message."""
     lines = (line for line in str(error).splitlines() if line.strip())
     return next(lines, type(error).__name__)[:200]
 
 
 class TargetTokens(ABC):
-    """How a target reads documents. `path` is the folder or file that says so.
+    """A target's tokenizer and chat template, of the folder or file `path`.
 
     `template` is its chat template, `eos` the token that ends a text, and `_bos` the one that it
-    puts before every text, each None where there is none.
+    puts before every text, each None if there is none.
     """
 
     path: Path
@@ -93,23 +93,23 @@ class TargetTokens(ABC):
     def _placed(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a whole conversation, whose `text` the template has rendered.
 
-        The second list says at which character of the text each begins; -1 stands before it.
+        The second list says at which character of the text each begins; -1 is before it.
         """
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The tokens that end an answer, as far as these tokens say so."""
+        """The tokens that end an answer, as far as the vocabulary has them."""
         return frozenset() if self.eos is None else frozenset({self.eos})
 
     @property
     def has_template(self) -> bool:
-        """Whether prompts are asked as chats."""
+        """Whether prompts become chats."""
         return self.template is not None
 
     def encode(self, document: Document) -> TokenSequence:
         """Return the tokens of a document as the runtime would see them, uncut.
 
-        Raises TemplateError, with the document's place in its file, where the template refuses it.
+        Raises TemplateError, with the document's place in its file, if the template refuses it.
         """
         with _told_where(document):
             return self._encode(document)
@@ -130,7 +130,7 @@ class TargetTokens(ABC):
         return TokenSequence.of(prompt + answer, len(prompt))
 
     def prompt(self, document: Document) -> list[int] | None:
-        """Return the tokens after which the model would answer, None for texts that ask nothing.
+        """Return the tokens after which the model would answer, None for texts without a question.
 
         Of a chat it is everything before the last answer. Raises as `encode`.
         """
@@ -155,7 +155,7 @@ class TargetTokens(ABC):
     def opening(self) -> list[int]:
         """Return the tokens before a user's first message, from which a model writes one itself.
 
-        Raises TemplateError without a chat template, or where it does not show the message.
+        Raises TemplateError without a chat template, or if it does not show the message.
         """
         template, content = self._template(), "What is the time?"
         messages = [{"role": "user", "content": content}]
@@ -167,7 +167,7 @@ class TargetTokens(ABC):
         return [token for token, start in zip(ids, starts, strict=True) if start < at]
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the tokens of a text, with bos where the model adds one."""
+        """Return the tokens of a text, with bos if the model adds one."""
         pieces = [text[start : start + _TEXT_PIECE] for start in range(0, len(text), _TEXT_PIECE)]
         return self._with_bos([token for piece in pieces for token in self._plain(piece)])
 
@@ -225,7 +225,7 @@ class TargetTokenizer(TargetTokens):
 
 @contextmanager
 def _told_where(document: Document) -> Iterator[None]:
-    """Name the document in what a template says of it."""
+    """Name the document in a template's error."""
     try:
         yield
     except TemplateError as error:
@@ -236,7 +236,7 @@ def _told_where(document: Document) -> Iterator[None]:
 def _answer_spans(
     template: ChatTemplate, messages: Sequence[Message], text: str
 ) -> list[tuple[int, int]]:
-    """Return where in `text` the assistant's own tokens stand, what ends them included."""
+    """Return the spans of the assistant's own tokens in `text`, with their end tokens."""
     spans: list[tuple[int, int]] = []
     cursor = 0
     for index, message in enumerate(messages):
@@ -292,14 +292,14 @@ def _template_text(folder: Path, tokenizer: Any) -> str | None:  # noqa: ANN401 
 
 # == The tokens of a GGUF target: its own vocabulary and chat template =============================
 #
-# llama.cpp does not say at which character a token begins. It follows from the bytes that tokens
-# stand for, and where those are not the text, nobody can tell an answer's tokens from its prompt's.
+# llama.cpp does not return the character at which a token begins. It follows from the bytes of
+# tokens; if those are not the text, an answer's tokens cannot be separated from its prompt's.
 
 
 class FileTokens(TargetTokens):
     """A GGUF file's vocabulary and chat template; its weights are not read.
 
-    Raises UnsupportedModelError where the file has no vocabulary that llama.cpp knows,
+    Raises UnsupportedModelError if llama.cpp does not support the file's vocabulary,
     FileMissingError, MalformedFileError.
     """
 
@@ -340,7 +340,7 @@ class FileTokens(TargetTokens):
         return ids, [-1] * given + starts
 
     def _bytes(self, token: int) -> bytes:
-        """Return what stands in the text for a token, a control token's name for itself."""
+        """Return the bytes of a token in the text, for a control token its name."""
         return self.vocabulary.piece(token) or self._label(token).encode()
 
     def _label(self, token: int) -> str:
@@ -348,7 +348,7 @@ class FileTokens(TargetTokens):
 
 
 def _starts(pieces: Sequence[bytes], text: str) -> list[int] | None:
-    """Return the character of `text` at which each piece begins; None where they are not its own.
+    """Return the character of `text` at which each piece begins; None if they are not its own.
 
     Some vocabularies put a space before what they read, and leave out spaces behind control tokens.
     """

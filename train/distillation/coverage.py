@@ -1,4 +1,4 @@
-"""Drafters beside which another one learns, and vocabularies that must be the same."""
+"""Existing drafters beside which a new one learns, and vocabularies that must be the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_SIZE_DIFFERENCE = 128
 
 @dataclass(frozen=True, slots=True)
 class ModelVocabulary:
-    """A model's vocabulary by id; `is_used` says whether an id stands for a token at all."""
+    """A model's vocabulary by id; `is_used` returns whether an id is a token at all."""
 
     path: Path
     size: int
@@ -83,7 +83,7 @@ def check_same_vocabulary(target: ModelVocabulary, draft: ModelVocabulary) -> in
 # == Existing drafters' right guesses by position: SpecInfer's boosting trains on the rest =========
 #
 # Miao et al. 2023, "SpecInfer", section 3 (collective boost-tuning): drafters of one tree need not
-# be good alone, they should cover together what the target says. They are trained one after the
+# be good alone, they should cover the target's tokens together. They are trained one after the
 # other, each on what those before it miss. There samples are dropped whose next tokens a drafter
 # generates as the target does; here positions are, so that a text of which a drafter knows the easy
 # half still teaches the other half.
@@ -109,7 +109,7 @@ class ExistingDrafters(contextlib.ExitStack[None]):
         self._contexts: list[Context] = []
         rows = _ROWS_AT_ONCE
         options = ContextOptions(n_ctx=n_ctx, n_batch=rows, n_outputs=rows, n_threads=n_threads)
-        with contextlib.ExitStack() as opening:  # closes what was opened if one of them fails
+        with contextlib.ExitStack() as opening:  # closes the opened ones if one of them fails
             for path in paths:
                 model = opening.enter_context(Model(path))
                 check_same_vocabulary(target, gguf_vocabulary(model))
@@ -143,5 +143,5 @@ def covered_positions(target_top: Tensor, drafter_tops: TopTokens) -> Tensor:
 
 
 def position_weights(covered: Tensor, covered_weight: float) -> Tensor:
-    """Return what each position counts in the loss: `covered_weight` where a drafter is right."""
+    """Return each position's weight in the loss: `covered_weight` if a drafter is right."""
     return torch.where(covered, covered_weight, 1.0)

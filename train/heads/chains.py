@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
+from specrun.convert.heads.target_facts import target_facts
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, draft_marks
-from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.heads.earlier_head import EarlierHead, read_earlier_head
 from specrun.train.heads.layers import KeysValues
-from specrun.train.heads.learner import HeadLearner, HeadRecipe, rows_at
+from specrun.train.heads.learner import HeadLearner, rows_at
+from specrun.train.heads.run import HeadRecipe
 from specrun.train.target.shape import ModelShape
 from specrun.train.target.states import Features
 from specrun.train.trainer.learner import LossPart
@@ -65,9 +68,16 @@ class ChainRecipe(HeadRecipe):
         """Return the paper's settings, with its rate scaled to the states' width."""
         return TrainingDefaults(self.paper_rate * max(1.0, _PAPER_WIDTH / shape.hidden))
 
+    def learning_on(
+        self, path: Path, shape: ModelShape, source: Path
+    ) -> tuple[HeadRecipe, EarlierHead]:
+        """Return the head in a file to learn on from, and the recipe that follows from it."""
+        head = read_earlier_head(path, self.kind, shape, target_facts(source))
+        return self.going_on(head), head
+
     @abstractmethod
     def going_on(self, head: EarlierHead) -> ChainRecipe:
-        """Return the recipe for learning on from `head`, with what that settles.
+        """Return the recipe for learning on from `head`, with the settings that follow.
 
         Raises OptionError for settings that the head contradicts.
         """
@@ -82,12 +92,12 @@ class ChainRecipe(HeadRecipe):
     ) -> int:
         """Return the numbers that chains keep for each token; a law has `n_laws` of them.
 
-        A step keeps logits and what is made of them, a layer's states, and from the second step on
+        A step keeps logits and their derived laws, a layer's states, and from the second step on
         its scores for the text.
         """
         most = max(self.steps, self.late_steps)
         attention = 3 * shape.n_heads * longest if most > 1 else 0
-        step = 4 * n_laws + 24 * shape.hidden + 6 * shape.feed_forward + attention
+        step = 4 * n_laws + shape.layer_numbers + attention
         # Computed again, one step's insides are there at a time; of the others what goes in and
         # out.
         return step + most * 5 * shape.hidden if recompute else most * step
@@ -118,15 +128,8 @@ class ChainLearner(HeadLearner):
     recipe: ChainRecipe
 
     @abstractmethod
-    def go_on_from(self, head: EarlierHead) -> None:
-        """Begin as this head; its draft tokens become the learner's.
-
-        Raises PairError where its sizes are not the target's.
-        """
-
-    @abstractmethod
     def first_states(self, found: Features) -> Tensor:
-        """Return what the first step reads, [B, T-1, h]."""
+        """Return the input of the first step, [B, T-1, h]."""
 
     @abstractmethod
     def best(self, states: Tensor) -> Tensor:
@@ -172,17 +175,17 @@ def chain_states(
 ) -> Iterator[Tensor]:
     """Yield the head's states [B, T-1, h] at depths 0 to depth-1 of the chains below each position.
 
-    `ids` are [B, T], `embedding` [vocab, h], `states` [B, T-1, h] what the first step reads at
-    positions 0 to T-2; beside a state stands the next token. The state that chain p yields at depth
-    s stands for position p + s + 1, and means nothing from p + s + 1 = T on. With `learnt` [B, T],
+    `ids` are [B, T], `embedding` [vocab, h], `states` [B, T-1, h] the input of the first step at
+    positions 0 to T-2, each paired with the next token. The state that chain p yields at depth s is
+    that of position p + s + 1, and means nothing from p + s + 1 = T on. With `learnt` [B, T],
     states are whole only where `draft_marks` counts them: half of a chat is questions.
 
     With `recompute`, while gradients are taken over several steps, each step is computed again for
-    its own: what attention keeps of all steps together would be the largest part of the memory.
+    its own: the attention of all steps together would be the largest part of the memory.
     """
     earlier: list[KeysValues] = []
     for step in range(min(depth, ids.shape[1] - 1)):
-        # Chain p reads the text's token p + step + 1; what is beyond the end means nothing.
+        # Chain p reads the text's token p + step + 1; tokens beyond the end mean nothing.
         tokens = F.pad(ids[:, step + 1 :], (0, step + 1))[:, : ids.shape[1] - 1]
         embeddings = embedding[tokens].to(states.dtype)
         wanted = None if learnt is None else F.pad(draft_marks(learnt, step), (0, step + 1))
@@ -203,7 +206,7 @@ def chain_loss(
     *,
     recompute: bool,
 ) -> LossPart | None:
-    """Return sum decay^s loss_s over the depths s of `chains`; None where nothing counts.
+    """Return sum decay^s loss_s over the depths s of `chains`; None if nothing counts.
 
     `chains` are states [B, T-1, h], `learnt` [B, T] marks the tokens that count. `loss` takes the
     states [n, h] that chains predict and the numbers [n] of the positions they stand for, among
@@ -230,7 +233,7 @@ def chain_loss(
 
 # == Tokens among which laws of head and target are compared: the most frequent and a sample =======
 #
-# Where targets are narrow, laws of the whole vocabulary are most of the work of a step. A law's
+# If targets are narrow, laws of the whole vocabulary are most of the work of a step. A law's
 # restriction to any tokens, made to sum to one, is matched where the law itself is, so that the
 # optimum stays as it is. What varies by step is which of the rare tokens a step sees: a token that
 # no step looks at would be drafted where it should not be.
@@ -252,16 +255,16 @@ def always_compared(count: int) -> int:
 
 
 def frequent_tokens(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
-    """Return the ids of the `most` tokens said most often in the training texts, in that order.
+    """Return the ids of the `most` tokens most frequent in the training texts, in that order.
 
-    Ties go to the lower id. Where fewer were said, the lowest other ids fill up: they cost little
+    Ties go to the lower id. If fewer occur, the lowest other ids fill up: they cost little
     and can be learnt later.
     """
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for number in corpus.training:
         sequence = corpus.sequences[number]
         said = torch.from_numpy(sequence.ids[sequence.learnt].astype("int64"))
-        # Only tokens that are learnt: a drafter need not say what prompts say.
+        # Only tokens that are learnt: a drafter need not predict prompts.
         counts += torch.bincount(said, minlength=vocab_size)
     return torch.argsort(counts, descending=True, stable=True)[:most]
 
@@ -274,7 +277,7 @@ class LawTokens:
         self._n_drawn = count - len(often)
         is_often = torch.zeros(size, dtype=torch.int8)
         is_often[often] = 1
-        # Sorted, not selected: where memory is estimated, tensors have shapes only.
+        # Sorted, not selected: when memory is estimated, tensors have shapes only.
         others = torch.argsort(is_often, stable=True)[: size - len(often)]
         self._others = others.to(device)
 

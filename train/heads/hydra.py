@@ -24,9 +24,7 @@ from specrun.bindings.errors import OptionError
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
 from specrun.train.heads.layers import DecoderLayer, RMSNorm
 from specrun.train.heads.learner import (
-    HeadFiles,
     HeadLearner,
-    HeadRecipe,
     best_tokens,
     law_cross_entropy,
     rows_at,
@@ -34,14 +32,12 @@ from specrun.train.heads.learner import (
     token_cross_entropy,
 )
 from specrun.train.heads.medusa import ResidualBlock
+from specrun.train.heads.run import HeadFiles, HeadRecipe
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.shape import ModelShape
 from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart
 from specrun.train.trainer.settings import TrainingDefaults
-
-PAPER_NOISE = 75.0
-"""The alpha of the noise that Hydra's paper tries on what heads read; its own trainer's is 0."""
 
 
 class _GroundedBlock(nn.Module):
@@ -52,8 +48,8 @@ class _GroundedBlock(nn.Module):
         width = hidden * (followers + 1)
         self.linear = nn.Linear(width, hidden)
         self.res_connection = nn.Linear(width, hidden)
-        # The state passes unchanged and embeddings count 0: an untrained head says what the
-        # target's output matrix makes of the state.
+        # The state passes unchanged and embeddings count 0: an untrained head gives the law
+        # that the target's output matrix makes of the state.
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         self.res_connection.weight.data[:, :hidden] = torch.eye(hidden)
@@ -111,7 +107,7 @@ class HydraHeads(nn.Module):
         self.hydra_lm_head = nn.ModuleList(outputs)
 
     def prefixed(self, states: Tensor) -> Tensor:
-        """Return what heads read of the states [B, T, h]."""
+        """Return the heads' inputs of the states [B, T, h]."""
         if self.prefix_embeding_layer is None:
             return states
         found: Tensor = self.prefix_embeding_layer(states)
@@ -128,8 +124,8 @@ class HydraHeads(nn.Module):
 class HydraRecipe(HeadRecipe):
     """`heads` heads of `layers` blocks, with `prefix` behind a decoder layer (Hydra++).
 
-    `teacher_weight` and `token_weight` are those of the two losses. `noise` is the alpha of what
-    shakes the states and embeddings that heads read while they learn (`shaken`).
+    `teacher_weight` and `token_weight` are those of the two losses. `noise` is the alpha of the
+    noise on states and embeddings that heads read while they learn (`shaken`).
     """
 
     heads: int = 4
@@ -170,7 +166,7 @@ class HydraRecipe(HeadRecipe):
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return what one head keeps until its gradient is taken; of Hydra++ all heads together.
+        """Return the bytes that one head keeps for its gradient; of Hydra++ all heads together.
 
         Of tokens: the target's law and the logarithm of the head's own for the one loss, the latter
         for the other. In passing the logits and two gradients.
@@ -184,7 +180,7 @@ class HydraRecipe(HeadRecipe):
         inside = together * (2 + copies + (self.layers - 1) * (1 + copies) + copies)
         passing = 3 * (self.heads + 1)
         laws = (together * kept + 3) * shape.vocab_size
-        layer = 24 * shape.hidden + 6 * shape.feed_forward if self.prefix else 0
+        layer = shape.layer_numbers if self.prefix else 0
         return 4 * tokens * (laws + (read + inside + passing) * shape.hidden + layer)
 
     @property
@@ -194,7 +190,7 @@ class HydraRecipe(HeadRecipe):
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
+    ) -> HeadLearner:
         """Return heads that start as the target's own output."""
         return HydraLearner(self, shape, target, source)
 
@@ -214,6 +210,8 @@ class HydraRecipe(HeadRecipe):
 
 class HydraLearner(HeadLearner):
     """Trains Hydra heads on given states and the target's embeddings."""
+
+    has_dropout = True
 
     def __init__(
         self, recipe: HydraRecipe, shape: ModelShape, target: TargetMatrices, source: FeatureSource
@@ -277,7 +275,7 @@ class HydraLearner(HeadLearner):
     ) -> Tensor:
         """Return a head's logits at marks [B, length] given the tokens of the text.
 
-        `embedded` [B, T, h] stands for the tokens' embeddings, where they are not the target's.
+        `embedded` [B, T, h] replaces the tokens' embeddings, if they are not the target's.
         """
         followers = []
         for ahead in range(1, head + 2):
@@ -290,7 +288,7 @@ class HydraLearner(HeadLearner):
         return self.heads.logits(head, rows_at(read, marks), torch.cat(followers, -1))
 
     def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterator[Tensor]:
-        """Yield the best tokens of heads that know the text's tokens before theirs."""
+        """Yield the best tokens of heads that read the text's tokens before theirs."""
         read = self.heads.prefixed(found.final)
         for head in range(self.recipe.heads):
             yield best_tokens(self._logits(head, read, batch.ids, start))
@@ -311,7 +309,7 @@ def shaken(states: Tensor, valid: Tensor, alpha: float, noise: torch.Generator) 
 
 @contextmanager
 def _drawn_from(noise: torch.Generator, head: int) -> Iterator[None]:
-    """Let dropout, which draws from torch's own source, draw what `noise` decides."""
+    """Seed torch's own source, from which dropout draws, by `noise`."""
     # Torch's own source is put back afterwards; devices are named, as all would be by default.
     with torch.random.fork_rng(devices=[noise.device] if noise.device.type == "cuda" else []):
         torch.manual_seed(noise.initial_seed() + head)

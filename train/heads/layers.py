@@ -102,7 +102,7 @@ class Attention(nn.Module):
 def _unrolled(query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
     """Attention of every position's chain to the text up to there, and to the chain's own steps."""
     length = query.shape[2]
-    # The mask of step 0 at every step: chain p sees the text up to p, not up to where it stands.
+    # The mask of step 0 at every step: chain p sees the text up to p, not up to its own position.
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     scores = (query @ text.keys.transpose(2, 3)).masked_fill(future, float("-inf"))
     # Of its own steps a chain sees one key each: a product of rows, not a matrix of scores.
@@ -153,7 +153,7 @@ def added_at(places: Tensor | None, states: Tensor, part: Callable[[Tensor], Ten
     """Return `states` [B, T, h] plus `part` of them at `places` [B, T] (None: all)."""
     if places is None:
         return states + part(states)
-    # The feed-forward is most of a layer's work: places that nobody reads go without.
+    # The feed-forward is most of a layer's work: it is left out at places that are not read.
     more = torch.zeros_like(states)
     more[places] = part(states[places]).to(states.dtype)
     return states + more

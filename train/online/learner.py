@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,16 +25,15 @@ from specrun.train.distillation.acceptance import (
     TextAcceptance,
     mean_acceptance,
 )
-from specrun.train.distillation.drafter import write_drafter_folder
-from specrun.train.distillation.learner import DIVERGENCES
+from specrun.train.distillation.learner import DIVERGENCES, check_divergence
 from specrun.train.target.from_gguf import gguf_numbers, llama_config, load_llama_file
-from specrun.train.target.hf_model import HFModel, load_hf_model, read_config
+from specrun.train.target.hf_model import HFModel, load_hf_model, read_config, write_model_folder
 from specrun.train.target.shape import source_digest
 from specrun.train.trainer.learner import Learner, LossPart, RunListener
 from specrun.train.trainer.memory import MemoryNeed, trained_bytes
 from specrun.train.trainer.model_folder import model_card, table_lines, training_lines
-from specrun.train.trainer.run import StartedRun, TrainingReport, TrainingRun
-from specrun.train.trainer.settings import TrainingDefaults
+from specrun.train.trainer.run import Training, TrainingReport, TrainingRun
+from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
 
 # == Laws over kept tokens =========================================================================
 #
@@ -46,7 +44,7 @@ from specrun.train.trainer.settings import TrainingDefaults
 
 _NOTHING = -30.0  # the log-probability of a token that the drafter lacks
 _PAPER_RATE, _PAPER_WIDTH = 3e-5, 4096
-_ROWS_PER_PLACE = 6  # of whole laws: logits, logarithms, what others have, and gradients
+_ROWS_PER_PLACE = 6  # of whole laws: logits, logarithms, the others' mass, and gradients
 _HELD_OUT = 10  # one text in so many is measured on
 
 
@@ -67,7 +65,7 @@ def usual_rate(config: Mapping[str, Any]) -> float:
 def coarse_log_probs(log_probs: Tensor, ids: Tensor) -> Tensor:
     """Return log-probabilities [n, K + 1] of the tokens `ids` [n, K] and of all others together.
 
-    `log_probs` [n, V] are whole laws. Where K is V there are no others: [n, K].
+    `log_probs` [n, V] are whole laws. If K is V there are no others: [n, K].
     """
     missing = int(ids.max()) + 1 - log_probs.shape[-1] if ids.numel() else 0
     if missing > 0:  # of vocabularies rounded up to different sizes
@@ -117,7 +115,7 @@ def online_corpus(
 def online_memory(
     learner: OnlineLearner, places: Sequence[AnswerPlaces], tokens_per_batch: int
 ) -> MemoryNeed:
-    """Return what an update needs at its widest step."""
+    """Return the memory of an update at its widest step."""
     draft, config = learner.draft, learner.draft.config
     hidden, layers = (int(config[name]) for name in ("hidden_size", "num_hidden_layers"))
     inner = int(config.get("intermediate_size") or 4 * hidden)
@@ -136,16 +134,10 @@ class OnlineLearner(Learner):
     """`draft` learns by `divergence` from the places of texts, known by their numbers."""
 
     def __init__(self, draft: HFModel, places: Sequence[AnswerPlaces], divergence: str) -> None:
-        if divergence not in DIVERGENCES:
-            known = ", ".join(DIVERGENCES)
-            raise OptionError(f"the divergence is {divergence!r}: use one of {known}")
+        check_divergence(divergence)
         self.module = draft.module.requires_grad_()
         self.device = draft.device
         self.draft, self._places, self._divergence = draft, places, divergence
-
-    def learning(self, on: bool) -> None:
-        """Leave the drafter in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the mean divergence of the drafter's laws from the kept ones."""
@@ -166,7 +158,7 @@ class OnlineLearner(Learner):
         return target, coarse_log_probs(torch.log_softmax(logits, -1), ids), counts
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return alpha where drafts had been rejected, on texts that are not learnt."""
+        """Return alpha at rejected places, on texts that are not learnt."""
         return {"alpha": self.acceptance(batches).rate}
 
     def acceptance(self, batches: Sequence[TokenBatch]) -> MeasuredAcceptance:
@@ -191,11 +183,11 @@ class OnlineLearner(Learner):
 # == A drafter's GGUF file in torch and back =======================================================
 #
 # Only plain Llamas can be read back from GGUF; of any other architecture the Hugging Face folder
-# that the file was converted from is what learns.
+# that the file was converted from learns.
 
 
 def check_drafter(path: Path) -> None:
-    """Raise UnsupportedModelError, with what to do, unless a drafter's file can learn."""
+    """Raise UnsupportedModelError, with advice, unless a drafter's file can learn."""
     try:
         llama_config(GGUFSource(path))
     except UnsupportedModelError as error:
@@ -210,7 +202,7 @@ def load_drafter(path: Path, device: torch.device) -> HFModel:
 
 
 def write_drafter(draft: HFModel, source: Path, output: Path) -> int:
-    """Write what a drafter has learnt as `source` is: each tensor in its type; return the bytes.
+    """Write a drafter in the form of `source`, each tensor in its type; return the bytes.
 
     The file appears whole or not at all.
     """
@@ -221,29 +213,15 @@ def write_drafter(draft: HFModel, source: Path, output: Path) -> int:
 
 # == A run from files to files =====================================================================
 #
-# What `specrun chat --learn` does between answers, as a training run: with a checkpoint, curves,
-# and as many steps as wanted. The target is not needed: the buffer has its laws.
+# The learning of `specrun chat --learn` between answers, as a training run: with a checkpoint,
+# curves, and as many steps as wanted. The target is not needed: the buffer has its laws.
 
 
 GGUF_NAME, WEIGHTS_NAME = "drafter.gguf", "model.safetensors"
-"""What a finished run leaves: of a GGUF file one of the same form, of a folder a folder."""
+"""Files of a finished run: of a GGUF file one of the same form, of a folder a folder."""
 
 _MOST_MISSING = 128  # tokens by which vocabularies of a family may differ
 _ALL = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnlineRun(TrainingRun):
-    """A run that teaches `draft`, a GGUF file or a Hugging Face folder, what `buffer` holds.
-
-    `target` is only the name of the model that the buffer tells of, and `data` are none. A GGUF
-    file is also written as `gguf`, where that is given.
-    """
-
-    draft: Path
-    buffer: Path
-    divergence: str = "forward-kl"
-    gguf: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +229,7 @@ class OnlineReport(TrainingReport):
     """`before` and `after`: alpha at the rejected places of texts that were not learnt.
 
     `n_places` is how many rejected drafts there were in all; `gguf` is the file that was written,
-    where the drafter is one.
+    if the drafter is one.
     """
 
     before: MeasuredAcceptance
@@ -260,67 +238,111 @@ class OnlineReport(TrainingReport):
     gguf: Path | None
 
 
-def train_online(run: OnlineRun, listener: RunListener | None = None) -> OnlineReport:
-    """Let a drafter learn from a buffer, and write it into the run's folder.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineRecipe:
+    """A drafter, `draft`, a GGUF file or a Hugging Face folder, that learns from a `buffer`.
+
+    The run's `target` is only the name of the buffer's model, and its `data` are
+    none. A GGUF file is also written as `gguf`, if that is given.
+    """
+
+    draft: Path
+    buffer: Path
+    divergence: str = "forward-kl"
+    gguf: Path | None = None
+
+    def training(self, run: TrainingRun, listener: RunListener | None) -> OnlineTraining:
+        """Return the training of a run, begun."""
+        return OnlineTraining(self, run, listener)
+
+
+class OnlineTraining(Training[OnlineReport]):
+    """A run that lets a drafter learn from a buffer, begun.
 
     Raises as `load_rejections`, PairError for a drafter of another vocabulary than the buffer's,
-    UnsupportedModelError for a GGUF file that cannot be read back, OutOfMemoryError, and as
-    checkpoints do.
+    UnsupportedModelError for a GGUF file that cannot be read back.
     """
-    is_file = run.draft.is_file()
-    holds = GGUF_NAME if is_file else WEIGHTS_NAME
-    started = StartedRun(run, holds, listener, () if is_file else (run.draft,))
-    buffer = RejectionBuffer(most_bytes=_ALL)
-    key = load_rejections(run.buffer, None, buffer)
-    _check_vocabulary(run.draft, key)
-    corpus, places = online_corpus(list(buffer), max_length=run.max_length)
-    started.listener.note(
-        f"{len(corpus.sequences):,} answers of {key.name} with {buffer.n_places:,} rejected drafts"
-    )
-    if is_file:
-        check_drafter(run.draft)
-        draft = load_drafter(run.draft, started.device)
-    else:
-        draft = load_hf_model(run.draft, started.device)
-    usual = TrainingDefaults(usual_rate(draft.config), betas=(0.9, 0.95), clip_norm=1.0)
-    settings = started.settings(usual, corpus)
-    identity = {
-        "kind": "online drafter",
-        "divergence": run.divergence,
-        "data": corpus.digest[:16],
-        "laws": _laws_digest(buffer),
-        "drafter": source_digest(run.draft),
-    }
-    started.check_same(settings, identity)
-    learner = OnlineLearner(draft, places, run.divergence)
-    need = online_memory(learner, places, run.tokens_per_batch)
-    started.require_memory(need, advice="lower --batch-tokens, or use a smaller drafter")
-    started.open_output()
-    held_out = corpus.held_out_batches(run.tokens_per_batch, started.device)
-    before = learner.acceptance(held_out)
-    started.listener.note(f"before: alpha {before.rate:.4f} where drafts were rejected")
-    trained = started.train(learner, corpus, settings, identity)
-    after = learner.acceptance(held_out)
-    values = {field.name: getattr(trained, field.name) for field in dataclasses.fields(trained)}
-    gguf = run.output / GGUF_NAME if is_file else None
-    report = OnlineReport(**values, before=before, after=after, n_places=buffer.n_places, gguf=gguf)
-    _write(run, draft, report, key)
-    return report
 
+    advice = "lower --batch-tokens, or use a smaller drafter"
 
-def _write(run: OnlineRun, draft: HFModel, report: OnlineReport, key: BufferKey) -> None:
-    card = _card(run, report, key)
-    if report.gguf is None:
-        write_drafter_folder(draft, run.draft, run.output, card)
-        return
-    (run.output / "README.md").write_text(card, encoding="utf-8")
-    write_drafter(draft, run.draft, report.gguf)
-    if run.gguf is not None:
-        write_drafter(draft, run.draft, run.gguf)
+    def __init__(
+        self, recipe: OnlineRecipe, run: TrainingRun, listener: RunListener | None
+    ) -> None:
+        is_file = recipe.draft.is_file()
+        holds = GGUF_NAME if is_file else WEIGHTS_NAME
+        super().__init__(run, holds, listener, () if is_file else (recipe.draft,))
+        self.recipe, self._is_file = recipe, is_file
+
+    def texts(self) -> TokenCorpus:
+        """Return the buffer's answers; the drafter is loaded."""
+        draft = self.recipe.draft
+        self._buffer = RejectionBuffer(most_bytes=_ALL)
+        self._key = load_rejections(self.recipe.buffer, None, self._buffer)
+        _check_vocabulary(draft, self._key)
+        answers = list(self._buffer)
+        corpus, self._places = online_corpus(answers, max_length=self.run.max_length)
+        rejected = f"{self._buffer.n_places:,} rejected drafts"
+        self.listener.note(f"{len(corpus.sequences):,} answers of {self._key.name} with {rejected}")
+        load = load_drafter if self._is_file else load_hf_model
+        self._draft = load(draft, self.device)
+        self._learner = OnlineLearner(self._draft, self._places, self.recipe.divergence)
+        return corpus
+
+    def defaults(self) -> TrainingDefaults:
+        """Return a rate for the drafter's width."""
+        rate = usual_rate(self._draft.config)
+        return TrainingDefaults(rate, betas=(0.9, 0.95), clip_norm=1.0)
+
+    def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
+        """Return the facts that a resumed run must share: loss, texts, laws and drafter."""
+        return {
+            "kind": "online drafter",
+            "divergence": self.recipe.divergence,
+            "data": corpus.digest[:16],
+            "laws": _laws_digest(self._buffer),
+            "drafter": source_digest(self.recipe.draft),
+        }
+
+    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
+        """Return the memory of the drafter and of a step."""
+        return online_memory(self._learner, self._places, self.run.tokens_per_batch)
+
+    def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> OnlineLearner:
+        """Return the learner; the drafter is measured as it begins."""
+        self._before = self._acceptance(corpus)
+        rate = f"{self._before.rate:.4f}"
+        self.listener.note(f"before: alpha {rate} where drafts were rejected")
+        return self._learner
+
+    def _acceptance(self, corpus: TokenCorpus) -> MeasuredAcceptance:
+        held_out = corpus.held_out_batches(self.run.tokens_per_batch, self.device)
+        return self._learner.acceptance(held_out)
+
+    def finished(
+        self, learner: OnlineLearner, corpus: TokenCorpus, report: TrainingReport
+    ) -> OnlineReport:
+        """Measure the drafter again, and write it in the form that it had."""
+        recipe, run, draft = self.recipe, self.run, self._draft
+        whole = report.extended(
+            OnlineReport,
+            before=self._before,
+            after=self._acceptance(corpus),
+            n_places=self._buffer.n_places,
+            gguf=run.output / GGUF_NAME if self._is_file else None,
+        )
+        card = _card(recipe, run, whole, self._key)
+        if whole.gguf is None:
+            write_model_folder(draft, recipe.draft, run.output, card)
+            return whole
+        (run.output / "README.md").write_text(card, encoding="utf-8")
+        write_drafter(draft, recipe.draft, whole.gguf)
+        if recipe.gguf is not None:
+            write_drafter(draft, recipe.draft, recipe.gguf)
+        return whole
 
 
 def _check_vocabulary(draft: Path, key: BufferKey) -> None:
-    """Raise PairError where the buffer's token ids mean nothing to the drafter."""
+    """Raise PairError if the buffer's token ids mean nothing to the drafter."""
     if not draft.exists():
         raise FileMissingError(f"there is no file or folder {draft}")
     fingerprint: str | None = None
@@ -346,16 +368,16 @@ def _laws_digest(buffer: RejectionBuffer) -> str:
     return found.hexdigest()[:16]
 
 
-def _card(run: OnlineRun, report: OnlineReport, key: BufferKey) -> str:
-    draft, losses = run.draft.resolve().name, report.result.curves.losses
+def _card(recipe: OnlineRecipe, run: TrainingRun, report: OnlineReport, key: BufferKey) -> str:
+    draft, losses = recipe.draft.resolve().name, report.result.curves.losses
     settings: dict[str, Any] = {
-        "divergence": run.divergence,
+        "divergence": recipe.divergence,
         "tokens per batch": run.tokens_per_batch,
         "longest text": run.max_length,
         "seed": run.seed,
     }
     texts = "the texts learnt" if report.measured_on_training else "texts that were not learnt"
-    fell = f"{run.divergence} {losses[0]:.4f} at first, {losses[-1]:.4f} at last."
+    fell = f"{recipe.divergence} {losses[0]:.4f} at first, {losses[-1]:.4f} at last."
     rates = f"{report.before.rate:.4f} | {report.after.rate:.4f}"
     return model_card(
         f"{draft}, which learnt from what {key.name} rejected",

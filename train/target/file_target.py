@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,9 +17,8 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
-from specrun.bindings.gguf import TENSOR_TYPES, ArrayValue, GGUFHeader, read_header, stored_bytes
+from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.models.model import Model
-from specrun.convert.checkpoint import read_array
 from specrun.convert.gguf import GGUFSource, require_whole
 from specrun.runtime.language import method_of_head
 from specrun.runtime.models import check_rollback
@@ -33,7 +31,7 @@ from specrun.train.target.states import Features
 # == States and matrices ===========================================================================
 #
 # A target that is too large for torch teaches quantized: states are computed once, by the runtime's
-# own bindings, and the head learns what it will see when it drafts for that very file.
+# own bindings, and the head learns the states that it reads when it drafts for that very file.
 
 
 _OUTPUT, _OUTPUT_BIAS, _EMBEDDING = "output.weight", "output.bias", "token_embd.weight"
@@ -59,33 +57,13 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
     info = source.tensors.get(name)
     if info is None:
         raise MalformedFileError(f"{source.path} has no tensor {name}: it is no target")
-    rows, columns = info.shape[1], info.shape[0]
-    kind = next((kind for kind in TENSOR_TYPES.values() if kind.name == info.type_name), None)
-    if kind is None:
-        raise UnsupportedModelError(
-            f"{source.path} stores {name} as {info.type_name}, which cannot be read here"
-        )
-    per_row = columns // kind.block_size * kind.block_bytes
-    if stored_bytes(info.shape, info.type_name) != rows * per_row:
-        raise MalformedFileError(f"{source.path} has {name} in blocks that do not divide its rows")
-    raw = read_array(source.path, np.uint8, (rows, per_row), info.offset)
-    if info.type_name in ("F32", "F16"):
-        plain = raw.view(np.float32 if info.type_name == "F32" else np.float16)
-        return torch.from_numpy(plain.astype(np.float32))
-    try:
-        quantized = gguf.GGMLQuantizationType[info.type_name]
-        found: npt.NDArray[np.float32] = gguf.quants.dequantize(raw, quantized)
-    except (KeyError, NotImplementedError) as error:
-        raise UnsupportedModelError(
-            f"{source.path} stores {name} as {info.type_name}, which cannot be read"
-        ) from error
-    return torch.from_numpy(np.ascontiguousarray(found, np.float32))
+    return torch.from_numpy(source.numbers(info))
 
 
 def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> None:
     """Raise PairError unless a GGUF file has the folder's vocabulary and sizes; reads no weights.
 
-    Raises UnsupportedModelError where its logits are not its output matrix (and a soft cap) times
+    Raises UnsupportedModelError if its logits are not its output matrix (and a soft cap) times
     its states.
     """
     header = read_header(path)
@@ -100,11 +78,11 @@ def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> 
     if layers != shape.n_layers:
         raise PairError(f"{pair}: it has {layers} layers, and the folder {shape.n_layers}")
     with Model(path, vocab_only=True) as model:
-        check_same_vocabulary(model, tokenizer, shape.vocab_size)
+        check_teacher_vocabulary(model, tokenizer, shape.vocab_size)
 
 
 def check_logits(path: Path, header: GGUFHeader) -> None:
-    """Raise UnsupportedModelError where a header says that logits are more than their matrix."""
+    """Raise UnsupportedModelError if a header says that logits are more than their matrix."""
     scale = header.metadata.get(f"{header.architecture}.logit_scale", 1.0)
     changed = f"multiplies or divides its logits by {scale}" if scale != 1.0 else None
     if any(tensor.name == _OUTPUT_BIAS for tensor in header.tensors):
@@ -123,7 +101,7 @@ def _size(header: GGUFHeader, path: Path, key: str) -> int:
     return value
 
 
-def check_same_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: int) -> None:
+def check_teacher_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: int) -> None:
     """Raise PairError unless the GGUF file and the folder have the same vocabulary."""
     pair = f"{model.path} is not {tokenizer.path} in GGUF"
     if model.vocabulary.size != vocab_size:
@@ -165,7 +143,7 @@ class LogitProbe:
 class TeacherFeatures:
     """States of single sequences, as llama.cpp computes them. Owns native memory: close it.
 
-    Raises UnsupportedModelError where `taps` are asked of an architecture that does not hand out
+    Raises UnsupportedModelError if `taps` are asked of an architecture that does not hand out
     its layers' inputs.
     """
 
@@ -199,7 +177,7 @@ class TeacherFeatures:
         return Features(found[..., :width], found[..., width:] if self.taps else None)
 
     def _states(self, tokens: list[int]) -> npt.NDArray[np.float32]:
-        """Return the final states of a sequence, with the inputs of the tapped layers beside."""
+        """Return the final states of a sequence, and the inputs of the tapped layers."""
         context, width = self._context, self._model.n_embd
         context.memory.clear()
         found = np.empty((len(tokens), width * (1 + len(self.taps))), np.float32)
@@ -236,7 +214,7 @@ class TeacherFeatures:
 def check_file_target(path: Path) -> None:
     """Raise UnsupportedModelError unless heads can be trained for the model in a GGUF file.
 
-    Raises FileMissingError and MalformedFileError for what is no model file. Reads no weights.
+    Raises FileMissingError and MalformedFileError for other files. Reads no weights.
     """
     header = read_header(path)
     if method_of_head(header.architecture) is not None:
@@ -265,7 +243,7 @@ def check_taps(path: Path) -> None:
 
 
 def expert_count(path: Path) -> int:
-    """Return how many experts a layer has, 0 where it has none."""
+    """Return how many experts a layer has, 0 if it has none."""
     header = read_header(path)
     count = header.metadata.get(f"{header.architecture}.expert_count")
     return count if isinstance(count, int) else 0
@@ -274,7 +252,7 @@ def expert_count(path: Path) -> int:
 def file_shape(path: Path) -> ModelShape:
     """Return the sizes of the model in a GGUF file; raises UnsupportedModelError for missing ones.
 
-    Where layers differ, the largest number stands for all: heads are one layer of their own.
+    If layers differ, the largest number counts: heads are one layer of their own.
     """
     source = GGUFSource(path)
     own, metadata = f"{source.header.architecture}.", source.header.metadata
@@ -301,7 +279,7 @@ def file_shape(path: Path) -> ModelShape:
 
 
 def _largest(source: GGUFSource, key: str, default: int | None = None) -> int:
-    """Return a count of the architecture, the largest where each layer has its own."""
+    """Return a count of the architecture, the largest if each layer has its own."""
     name = f"{source.header.architecture}.{key}"
     value = source.header.metadata.get(name)
     if isinstance(value, ArrayValue):

@@ -150,7 +150,7 @@ class _Batch:
                 self.answers[row].append(token)
                 if token in end_ids:
                     self.going_on.remove(row)
-        # Whoever notes states wants those of a last token, too.
+        # If states are noted, those of a last token are wanted, too.
         needed = self.going_on if self.states is None else before
         n_ended = len(self.rows) - len(needed)
         if n_ended > _WORTH_DROPPING * len(self.rows) and self.going_on:
@@ -172,7 +172,7 @@ def _tokens_at(logits: Tensor, uniforms: Tensor, temperature: float, top_p: floa
     if top_p == 1.0:
         return _places(law.cumsum(-1), uniforms)
     law, order = _likeliest(law, top_p)
-    # What stands before a token has not made up top_p yet: the first token always stays.
+    # The tokens before it have not made up top_p yet: the first token always stays.
     law = law.masked_fill(law.cumsum(-1) - law >= top_p, 0.0)
     return order.gather(-1, _places(law.cumsum(-1), uniforms)[:, None])[:, 0]
 
@@ -208,7 +208,7 @@ logger = logging.getLogger(__name__)
 Numbered = Sequence[tuple[int, Question]]
 _SHARE = 0.5  # of the free memory: caches that grow or move take as much again for a while
 _LAW_BYTES = 64  # of a row, for each token of the vocabulary: laws in float64, sorted, added up
-# More keep neither busier, and an interrupt loses what a batch has begun to answer.
+# More keep neither busier, and an interrupt loses the answers that a batch has begun.
 _MOST_ROWS = {"cpu": 128}
 _MOST_ROWS_OF_A_GPU = 8192
 
@@ -237,7 +237,7 @@ class TorchAnswerer:
         """Yield the answers batch by batch, and of a batch as they end.
 
         `settings` say how tokens are drawn; drafts and how many conversations there are at once
-        mean nothing here. Raises OutOfMemoryError where there is none for a single answer.
+        mean nothing here. Raises OutOfMemoryError if there is none for a single answer.
         """
         most = _MOST_ROWS.get(self._model.device.type, _MOST_ROWS_OF_A_GPU)
         # Prompts of like length fill up little. Only those of a batch change places: who has heard
@@ -284,7 +284,7 @@ class TorchAnswerer:
         """Yield the answers to questions that are asked at once, as they end."""
         params, longest = settings.params, max(question.room for _, question in batch)
         if params.temperature:
-            # By the prompt's length too: what a target asks and answers is drawn with other noise.
+            # By the prompt's length too: prompts of its own and answers are drawn with other noise.
             keys = [(params.seed or 0, number, len(each.prompt)) for number, each in batch]
             uniforms = uniform_numbers(keys, longest)
         else:
@@ -305,7 +305,7 @@ class TorchAnswerer:
                 number, question = batch[row]
                 said[row] = answer[: question.room]
                 yield number, self._said(said[row])
-        finally:  # who has heard enough, or is interrupted, keeps what there is, too
+        finally:  # a reader that stops early, or an interrupt, keeps the finished states, too
             if kept is not None and states is not None:
                 whole = [row for row, answer in said.items() if states.has(row, answer)]
                 kept.keep(states.of(row, said[row], self._shape.hidden) for row in whole)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import read_header
+from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.target.hf_model import read_config
 
 
@@ -20,7 +22,7 @@ from specrun.train.target.hf_model import read_config
 class ModelShape:
     """A model's sizes; `n_heads` divides `hidden`, and `n_kv_heads` divides `n_heads`.
 
-    `vocab_size` is 0 where config.json does not say it.
+    `vocab_size` is 0 if config.json does not contain it.
     """
 
     hidden: int
@@ -38,17 +40,22 @@ class ModelShape:
         """The width of an attention head."""
         return self.hidden // self.n_heads
 
+    @property
+    def layer_numbers(self) -> int:
+        """The numbers that a decoder layer keeps of each token for gradients, roughly."""
+        return 24 * self.hidden + 6 * self.feed_forward
+
     def default_taps(self) -> tuple[int, int, int]:
         """Return the low, middle and high layer whose inputs EAGLE-3 reads by default.
 
-        As EAGLE-3's reference: 2, n/2 and n-3. Where these would fall together, 1, n/2 and n-1.
+        As EAGLE-3's reference: 2, n/2 and n-3. If these are not distinct, 1, n/2 and n-1.
         """
         n = self.n_layers
         usual = (2, n // 2, n - 3)
         return usual if 2 < n // 2 < n - 3 else (min(1, n - 1), n // 2, n - 1)
 
     def llama_config(self, **more: object) -> dict[str, Any]:
-        """Return what config.json says of a Llama of these sizes, and `more`, which goes before."""
+        """Return the config.json of a Llama of these sizes, and `more`, which overrides it."""
         return {
             "model_type": "llama",
             "hidden_act": "silu",
@@ -67,7 +74,7 @@ class ModelShape:
 
 
 def target_shape(folder: Path) -> ModelShape:
-    """Return the sizes of a folder's model; raises UnsupportedModelError where one is missing."""
+    """Return the sizes of a folder's model; raises UnsupportedModelError if one is missing."""
     config = read_config(folder)
 
     def size(name: str, default: int | None = None) -> int:
@@ -116,7 +123,7 @@ def _rope_theta(config: dict[str, Any]) -> float:
 
 
 def source_identity(path: Path) -> dict[str, Any]:
-    """Return what names the weights of a GGUF file or a folder: sizes and times of large files."""
+    """Return an identity of the weights in a file or folder: sizes and times of large files."""
     if path.is_file():
         stat, kind = path.stat(), read_header(path).architecture
         return {"source": [path.name, stat.st_size, stat.st_mtime_ns, kind]}
@@ -131,3 +138,8 @@ def source_identity(path: Path) -> dict[str, Any]:
 def source_digest(path: Path) -> str:
     """Return 16 hexadecimal digits that stand for the weights."""
     return hashlib.sha256(json.dumps(source_identity(path)).encode()).hexdigest()[:16]
+
+
+def checkpoint_size(folder: Path) -> int:
+    """Return how many numbers the tensors of a Hugging Face folder hold; none is read."""
+    return sum(math.prod(tensor.shape) for tensor in open_checkpoint(folder).tensors.values())

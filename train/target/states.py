@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from torch import Tensor
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.files import DAMAGE, count_in, text_in
 from specrun.train.data.corpus import TokenBatch, TokenCorpus
+from specrun.train.data.store import Progress
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.model_folder import write_json, write_weights
 
@@ -68,7 +69,7 @@ class ModelFeatures:
 class AnswerStates:
     """Final states, and inputs of the layers `taps`, of prompts that are answered at once.
 
-    Who answers has computed what heads learn from: noted then, it takes a disk's time, where a
+    The states of answers are computed with them: noted then, they take a disk's time, while a
     second evaluation takes half as long as the answers did. These have up to `n_longest` tokens.
     """
 
@@ -82,7 +83,7 @@ class AnswerStates:
         self._states: Tensor | None = None
 
     def note(self, rows: Sequence[int], states: Tensor) -> None:
-        """Hear the states [len(rows), T, (1 + taps) h] of the rows' next tokens.
+        """Receive the states [len(rows), T, (1 + taps) h] of the rows' next tokens.
 
         The first are those of all prompts, padded on the left; then each row has one more token.
         """
@@ -110,7 +111,7 @@ class AnswerStates:
 
 # == States on disk, computed once: chunks of whole texts in float16 ===============================
 #
-# What states depend on besides the text (layers, weights, precision) is a cache's manifest. A
+# A cache's manifest holds all that states depend on besides the text: layers, weights, precision. A
 # folder of caches holds one folder for each manifest, named by its hash, so that heads which read
 # other states leave one another's alone. In it are `manifest.json` and `features-HASH.safetensors`,
 # each chunk written whole or not at all, so that an interrupted computation goes on where it was. A
@@ -123,7 +124,6 @@ _CHUNK_TOKENS = 16384
 _MANIFEST, _CHUNKS = "manifest.json", "features-*.safetensors"
 _NAME_LENGTH = 12
 _LARGEST = float(torch.finfo(torch.float16).max)
-Progress = Callable[[int, int], None]
 
 
 def cache_bytes(corpus: TokenCorpus, hidden: int, n_taps: int) -> int:
@@ -179,9 +179,9 @@ def check_cache_space(folder: Path, n_bytes: int) -> None:
 
 
 def opened_cache(place: CachePlace) -> FeatureCache:
-    """Return the cache in `place`, made where there is none; other states beside it stay.
+    """Return the cache in `place`, made if there is none; other states beside it stay.
 
-    Raises SpecrunError where the folder cannot be made, or holds states that its manifest does not
+    Raises SpecrunError if the folder cannot be made, or holds states that its manifest does not
     tell of.
     """
     folder = place.folder
@@ -206,7 +206,7 @@ def fill_cache(
     device: torch.device,
     progress: Progress | None = None,
 ) -> CachedFeatures:
-    """Compute what is missing of a corpus in `place`, and return its states.
+    """Compute the missing states of a corpus in `place`, and return all of them.
 
     `progress` is called with the texts done and all. Raises as `opened_cache`.
     """
@@ -255,7 +255,7 @@ class FeatureCache:
     """States of texts in one folder, found by their tokens."""
 
     def __init__(self, place: CachePlace) -> None:
-        """Read which texts there are; raises SpecrunError where a chunk cannot be read."""
+        """Read the list of texts; raises SpecrunError if a chunk cannot be read."""
         self.folder, self.taps = place.folder, place.taps
         self._places: dict[str, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
@@ -288,7 +288,7 @@ class FeatureCache:
         if self.taps:
             parts["taps"] = [_half(each.taps) for each in new.values() if each.taps is not None]
         lengths = [[key, len(each.ids)] for key, each in new.items()]
-        # By what is in it: another process that fills the same folder writes other names.
+        # By its contents: another process that fills the same folder writes other names.
         name = hashlib.sha256(json.dumps(lengths).encode()).hexdigest()[:_NAME_LENGTH]
         path = self.folder / f"features-{name}.safetensors"
         # torch.cat widens all to float32 where one text's states are too large for float16.

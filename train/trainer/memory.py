@@ -19,23 +19,23 @@ from specrun.bindings.errors import OutOfMemoryError, SpecrunError
 
 
 _GIB = 2**30
-_SLACK = 1.15  # what allocators lose
+_SLACK = 1.15  # the losses of allocators
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes needed, by what for; `remedies` say by the same names what makes a part smaller."""
+    """Bytes needed, by purpose; `remedies` are advice by the same names to make a part smaller."""
 
     parts: Mapping[str, int]
     remedies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """All bytes, with what allocators lose."""
+        """All bytes, with the losses of allocators."""
         return int(sum(self.parts.values()) * _SLACK)
 
     def remedy(self, free: int) -> str:
-        """Return what to do about the largest parts until the others fit into `free`."""
+        """Return advice about the largest parts, until the others fit into `free`."""
         found: list[str] = []
         left = self.total
         for name, size in sorted(self.parts.items(), key=lambda part: -part[1]):
@@ -76,7 +76,7 @@ def free_memory(device: torch.device) -> int:
 def require_memory(
     need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = ""
 ) -> None:
-    """Raise OutOfMemoryError with both numbers and a remedy unless `need` fits into what is free.
+    """Raise OutOfMemoryError with both numbers and a remedy unless `need` is free.
 
     `advice` is for needs that name no remedies.
     """
@@ -95,7 +95,7 @@ def require_memory(
 
 
 _ANEW = "train anew, with --force or into another folder, with a lower"
-# What torch says in a plain RuntimeError: the CPU's allocator, the system, cuBLAS, Apple's GPUs.
+# Texts of a plain RuntimeError of torch: the CPU's allocator, the system, cuBLAS, Apple's GPUs.
 _NO_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -105,7 +105,7 @@ _NO_MEMORY = (
 
 
 def is_allocation_failure(error: BaseException) -> bool:
-    """Return whether an exception says that there was no memory, on whatever device."""
+    """Return whether an exception means that there was no memory, on any device."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error).lower()
@@ -132,9 +132,9 @@ def too_little_memory(step: int, device: torch.device, kept: str) -> OutOfMemory
 
 @contextmanager
 def held_interrupt() -> Iterator[None]:
-    """Let the block end before Ctrl-C is heard; its handler then hears it at once.
+    """Hold Ctrl-C back until the block ends; its handler then receives it at once.
 
-    Python tells only the main thread of signals: in another there is nothing to hold. Keep the
+    Only Python's main thread receives signals: in another there is nothing to hold. Keep the
     block short, for nothing else can stop it.
     """
     before = signal.getsignal(signal.SIGINT)

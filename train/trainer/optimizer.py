@@ -45,7 +45,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def _factor(gram: Tensor, steps: int) -> Tensor:
-    """Return by what the iteration multiplies matrices of these Gram matrices [N, n, n] in all.
+    """Return the product of all steps of the iteration for Gram matrices [N, n, n].
 
     Each step multiplies by a polynomial y of the Gram matrix, which then is y gram y: all of them
     commute, so that steps cost products of the shorter side alone.
@@ -109,9 +109,9 @@ PartValues = dict[str, tuple[float, float]]
 
 
 class OptimizerStep:
-    """A learner's optimizers, AdamW and perhaps Muon, and what leads to their steps.
+    """A learner's optimizers, AdamW and perhaps Muon, with gradients and clipping.
 
-    `kept` says, where a step fails, what is kept of those before it.
+    `kept` returns a text about the steps that are kept if one fails.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class OptimizerStep:
         muon_trains = settings.matrix_optimizer == "muon"
         by_muon = [group for group in groups if muon_trains and group.hidden_matrices]
         by_adamw = [group for group in groups if not (muon_trains and group.hidden_matrices)]
-        # By what checkpoints call their states; each with the groups it trains, in order.
+        # By their names in checkpoints; each with the groups it trains, in order.
         self._optimizers: dict[str, tuple[torch.optim.Optimizer, list[ParameterGroup]]] = {}
         rate = settings.learning_rate
         if by_adamw:
@@ -138,7 +138,7 @@ class OptimizerStep:
     def gradients(self, batch: TokenBatch, step: int) -> PartValues:
         """Leave the clipped gradients at the parameters; return the parts' values.
 
-        Raises SpecrunError where a loss or the gradient is not a number.
+        Raises SpecrunError if a loss or the gradient is not a number.
         """
         values = self._add_up(batch.to(self._learner.device), step)
         norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm))
@@ -161,18 +161,18 @@ class OptimizerStep:
             parameter.grad = None
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of every optimizer, by the optimizer's name there."""
+        """Return the state of every optimizer for a checkpoint, by its name there."""
         return {name: optimizer.state_dict() for name, (optimizer, _) in self._optimizers.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint that holds what `state` returned."""
+        """Continue from a checkpoint with the contents of `state`."""
         for name, (optimizer, _) in self._optimizers.items():
             optimizer.load_state_dict(state[name])
 
     def _add_up(self, batch: TokenBatch, step: int) -> PartValues:
         device, precision = self._learner.device, self._settings.precision
         noise = torch.Generator(device=device)
-        # By the step: a resumed run draws what an uninterrupted one does.
+        # By the step: a resumed run draws the numbers of an uninterrupted one.
         noise.manual_seed(self._settings.seed * 1_000_003 + step)
         self.drop_gradients()
         values: PartValues = {}

@@ -26,7 +26,7 @@ _WORTHWHILE = 1.2  # times the speed of float32
 
 # Prints how many times faster bfloat16 is, for products as training makes them, forward and
 # backward: with rows of weights. Without bfloat16 instructions (AVX-512 of 2019) `rows @ weight` is
-# 1.6 times as fast in bfloat16, and what layers compute .75 times.
+# 1.6 times as fast in bfloat16, and the products of layers .75 times.
 _TRIAL = """
 import sys, time, torch
 device = torch.device(sys.argv[1])
@@ -58,7 +58,7 @@ print(seconds(torch.float32) / seconds(torch.bfloat16))
 
 @dataclass(frozen=True, slots=True)
 class TrialSize:
-    """What is timed: `repeats` products [rows, width] x [width, width], forward and backward."""
+    """Timed products: `repeats` of [rows, width] x [width, width], forward and backward."""
 
     rows: int
     width: int
@@ -75,13 +75,13 @@ def trial_size(device_type: str) -> TrialSize:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return what a type of numbers is called in files and options, such as "float32"."""
+    """Return the name of a type of numbers in files and options, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 @functools.cache
 def bfloat16_gain(device: str, n_threads: int) -> float | None:
-    """Return how much faster bfloat16 products are; None where they fail or take too long."""
+    """Return how much faster bfloat16 products are; None if they fail or take too long."""
     size = dataclasses.astuple(trial_size(torch.device(device).type))
     command = [sys.executable, "-c", _TRIAL, device, str(n_threads), *map(str, size)]
     try:
@@ -98,7 +98,7 @@ def runs_faster_in_bfloat16(device: torch.device) -> bool:
 
 
 def usable_precision(wanted: str, device: torch.device, earlier: str | None = None) -> torch.dtype:
-    """Return the precision of products: "auto" is bfloat16 where it works and is faster.
+    """Return the precision of products: "auto" is bfloat16 if it works and is faster.
 
     A resumed run goes on in its `earlier` one if it is left the choice: a second trial on a busy
     machine may fall differently, and the losses would part. Raises OptionError if bfloat16 is asked
@@ -142,7 +142,7 @@ MatrixOptimizer = Literal["adamw", "muon"]
 
 @dataclass(frozen=True, slots=True)
 class TrainingDefaults:
-    """How a kind of model is trained where the user says nothing else."""
+    """Defaults of the training of a kind of model."""
 
     learning_rate: float
     betas: tuple[float, float] = (0.9, 0.95)
@@ -194,7 +194,7 @@ class TrainerSettings:
             raise OptionError(f"{share}: give a share above 0, at most 1")
 
     def rate_factor(self, step: int) -> float:
-        """Return what the peak learning rate is multiplied by at a step, counted from 0."""
+        """Return the factor of the peak learning rate at a step, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         if self.decay is not None:
@@ -211,11 +211,11 @@ class TrainerSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint's run and a resumed one must have in common.
+        """The settings that a checkpoint's run and a resumed one must share.
 
         Not how often it is saved, nor its precision, nor the end of a plateau, which may be put off
-        while it lasts. What most runs leave alone is left out there, as in the checkpoints of
-        versions that did not know it.
+        while it lasts. Defaults are left out, as in the checkpoints of versions without
+        these settings.
         """
         values = dataclasses.asdict(self)
         left_out = ["save_seconds", "precision", "decay" if self.decay is None else "steps"]

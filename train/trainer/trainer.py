@@ -35,9 +35,9 @@ from specrun.train.trainer.settings import TrainerSettings, dtype_name
 # == The checkpoint: parameters, optimizer, curves and place in the data, whole or not at all ======
 
 
-# Raised where a run would go on differently: 2 counts answers' first tokens, 3 knows taps' size.
+# Raised if a run would go on differently: 2 counts answers' first tokens, 3 has taps' size.
 _FORMAT = 3
-# What unfinished runs of earlier versions called these; as stored, so that they can be resumed.
+# Names in checkpoints of earlier versions, by which unfinished runs can still be resumed.
 _FORMER_NAMES = {
     "eagle word_weight": "eagle token_weight",
     "hydra word_weight": "hydra token_weight",
@@ -61,7 +61,7 @@ class Place:
 class EarlierRun:
     """The `identity` that a resumed run must share, and the precision it last computed in.
 
-    Empty where nothing is resumed; `precision` is None where a checkpoint does not tell.
+    Empty if nothing is resumed; `precision` is None if a checkpoint does not contain it.
     """
 
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class EarlierRun:
 
 
 def check_checkpoint(path: Path, *, resume: bool) -> None:
-    """Raise where there is no checkpoint to resume, or where one would be overwritten."""
+    """Raise if there is no checkpoint to resume, or if one would be overwritten."""
     if resume and not path.exists():
         raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
     if not resume and path.exists():
@@ -78,9 +78,9 @@ def check_checkpoint(path: Path, *, resume: bool) -> None:
 
 
 def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
-    """Return what the checkpoint says of its run where `resume` is given; no weights are read.
+    """Return the checkpoint's facts about its run if `resume` is given; no weights are read.
 
-    Raises MalformedFileError where it is damaged or of another version.
+    Raises MalformedFileError if it is damaged or of another version.
     """
     if not resume:
         return EarlierRun()
@@ -89,7 +89,7 @@ def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
 
 
 def check_same_run(path: Path, earlier: EarlierRun, identity: Mapping[str, Any]) -> None:
-    """Raise OptionError where a resumed run differs from its checkpoint: before long work."""
+    """Raise OptionError if a resumed run differs from its checkpoint: before long work."""
     if earlier.identity:
         _check_same(earlier.identity, identity, path)
 
@@ -104,7 +104,7 @@ def save_run(
     *,
     precision: torch.dtype = torch.float32,
 ) -> None:
-    """Replace the checkpoint; `identity` names what a resumed run must share with this one.
+    """Replace the checkpoint; a resumed run must share `identity` with this one.
 
     `precision` need not be the same, but a run that is left the choice goes on in it.
     """
@@ -125,7 +125,7 @@ def load_run(
 ) -> tuple[Place, Curves]:
     """Load learner and optimizer from a checkpoint; return its place and the curves up to it.
 
-    Raises MalformedFileError where it is damaged or of another version, OptionError where
+    Raises MalformedFileError if it is damaged or of another version, OptionError if
     `identity` differs.
     """
     state = _checked(path, load_state)
@@ -213,7 +213,7 @@ def train_learner(
 
     With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end;
     `resume` continues from it. `identity` names what else must be the same then (data, target, kind
-    of head), in plain values. Raises SpecrunError where the loss or a gradient is not a number: the
+    of head), in plain values. Raises SpecrunError if the loss or a gradient is not a number: the
     last checkpoint is kept; and OutOfMemoryError where a step or a measure finds no memory: the
     steps before it are saved.
     """
@@ -374,7 +374,7 @@ class _Run:
         return f"{self._state_path} keeps step {self._saved[0]}"
 
     def _out_of_memory(self) -> OutOfMemoryError:
-        """Save what is whole, if there is memory for that, and return the error to raise."""
+        """Save the last whole state, if there is memory for that, and return the error to raise."""
         self._optimizer.drop_gradients()
         with contextlib.suppress(MemoryError, RuntimeError, OSError):
             self._save()

@@ -69,6 +69,15 @@ def test_no_other_file_declares_the_flag_of_a_setting() -> None:
     assert found == {name: {DECLARED} | OTHERS.get(name, set()) for name in names}
 
 
+def test_usages_are_found_in_sources(tmp_path: Path) -> None:
+    source = tmp_path / "made_up.py"
+    source.write_text(
+        'A.option("--dry-base N", "help"), f(1, "-t, --temp, --temperature N")\n'
+        'raise UsageError("--samplers and --sampler-seq say the same")\n'
+    )
+    assert list(usages(source)) == ["--dry-base N", "-t, --temp, --temperature N"]
+
+
 def test_names_of_settings_are_of_one_setting() -> None:
     flags = [name for setting in SETTINGS.values() for name in long_names(setting.flags)]
     fields = [name for setting in SETTINGS.values() for name in setting.fields]
@@ -146,3 +155,19 @@ def test_the_page_of_options_is_the_generated_one() -> None:
     command = [sys.executable, ROOT / "tools" / "options_page.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (ROOT / "docs" / "options.md").read_text() == done.stdout
+
+
+def test_the_page_of_samplers_names_the_defaults() -> None:
+    """Flags with their defaults, such as `--top-k 40`, in the table of docs/sampling.md."""
+    page = (ROOT / "docs" / "sampling.md").read_text()
+    shown = re.findall(r"`--([\w-]+) (-?[\d.]+)`", page.partition("## ")[0])
+    defaults = {
+        name: setting.default
+        for setting in SETTINGS.values()
+        if setting.kind != "other"
+        for name in long_names(setting.flags)
+    }
+    named = {flag.replace("-", "_"): float(value) for flag, value in shown}
+    del named["mirostat"]  # shown with its versions
+    assert len(named) > 15
+    assert named == {name: defaults[name] for name in named}

@@ -20,9 +20,8 @@ from specrun.train.data import Answered, AnswerSettings, answers
 from specrun.train.data.answers import FileAnswerer, answer_prompts
 from specrun.train.data.documents import Document, PlainText, read_documents
 from specrun.train.data.tokens import TargetTokenizer
-from specrun.train.heads import HeadRun, MedusaRecipe, train_head
-from specrun.train.heads.run import StartedHeadRun, read_corpus
-from specrun.train.trainer.memory import MemoryNeed
+from specrun.train.heads import HeadRun, MedusaRecipe
+from specrun.train.trainer import train
 
 PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
 
@@ -199,8 +198,7 @@ def test_a_target_that_was_trained_on_in_its_place_answers_anew(
     for number in range(3):
         if number == 2:
             os.utime(folder / "model.safetensors", ns=(1, 1))
-        started = StartedHeadRun(run, "heads", None)
-        digests.append(read_corpus(started, lambda texts: MemoryNeed({})).digest)
+        digests.append(MedusaRecipe().training(run, None).texts().digest)
         assert len(converted) == (1, 1, 2)[number]
     assert len(set(digests)) == 1
 
@@ -241,7 +239,7 @@ def test_heads_distilled_from_prompts_alone_draft(
         precision="float32",
         n_threads=1,
     )
-    report = train_head(MedusaRecipe(heads=2, from_law=True), run)
+    report = train(MedusaRecipe(heads=2, from_law=True), run)
     assert report.result.curves.measures[-1][1]["head 2 top-1"] > 0.75
     assert sorted(path.name for path in (tmp_path / "heads" / "training").iterdir()) == [
         "answers.jsonl",

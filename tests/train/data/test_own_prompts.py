@@ -15,7 +15,8 @@ from specrun.runtime.chat import ChatTemplate
 from specrun.train.data import AnswerSettings, answers, own_prompts
 from specrun.train.data.answers import FileAnswerer
 from specrun.train.data.tokens import FileTokens, TargetTokenizer
-from specrun.train.heads import EagleRecipe, HeadRun, train_head
+from specrun.train.heads import EagleRecipe, HeadRun
+from specrun.train.trainer import train
 
 WEIGHTS = {"weights": "these"}
 
@@ -135,12 +136,12 @@ def test_a_run_learns_from_answers_to_both_and_says_so(taught, tmp_path: Path) -
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(ANSWERS) + "\n")
     output = tmp_path / "head"
-    train_head(EagleRecipe(), run_of(taught, output, prompts))  # of the file's prompts alone
+    train(EagleRecipe(), run_of(taught, output, prompts))  # of the file's prompts alone
     alone = len((output / "training" / "answers.jsonl").read_text().splitlines())
     store = tmp_path / "both" / "training" / "prompts.jsonl"
     store.parent.mkdir(parents=True)
     both = run_of(taught, tmp_path / "both", prompts, n_own_prompts=12, force=True)
-    report = train_head(EagleRecipe(), both)
+    report = train(EagleRecipe(), both)
     written = [json.loads(line) for line in store.read_text().splitlines()]
     usable = {
         record["text"].strip()

@@ -23,16 +23,13 @@ from specrun.train.heads import (
     HydraRecipe,
     Medusa2Recipe,
     MedusaRecipe,
-    train_head,
-    train_medusa2,
 )
-from specrun.train.heads import medusa2 as medusa2_training
-from specrun.train.heads import run as head_training
+from specrun.train.heads import run as head_run
 from specrun.train.target import head_target, open_head_target
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.shape import ModelShape
 from specrun.train.target.states import Features
-from specrun.train.trainer import memory
+from specrun.train.trainer import memory, train
 from specrun.train.trainer.memory import MemoryNeed, require_memory
 from specrun.train.trainer.settings import device_name
 
@@ -164,7 +161,7 @@ def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path:
 
     def need(recipe: HeadRecipe) -> MemoryNeed:
         settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
-        return head_training._need(recipe, target, shape, corpus, settings, True, recompute=True)
+        return head_run.head_memory(recipe, target, shape, corpus, settings, True, recompute=True)
 
     free = 24 << 30
     assert need(MedusaRecipe()).parts["head"] > 40 << 30
@@ -188,7 +185,7 @@ def test_what_cannot_be_learnt_is_not_answered(
     monkeypatch.setattr(
         head_target, "converted_answerer", lambda *_: pytest.fail("the target was asked")
     )
-    monkeypatch.setattr(medusa2_training, "load_hf_model", None)
+    monkeypatch.setattr(head_run, "load_hf_model", None)
     run = HeadRun(
         taught.folder, (taught.data,), tmp_path / "heads",
         own_answers=AnswerSettings(), max_length=128, device="cpu", precision="float32",
@@ -196,9 +193,9 @@ def test_what_cannot_be_learnt_is_not_answered(
     recipe = MedusaRecipe(heads=2)
     with pytest.raises(OutOfMemoryError, match="training needs about"):
         if joint:
-            train_medusa2(Medusa2Recipe(recipe), run)
+            train(Medusa2Recipe(recipe), run)
         else:
-            train_head(recipe, run)
+            train(recipe, run)
     assert not (tmp_path / "heads").exists()
 
 

@@ -31,12 +31,12 @@ from specrun.train.data import AnswerSettings
 from specrun.train.data.corpus import TokenCorpus, encode_corpus
 from specrun.train.data.documents import read_documents
 from specrun.train.data.tokens import TargetTokenizer
-from specrun.train.heads import HeadRun, MedusaRecipe, train_head
+from specrun.train.heads import HeadRun, MedusaRecipe
 from specrun.train.target import file_target, states
 from specrun.train.target.file_target import (
     TeacherFeatures,
-    check_same_vocabulary,
     check_teacher,
+    check_teacher_vocabulary,
     teacher_matrices,
 )
 from specrun.train.target.hf_model import HFModel, load_hf_model
@@ -52,7 +52,7 @@ from specrun.train.target.states import (
     remove_caches,
     text_key,
 )
-from specrun.train.trainer import settings, usable_device, usable_precision
+from specrun.train.trainer import settings, train, usable_device, usable_precision
 from specrun.train.trainer.memory import MemoryNeed, free_memory, require_memory, trained_bytes
 from specrun.train.trainer.model_folder import write_weights
 from specrun.train.trainer.settings import trial_size
@@ -142,7 +142,7 @@ def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: Toke
     taps = (1, 3, 2)
     batch = corpus.batch(range(4))
     with Model(taught.gguf) as file:
-        check_same_vocabulary(file, TargetTokenizer(taught.folder), model.output.shape[0])
+        check_teacher_vocabulary(file, TargetTokenizer(taught.folder), model.output.shape[0])
         with closing(TeacherFeatures(file, corpus.longest, taps, n_threads=1)) as shown:
             ours, theirs = shown.features(batch), ModelFeatures(model, taps).features(batch)
     for first, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
@@ -212,7 +212,7 @@ def test_a_teacher_that_changes_its_logits_is_refused(
         teacher=path, own_answers=AnswerSettings(), device="cpu", precision="float32",
     )  # fmt: skip
     with pytest.raises(UnsupportedModelError, match=problem):  # before hours of answers
-        train_head(MedusaRecipe(), run)
+        train(MedusaRecipe(), run)
     assert not (tmp_path / "heads").exists()
 
 
@@ -220,9 +220,9 @@ def test_a_teacher_must_be_the_same_model(taught, tmp_path: Path) -> None:
     write_untaught(tmp_path / "other", size=360)
     with Model(taught.gguf) as file:
         with pytest.raises(PairError, match="400 tokens, and the folder 360"):
-            check_same_vocabulary(file, TargetTokenizer(tmp_path / "other"), 360)
+            check_teacher_vocabulary(file, TargetTokenizer(tmp_path / "other"), 360)
         with pytest.raises(PairError, match="the same text is token"):
-            check_same_vocabulary(file, TargetTokenizer(tmp_path / "other"), 400)
+            check_teacher_vocabulary(file, TargetTokenizer(tmp_path / "other"), 400)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_teacher_of_the_same_vocabulary_must_have_the_same_sizes(
     convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
     tokenizer, shape = TargetTokenizer(taught.folder), target_shape(taught.folder)
     with Model(tmp_path / "sibling.gguf", vocab_only=True) as file:
-        check_same_vocabulary(file, tokenizer, 400)
+        check_teacher_vocabulary(file, tokenizer, 400)
     with pytest.raises(PairError, match=problem):
         check_teacher(tmp_path / "sibling.gguf", tokenizer, shape)
     check_teacher(taught.gguf, tokenizer, shape)

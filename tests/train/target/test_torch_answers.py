@@ -23,8 +23,8 @@ from specrun.train.data.answers import (
 from specrun.train.data.corpus import TokenBatch, corpus_of
 from specrun.train.data.documents import Document
 from specrun.train.data.tokens import FileTokens, TokenSequence
-from specrun.train.heads import EagleRecipe, HeadRun, train_head
-from specrun.train.heads import run as head_training
+from specrun.train.heads import EagleRecipe, HeadRun
+from specrun.train.heads.states import RunStates
 from specrun.train.target import head_target, open_head_target, sampling
 from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
 from specrun.train.target.head_target import FileTarget, FolderTarget, LlamaFileTarget
@@ -39,6 +39,7 @@ from specrun.train.target.states import (
     opened_cache,
     text_key,
 )
+from specrun.train.trainer import train
 
 CPU = torch.device("cpu")
 PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
@@ -259,7 +260,7 @@ def test_losses_in_torch_are_those_in_llama_cpp(
     recipe, reports = EagleRecipe(noise=0.0), {}
     for name, capability in (("torch", "AVX512"), ("llama", "AVX2")):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
-        reports[name] = train_head(recipe, HeadRun(taught.gguf, output=tmp_path / name, **run))
+        reports[name] = train(recipe, HeadRun(taught.gguf, output=tmp_path / name, **run))
     for name in ("torch", "llama"):
         card = (tmp_path / name / "README.md").read_text()
         assert f"computed by {name.replace('llama', 'llama.cpp')}." in card
@@ -348,12 +349,10 @@ def test_states_left_by_answers_are_not_computed_again(taught, tmp_path: Path, m
         return features(source, batch)
 
     monkeypatch.setattr(ModelFeatures, "features", counted)
-    for name, kept in (("kept", head_training.kept_while_answering), ("not", lambda *_: None)):
-        monkeypatch.setattr(head_training, "kept_while_answering", kept)
+    for name, kept in (("kept", RunStates.while_answering), ("not", lambda *_: None)):
+        monkeypatch.setattr(RunStates, "while_answering", kept)
         asked.clear()
-        report = train_head(
-            EagleRecipe(noise=0.0), HeadRun(taught.gguf, output=tmp_path / name, **run)
-        )
+        report = train(EagleRecipe(noise=0.0), HeadRun(taught.gguf, output=tmp_path / name, **run))
         assert bool(asked) is (name == "not")
         losses.append(report.result.curves.losses)
     np.testing.assert_allclose(*losses, atol=1e-3)

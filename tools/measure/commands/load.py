@@ -22,11 +22,11 @@ from specrun.cli.bench.command import (
 )
 from specrun.cli.bench.drafters import PromptChoice, chosen_prompts, prompt_choice_options
 from specrun.cli.options.drafting import require_draft_files
-from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
+from specrun.cli.options.group import SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
-from specrun.cli.options.output import check_plot, terminal_options
+from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import named_target
-from specrun.cli.options.types import MAX_COUNT, NEW_FILE, CountListType
+from specrun.cli.options.types import COUNTS, MAX_COUNT, NEW_FILE
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import parse_expression
 from specrun.runtime.laws import SamplingParams
@@ -80,9 +80,7 @@ _loading_options = option_group(
         multiple=True,
         show_default=f"with --demo {', '.join(_DEMO_DRAFTERS)}",
     ),
-    _LOAD.option(
-        "--parallel", "How many conversations at a time: a,b.", CountListType(), default="1,2,4,8"
-    ),
+    _LOAD.option("--parallel", "How many conversations at a time: a,b.", COUNTS, default="1,2,4,8"),
     predict_option(_LOAD, default=64),
     repetitions_option(_LOAD, "How often everything is answered.", 5),
     _LOAD.option(
@@ -103,7 +101,7 @@ _loading_options = option_group(
         "--temp, --temperature", "Temperature.", click.FloatRange(0.0, 100.0), default=0.0
     ),
     first_seed_option,
-    OUTPUT.option("--plot FILE", "Draw throughput against load: a .png, .svg or .pdf.", NEW_FILE),
+    plot_option("throughput against load"),
 )
 
 
