@@ -180,15 +180,10 @@ class GrowingDrafter(Drafter):
 
     def _drafting(self, request: DraftRequest) -> RowSteps[DraftTree]:
         """Grow a draft, and keep its rows if a rule reads them."""
-        source, plan, keeps = self.source, self._plan, self._keeps(request)
+        source, keeps, kept = self.source, self._keeps(request), None
         points = self._sampling == "argmax" or request.params.is_greedy
         names = points and self._plans is not None and (not keeps or source.rows_by_depth)
-        depth, choice = self._depth, None
-        if request.max_depth < 1 or request.max_nodes < 1:
-            depth = 0
-        elif isinstance(plan, DraftPlan) and (names or isinstance(self._shape, DynamicShape)):
-            choice, asked = plan, plan.depth_to_ask()
-            depth = min(depth, asked) if not (asked and source.names_all_depths) else depth
+        depth, choice = self._planned_depth(request, names=names)
         tree = None if depth else DraftTree()
         if names and depth:
             assert self._plans is not None
@@ -197,17 +192,27 @@ class GrowingDrafter(Drafter):
                 tree = self._named_tree(named, depth, request, choice)
         if tree is not None and not keeps:
             return tree
-        if source.rows_by_depth and keeps:
+        if keeps and source.rows_by_depth:
             kept = KeptRows(self._row_memory, DepthNodes(), copies=True)
             kept.take(ROOT, source.depth_rows(request))
-        draft = self._new_draft(request, points=points, keeps=keeps and not source.rows_by_depth)
+        draft = self._new_draft(request, points=points, keeps=keeps and kept is None)
         if tree is None:
             steps = self._grown(request, draft, depth, choice, points=points)
             tree = (yield from steps) or DraftTree()
-        if keeps and not source.rows_by_depth:
-            assert draft.kept is not None
-            kept = draft.kept
-        return kept.of(tree) if keeps else tree
+        kept = kept or draft.kept
+        return tree if kept is None else kept.of(tree)
+
+    def _planned_depth(
+        self, request: DraftRequest, *, names: bool
+    ) -> tuple[int, NodeChoice | None]:
+        """Return how deep to draft, 0 for nothing, and the plan if it chooses the nodes."""
+        plan = self._plan
+        if request.max_depth < 1 or request.max_nodes < 1:
+            return 0, None
+        if not isinstance(plan, DraftPlan) or not (names or isinstance(self._shape, DynamicShape)):
+            return self._depth, None
+        depth = plan.depth_to_ask()
+        return (self._depth if depth and self.source.names_all_depths else depth), plan
 
     def _keeps(self, request: DraftRequest) -> bool:
         """Return whether a rule reads the rows of the draft."""
@@ -308,7 +313,7 @@ class GrowingDrafter(Drafter):
             return params, False
         if self._is_chain:
             reads = reads or isinstance(plan, AdaptiveExit)
-            favourites = not (reads or self.source.names_few)
+            favourites = not (reads or self.source.few_tokens)
             if favourites and (params.is_greedy or plan is None):
                 return params if params.is_greedy else params.favourites(), True
             if not params.is_greedy:
@@ -354,7 +359,7 @@ class GrowingDrafter(Drafter):
                 return True
             self._request, self._steps = request, self._drafting(request)
             return self._go_on(next, self._steps)
-        found = self.source.answer()
+        found = self.source.result()
         return found is not None and self._go_on(self._steps.send, found)
 
     def _go_on(self, step: Callable[[Any], Asked], given: object) -> bool:
@@ -363,7 +368,7 @@ class GrowingDrafter(Drafter):
         assert self._steps is not None
         try:
             asked = step(given)
-            while not self.source.ask(self._request, asked):
+            while not self.source.submit(self._request, asked):
                 asked = self._steps.send(None)
         except StopIteration as drafted:
             self._steps, self._prepared = None, drafted.value

@@ -427,7 +427,7 @@ class MedusaSource(Source):
         """Whether others draft at the same time."""
         return self._together is not None and self._together.waits and not self.keeps_rows
 
-    def ask(self, request: DraftRequest, asked: Asked) -> bool:
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Have the heads evaluate this state with those of other conversations."""
         state = self._state_of(request)
         if state is None or not isinstance(asked, TreePlan):
@@ -436,7 +436,7 @@ class MedusaSource(Source):
         self._asked, self._plan = self._together.ask(state), asked
         return True
 
-    def answer(self) -> NamedChildren | None:
+    def result(self) -> NamedChildren | None:
         """Return the tree of the state that was asked about; None before it was evaluated."""
         asked = self._asked
         if asked is None or not asked.is_answered:

@@ -256,7 +256,7 @@ class NgramSource(Source):
     what they change is tested all the same.
     """
 
-    names_few = True
+    few_tokens = True
 
     def __init__(self, order: int, sources: Sequence[Counts] = ()) -> None:
         self._text = GrowingCounts(order)

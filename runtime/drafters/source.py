@@ -85,7 +85,7 @@ class Source(ABC):
     """Whether its evaluations may serve other conversations at the same time."""
     most_highest = 0
     """Of how many highest logits `root` can be asked; 0: it returns none."""
-    names_few = False
+    few_tokens = False
     """Whether its rows are of few tokens, the log-probabilities of a distribution."""
     names_trees = False
     """Whether it may name a whole tree of best tokens at once: `named`."""
@@ -150,11 +150,11 @@ class Source(ABC):
         """Whether other conversations draft now, so that evaluations are better shared."""
         return False
 
-    def ask(self, request: DraftRequest, asked: Asked) -> bool:
-        """Request a shared evaluation; return False if the method has no state of this text."""
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
+        """Submit a shared evaluation; return False if the method has no state of this text."""
         raise NotImplementedError
 
-    def answer(self) -> NodeRows | NamedChildren | None:
+    def result(self) -> NodeRows | NamedChildren | None:
         """Return the result of the requested evaluation; None before it was made."""
         raise NotImplementedError
 

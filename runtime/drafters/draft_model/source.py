@@ -103,8 +103,8 @@ class DraftModelSource(Source):
         """Whether tokens are best evaluated with those of other conversations."""
         return self.state.waits
 
-    def ask(self, request: DraftRequest, asked: Asked) -> bool:
-        """Request an evaluation with those of other conversations."""
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
+        """Submit an evaluation with those of other conversations."""
         assert isinstance(asked, tuple)
         parents, tokens = asked
         if tokens and not self._is_chain:
@@ -113,7 +113,7 @@ class DraftModelSource(Source):
             self.state.ask(tokens or self._uncached(request.tokens))
         return True
 
-    def answer(self) -> NodeRows | None:
+    def result(self) -> NodeRows | None:
         """Return the rows of the requested evaluation; None before it was made."""
         state = self.state
         if not state.n_nodes:
