@@ -18,10 +18,10 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import Acceptance, PairRule
 from specrun.runtime.acceptance.law_pair import LawPair, PairAt
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter, DraftTreeState
+from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params, without_penalties
+from specrun.runtime.drafters.draft_model import DraftModelState, model_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw, transformed, without_penalties
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, ranking_params
+from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw, row_of
 from specrun.runtime.engine.session import Session
 from specrun.runtime.laws.law import FloatArray, Law
 from specrun.runtime.laws.noise import NoiseSource, SeededNoise
@@ -34,7 +34,6 @@ from specrun.runtime.trees import (
     DynamicShape,
     GrownTree,
     TreeSampling,
-    expand_by_path_probability,
     most_likely,
     proposal_scheme,
 )
@@ -229,7 +228,7 @@ def ngram_alpha(
         for end in range(text.n_prompt, len(text.tokens)):
             before = time.perf_counter()
             found = law.after(text.tokens[max(0, end + 1 - order) : end] if order > 1 else ())
-            found = None if found is None else transformed(found, plain)
+            found = None if found is None else row_of(found).laws(plain)[0]
             spent += time.perf_counter() - before
             if found is not None:
                 if params.is_greedy:
@@ -354,9 +353,8 @@ def measure_dynamic_acceptance(
     empty. Where time is short every second, third, ... position is taken.
     """
     shape = DynamicShape(max_depth, topk, max(max_nodes, max_depth))
-    drafter = DraftTreeDrafter(
-        DraftTreeState(context, target_vocab_size=target_vocab_size), shape=shape, sampling="argmax"
-    )
+    state = DraftModelState(context, target_vocab_size=target_vocab_size)
+    drafter = model_drafter(state, shape, sampling="argmax")
     noise = SeededNoise(0).for_drafting(0)  # point masses draw nothing
     total = np.zeros((max_depth + 1, max_nodes + 1))
     counts = np.zeros(max_depth + 1)
@@ -367,7 +365,7 @@ def measure_dynamic_acceptance(
         while start < len(text.tokens):
             before = time.perf_counter()
             request = DraftRequest(text.tokens[:start], params, noise, max_depth, shape.nodes)
-            grown = expand_by_path_probability(max_depth, topk, drafter.laws(request))
+            grown = drafter.expanded(request, max_depth, topk)
             # Deeper trees could keep more than is known here.
             known = min(max_depth, len(text.tokens) - start)
             total[: known + 1] += kept_nodes(grown, text.tokens[start:], known, max_nodes)
