@@ -1,10 +1,10 @@
 """Batch noise: how much a model's laws depend on how many tokens an evaluation has.
 
-Kernels round by the number of rows that they are given, so drafts change the last bits of what the
-target says, and now and then the token that a greedy text goes on with. Here one text is evaluated
+Kernels round by the number of rows of a batch, so drafts change the last bits of the
+target's logits, and now and then the next token of a greedy text. Here one text is evaluated
 several times: after the same first tokens, one token at a time as in plain decoding, then 2, 3, ...
-at a time. Each row has the same tokens before it; what differs is rounding alone, that of the
-cached keys and values with it, as in a text that was drafted. Last it is evaluated in a fixed shape
+at a time. Each row has the same tokens before it; the only difference is rounding, that of the
+cached keys and values too, as in a text that was drafted. Last it is evaluated in a fixed shape
 (runtime/round/padding.py), where nothing may differ.
 """
 
@@ -41,7 +41,7 @@ Logits = npt.NDArray[np.float32]
 class NoiseOptions:
     """At most `n_positions` are compared; their logits, [n_positions, n_vocab], are kept twice.
 
-    Of `context`, what follows from the text (its length, rows, sequences) is set here.
+    The fields of `context` that follow from the text (its length, rows, sequences) are set here.
     """
 
     n_positions: int = 256
@@ -61,8 +61,8 @@ class WidthNoise:
     `logprob_...` are differences of log-probabilities in nats, absolute, over all tokens of all
     positions; `variation_...` total variations (half the sum of differences of probabilities, 0 to
     1) over positions. `other_top` is the share of positions with another most likely token, and
-    `parts_after` 1 / `other_top`: after how many tokens greedy texts are expected to part, None
-    where no position differs.
+    `parts_after` 1 / `other_top`: the expected number of tokens until greedy texts part, None
+    if no position differs.
     """
 
     width: int
@@ -80,7 +80,7 @@ class FixedShapeBits:
     """Evaluations of `width` tokens, of which one is the text's, against those with five.
 
     At `n_equal` of `n_positions` all logits have the same bits; `largest` is the largest difference
-    of logits, in nats. `left_out` says why nothing was compared, and is empty where something was.
+    of logits, in nats. `left_out` is why nothing was compared, and is empty if something was.
     """
 
     width: int
@@ -151,7 +151,7 @@ def compare_rows(width: int, alone: Logits, pieces: Iterable[Logits]) -> WidthNo
     for start, piece in zip(range(0, len(alone), width), pieces, strict=True):
         if len(piece) == width:
             ours, theirs = log_laws(alone[start : start + width]), log_laws(piece)
-            # Tokens that neither ever says (logits of -inf) do not differ.
+            # Tokens of probability 0 in both (logits of -inf) do not differ.
             apart = np.zeros_like(ours)
             np.subtract(ours, theirs, out=apart, where=ours != theirs)
             np.abs(apart, out=apart)

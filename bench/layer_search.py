@@ -83,7 +83,7 @@ class CutJudge:
         self._layered = layered
         self._folder = folder
         self._texts = texts
-        # More tokens never cost less: where they seem to, something else ran meanwhile.
+        # More tokens never cost less: a lower time was disturbed by another process.
         costs = map(curve.seconds, range(1, options.max_draft + 2))
         self._curve = CostCurve.flat(list(accumulate(costs, max)))
         # Layers of the one cut that was timed, and its seconds a token.
@@ -95,7 +95,7 @@ class CutJudge:
         return 1.0 / self._curve.seconds(1)
 
     def judge(self, kept: tuple[int, ...]) -> LayerTrial:
-        """Cut the model to these layers, and say how fast it would make the target."""
+        """Cut the model to these layers, and predict the target's speed with it."""
         path = self._folder / "cut.gguf"
         self._layered.write(path, kept, force=True)
         try:
@@ -205,7 +205,7 @@ def _checked(prompts: Sequence[Sequence[int]], n_tokens: int, n_ctx: int) -> lis
 def _written(
     model: Model, size: ContextOptions, prompts: list[list[int]], options: LayerSearchOptions
 ) -> list[CalibrationText]:
-    """Return the prompts with what the target answers, where it answers anything."""
+    """Return the prompts with the target's answers, unless these are empty."""
     most = max(_FEWEST_TOKENS, options.n_tokens // len(prompts))
     texts = []
     with Session.open(model, NoDrafter(), size, ExactRule()) as session:

@@ -75,7 +75,7 @@ def row_divergence(
     log_p, log_q = log_laws(original), log_laws(other)
     rows, came = np.arange(len(tokens)), np.asarray(tokens)
     p = np.exp(log_p)
-    # A token that the original never says adds nothing, whatever the other thinks of it.
+    # A token of probability 0 in the original adds nothing, whatever the other model gives it.
     with np.errstate(invalid="ignore"):
         terms = np.where(p > 0, p * (log_p - log_q), 0.0)
     return RowDivergence(
@@ -116,7 +116,7 @@ def log_laws(logits: npt.NDArray[Any]) -> Floats:
 
 
 def _perplexity(nll: Floats) -> Perplexity:
-    # A token given probability 0 makes it infinite, which is what it then is.
+    # A token given probability 0 makes it infinite, which is the right value.
     value = math.exp(min(float(nll.mean()), 700.0)) if np.isfinite(nll).all() else math.inf
     # By the delta method: the derivative of exp at the mean is the perplexity itself.
     return Perplexity(value, value * _standard_error(nll))
@@ -142,7 +142,7 @@ ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
-    """Chunks of `n_ctx` tokens, or of the training context where that is less, at most `n_chunks`.
+    """Chunks of `n_ctx` tokens, or of the training context if that is less, at most `n_chunks`.
 
     `n_chunks` 0 means all, `n_threads` 0 one a core.
     """
@@ -283,7 +283,7 @@ _WHOLE = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
 class TensorError:
     """A tensor's error: the rms of its differences from the original, over the original's rms.
 
-    `relative_rms` is None where the two cannot be compared; `note` then says why.
+    `relative_rms` is None if the two cannot be compared; `note` is then the reason.
     """
 
     name: str

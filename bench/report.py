@@ -20,7 +20,7 @@ from specrun.runtime.language import Expression, parse_expression
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Named columns, rows of texts, and what a reader has to know about them.
+    """Named columns, rows of texts, and notes for their readers.
 
     `constants` are columns that had one value throughout (see `folded`).
     """
@@ -78,7 +78,7 @@ def to_csv(results: Sequence[Any]) -> str:
 
 
 def to_json(kind: str, machine: Mapping[str, Any], results: Sequence[Any]) -> str:
-    """Return one JSON object: what was measured, on what machine, and the results (dataclasses)."""
+    """Return one JSON object: the measurement, the machine, and the results (dataclasses)."""
     records = [dataclasses.asdict(result) for result in results]
     content = {"bench": kind, "machine": dict(machine), "results": records}
     return json.dumps(content, indent=2) + "\n"
@@ -143,11 +143,11 @@ _SPEC_BENCH = {
 _MOST_ALPHAS = 8
 
 CONSTANT_COLUMNS = ("model", "size", "params", "backend", "ngl", "temp", "vocab", "ctx")
-"""Columns that are often the same in every row, and then stand above the table on a screen."""
+"""Columns that are often the same in every row, and then go above the table on a screen."""
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what figures depend on: the processor, cores, versions, devices."""
+    """Return the facts that figures depend on: the processor, cores, versions, devices."""
     from importlib.metadata import version
 
     from specrun.bindings.machine.devices import devices

@@ -21,8 +21,8 @@ from specrun.bindings.errors import FileMissingError, MalformedFileError, Option
 #
 # `atomic_path` writes aside under a hidden name and renames. `unnamed_path` uses files that have no
 # name until they are whole (Linux: O_TMPFILE), so that even a killed process leaves nothing behind;
-# elsewhere, and on file systems that cannot, it is `atomic_path`. What can be made again lies in
-# `cache_folder`, what cannot in `state_folder`.
+# elsewhere, and on file systems that cannot, it is `atomic_path`. Files that can be made again are
+# in `cache_folder`, others in `state_folder`.
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -81,7 +81,7 @@ def unnamed_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterat
 
 @contextmanager
 def _full_disk_named(target: Path) -> Iterator[None]:
-    """Raise SpecrunError in the place of an OSError that says that the disk is full."""
+    """Raise SpecrunError in the place of an OSError for a full disk."""
     try:
         yield
     except OSError as error:
@@ -106,7 +106,7 @@ def check_target(target: Path, *, force: bool = False) -> None:
 
 
 def require_writable(target: Path) -> None:
-    """Raise SpecrunError unless files can be made beside `target`: asked before long work."""
+    """Raise SpecrunError unless files can be made in the folder of `target`: before long work."""
     aside = _aside(target)
     try:
         _create(aside, target)
@@ -164,7 +164,7 @@ def _sync_file(aside: Path) -> None:
 
 
 def _open_unnamed(target: Path) -> int | None:
-    """Return a file without a name in the folder of `target`, None where that is not supported."""
+    """Return a file without a name in the folder of `target`, None if that is not supported."""
     kind = getattr(os, "O_TMPFILE", None)
     if kind is None or not os.path.isdir("/proc/self/fd"):
         return None
@@ -206,7 +206,7 @@ def _link(descriptor: int, name: Path) -> None:
 
 
 def state_folder() -> Path:
-    """Return specrun's folder for what the user's own work left: it cannot be made again."""
+    """Return specrun's folder for results of the user's own work: they cannot be made again."""
     home = Path.home()
     if os.name == "nt":
         base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
@@ -237,7 +237,7 @@ def cache_folder() -> Path:
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file to read its bytes.
 
-    Raises `MalformedFileError` for a named pipe, a device or a socket, and what `open` raises.
+    Raises `MalformedFileError` for a named pipe, a device or a socket, and the errors of `open`.
     """
     file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - it is the caller's
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -266,7 +266,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 
 logger = logging.getLogger("specrun.kept")
-"""Where warnings go that no caller takes; the command line shows them."""
+"""Receives warnings that no caller takes; the command line shows them."""
 
 Warn = Callable[[str], None]
 _Content = TypeVar("_Content")
@@ -275,13 +275,13 @@ DAMAGE = (
     *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
     *(RecursionError, SpecrunError),
 )
-"""What the parsing of damaged content raises, nested deeper than a parser can follow included."""
+"""Errors of parsing damaged content, also content nested deeper than a parser can follow."""
 
 _warned: set[str] = set()
 
 
 class NotForThisError(Exception):
-    """A kept file is whole, and was made for something else; the message says for what."""
+    """A kept file is whole, and was made for something else, which the message names."""
 
 
 def read_kept(
@@ -293,9 +293,9 @@ def read_kept(
     warn: Warn | None = None,
     most: int = _MOST_BYTES,
 ) -> _Content | None:
-    """Return what `parse` makes of a file's bytes; None without the file, or where it is damaged.
+    """Return `parse` of a file's bytes; None without the file, or if it is damaged.
 
-    `parse` may raise whatever damaged content makes it raise, or NotForThisError. Then `warn`
+    `parse` may raise any error of damaged content, or NotForThisError. Then `warn`
     (None: the log, once for each sentence) gets a sentence: that `what` was ignored, why, and the
     `advice`. So it is for a path that is no file, cannot be read, or has more than `most` bytes.
     """
@@ -317,7 +317,7 @@ def read_kept(
 
 def _bytes_of(path: Path, most: int) -> bytes:
     with open_regular(path) as file:
-        # One byte more than allowed tells a file that is too large without reading it all.
+        # One byte more than allowed shows that a file is too large without reading it all.
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"{path} has more than {most} bytes")

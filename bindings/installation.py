@@ -1,4 +1,4 @@
-"""The installation (its sources, pip or pipx), for messages that say what to run."""
+"""The installation (its sources, pip or pipx), for messages with commands to run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def source_folder() -> Path | None:
 
 
 def install_command(packages: list[str]) -> str:
-    """Return the command that installs packages beside specrun."""
+    """Return the command that installs packages in specrun's environment."""
     listed = " ".join(map(shlex.quote, packages))
     # pipx leaves this file in each of its environments, wherever PIPX_HOME puts them.
     if (Path(sys.prefix) / "pipx_metadata.json").is_file():
@@ -28,14 +28,14 @@ def install_command(packages: list[str]) -> str:
 
 
 def extra_command(extra: str) -> str:
-    """Return what to do so that the packages of an extra of pyproject.toml are there."""
+    """Return the command that installs the packages of an extra of pyproject.toml."""
     if source_folder() is not None:
         return f"run pip install -c constraints.txt -e '.[{extra}]' in specrun's folder"
     return f"run {install_command(_packages(extra))}"
 
 
 def build_command(make: str, *settings: str) -> str:
-    """Return what builds llama.cpp with CMake settings; `make` does it in specrun's folder."""
+    """Return the command that builds llama.cpp with CMake settings: `make` in specrun's folder."""
     if source_folder() is not None:
         return f"`{make}`"
     from importlib.metadata import version  # slow to import

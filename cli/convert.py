@@ -103,7 +103,7 @@ head_options = option_group(
     HeadSettings,
     _HEAD.option(
         "--kind",
-        "What DIR holds; eagle is EAGLE-1, EAGLE-2 and HASS.",
+        "The kind of checkpoint in DIR; eagle is EAGLE-1, EAGLE-2 and HASS.",
         click.Choice(KINDS),
         default=None,
         show_default="recognised",

@@ -52,7 +52,7 @@ sampling_options = grid_options("0.8", " that the rule is tried at")
     click.FloatRange(0.0, 60.0 * 24, min_open=True),
     default=0.5,
 )
-@_PROOF.option("--seed", "What all is drawn from.", click.IntRange(0, MAX_COUNT), default=0)
+@_PROOF.option("--seed", "Seed of all random numbers.", click.IntRange(0, MAX_COUNT), default=0)
 @sampling_options
 @format_options
 @terminal_options

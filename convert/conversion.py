@@ -72,7 +72,7 @@ class LogitCheck:
 
     `relative_error` is the largest difference over the largest logit, `same_top` the share of
     positions whose most likely token is the same, both over `n_tokens` tokens of the fixed text.
-    `reason` says why nothing was compared, and is empty where something was.
+    `reason` is why nothing was compared, and empty if something was.
     """
 
     relative_error: float | None
@@ -87,8 +87,8 @@ def check_logits(
 ) -> LogitCheck:
     """Compare the file's logits with those of the checkpoint in `folder`, both in float32.
 
-    Raises SpecrunError if they are further apart than LARGEST_ERRORS allows for `type_name`. Where
-    transformers is not installed, or cannot open the checkpoint, the result says so.
+    Raises SpecrunError if they are further apart than LARGEST_ERRORS allows for `type_name`. If
+    transformers is not installed, or cannot open the checkpoint, the result has the reason.
     """
     allowed = LARGEST_ERRORS[type_name]
     # It was just written here, and may have no name yet that another process could open.
@@ -117,7 +117,7 @@ def check_logits(
 
 
 class _CannotCompareError(Exception):
-    """There is nothing to compare with; the message says why."""
+    """There is nothing to compare with; the message is the reason."""
 
 
 def _logits(model: Model, tokens: list[int], n_threads: int) -> Logits:
@@ -179,18 +179,18 @@ OUTPUT_TYPES = ("f32", "f16", "bf16")
 """The values of `outtype` that need no quantizer."""
 
 SMALL_MODEL = 300_000_000
-"""The most parameters of a model whose logits are compared where nothing else is said."""
+"""The most parameters of a model whose logits are compared by default."""
 
 AUTOMATIC_TYPE = "auto"
-"""The value of `outtype` for what most of the checkpoint has."""
+"""The value of `outtype` for the type of most of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionPlan:
-    """What a conversion will do; no number of the weights has been read.
+    """The plan of a conversion; no number of the weights has been read.
 
-    `file_type` is what was asked for (F16, Q4_K_M, ...), `type_name` the type matrices are
-    converted to, which a quantizer then makes smaller where the two differ. `file_name` follows the
+    `file_type` is the wanted type (F16, Q4_K_M, ...), `type_name` the type matrices are
+    converted to, which a quantizer then makes smaller if the two differ. `file_name` follows the
     GGUF naming convention.
     """
 
@@ -239,7 +239,7 @@ class ConversionPlan:
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What was written: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the file's size.
+    """The written file: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the file's size.
 
     `source_bytes` is the size of the tensors in the checkpoint; `logits` is None unless they were
     to be compared.
@@ -267,17 +267,17 @@ def plan_conversion(
     allow_pickle: bool = False,
     pre: str | None = None,
 ) -> ConversionPlan:
-    """Read config, vocabulary and the places of all tensors, and return what a conversion would do.
+    """Read config, vocabulary and the places of all tensors, and return the plan of a conversion.
 
-    `outtype` is f32, f16, bf16, auto (what most of the checkpoint has), or a type of the quantizer
-    such as q4_k_m; `pre` is llama.cpp's name of the way text is split before tokens are merged,
-    where that is not to be recognised from the tokenizer. Raises OptionError for another type,
+    `outtype` is f32, f16, bf16, auto (the type of most of the checkpoint), or a type of the
+    quantizer such as q4_k_m; `pre` is llama.cpp's name of the way text is split before tokens are
+    merged, if it is not to be recognised from the tokenizer. Raises OptionError for another type,
     FileMissingError, MalformedFileError, UnsupportedModelError.
     """
     wanted = known_type(outtype)
     checkpoint = open_checkpoint(Path(source), allow_pickle=allow_pickle)
     family = family_of(checkpoint.config)
-    # What a quantizer will read loses nothing before.
+    # The input of a quantizer has lost nothing before.
     type_name = wanted if wanted.lower() in OUTPUT_TYPES else usual_type(checkpoint)
     file_type = type_name if wanted == AUTOMATIC_TYPE else wanted
     described = Metadata()
@@ -302,7 +302,7 @@ def plan_conversion(
 
 
 def general_metadata(name: ModelName, file_type: str) -> Metadata:
-    """Return the keys of a model's or a head's file that say what it is called, is and is from."""
+    """Return the keys of a model's or a head's file for its name, its kind and its source."""
     metadata = Metadata()
     metadata.text("general.type", "model")
     name.describe(metadata)
@@ -328,8 +328,8 @@ def convert_checkpoint(
 
     `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder,
     None means the current one: the file is then named by the GGUF convention. `allow_pickle` opens
-    .bin and .pt weights, as tensors only, where there are no safetensors. `verify` compares logits
-    with transformers, where that is installed, and None does for models of up to SMALL_MODEL
+    .bin and .pt weights, as tensors only, if there are no safetensors. `verify` compares logits
+    with transformers, if that is installed, and None does for models of up to SMALL_MODEL
     parameters; names, shapes and types are always compared. `n_threads` are the quantizer's and the
     comparison's, 0 for as many as cores.
 
@@ -402,7 +402,7 @@ def known_type(outtype: str) -> str:
     if outtype.lower() == AUTOMATIC_TYPE:
         return AUTOMATIC_TYPE
     name = outtype.upper()
-    # What needs an importance matrix cannot be made from a checkpoint at once.
+    # A type that needs an importance matrix cannot be made from a checkpoint at once.
     there = [file_type for file_type, kind in FILE_TYPES.items() if not kind.needs_importance]
     if outtype.lower() in OUTPUT_TYPES or name in there:
         return name
@@ -416,7 +416,7 @@ def known_type(outtype: str) -> str:
 
 @contextmanager
 def _intermediate(target: Path) -> Iterator[Path]:
-    """Yield the path of a hidden file beside `target`, which is gone afterwards."""
+    """Yield the path of a hidden file in the folder of `target`, which is removed afterwards."""
     path = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.whole")
     try:
         yield path

@@ -24,7 +24,7 @@ from specrun.convert.tokenizer.vocabulary import CONTROL, NORMAL, byte_tokens
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# What a vocabulary too small for every byte keeps first: enough to write words and lines.
+# The first tokens of a vocabulary too small for every byte: enough to write words and lines.
 _PREFERRED = " \n" + _LETTERS + ".,?!'-" + "0123456789" + _LETTERS.upper()
 
 
@@ -57,7 +57,7 @@ def synthetic_vocabulary(
         tokens=(*tokens, *controls),
         types=(NORMAL,) * room + (CONTROL,) * len(controls),
         merges=tuple(merges),
-        # Where a file names no bos, llama.cpp would take token 11; as in GPT-2, eos serves as both.
+        # If a file names no bos, llama.cpp would take token 11; as in GPT-2, eos serves as both.
         special_ids={"bos": end, "eos": end},
         chat_template=chat_template,
     )

@@ -39,7 +39,7 @@ _PLAIN_TYPES = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor:
-    """One tensor of the file: its rule, where its numbers come from, and the type it gets."""
+    """One tensor of the file: its rule, the source of its numbers, and the type it gets."""
 
     rule: TensorRule
     sources: tuple[SourceTensor, ...]
@@ -69,10 +69,10 @@ class MappedTensor:
 def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[MappedTensor]:
     """Return the file's tensors in order; `type_name` is the type of those not always float32.
 
-    Raises MalformedFileError naming all tensors that are missing, or one of another shape than the
-    config says, UnsupportedModelError naming all that the family does not know.
+    Raises MalformedFileError naming all tensors that are missing, or of another shape than the
+    config's, UnsupportedModelError naming all that the family does not know.
     """
-    # Where embeddings are tied, an output matrix that is there all the same is a copy of them.
+    # If embeddings are tied, an output matrix that is present all the same is a copy of them.
     # Heads that draft for the model are files of their own.
     left_out = ("lm_head.weight", "medusa_head.", "space_mask.")
     rules = family.rules(checkpoint.config)
@@ -86,10 +86,10 @@ def map_rules(
     *,
     left_out: Collection[str] = (),
 ) -> list[MappedTensor]:
-    """Return the tensors of `rules` in order; `type_of` says the type where it is not fixed.
+    """Return the tensors of `rules` in order; `type_of` chooses the type unless it is fixed.
 
     `left_out` are names of the checkpoint's tensors that are known and not wanted; one that ends in
-    a dot stands for all that begin so. Raises as `map_tensors`.
+    a dot covers all that begin so. Raises as `map_tensors`.
     """
     mapped: list[MappedTensor] = []
     used: set[str] = set()
@@ -152,7 +152,7 @@ _MOST_WORKERS = 4  # more than this wait for the disk
 class TensorStream:
     """Converts tensors with worker threads: a context manager that ends them.
 
-    At most two pieces a worker are in memory, besides one whole tensor where a rule has to change
+    At most two pieces a worker are in memory, and one whole tensor if a rule has to change
     it.
     """
 

@@ -49,7 +49,7 @@ def with_alphas(rules: Sequence[str], alphas: Sequence[float]) -> tuple[str, ...
     """Return the rules with each alpha, those without an alpha or with options of their own once.
 
     A distance of BiLD is that of a token of probability 1 - alpha: rollback = -log(1 - alpha).
-    Raises `OptionError` for what is no rule, or an alpha outside the range of one.
+    Raises `OptionError` for an unknown rule, or an alpha outside the range of one.
     """
     found: list[str] = []
     for text in rules:
@@ -67,11 +67,11 @@ def with_alphas(rules: Sequence[str], alphas: Sequence[float]) -> tuple[str, ...
 
 @dataclass(frozen=True, slots=True)
 class CascadeBench:
-    """What to compare: `rules`, as `--accept` names them, for all of `params` and draft `lengths`.
+    """The settings: `rules`, by their names for `--accept`, for all `params` and draft `lengths`.
 
-    `target` is what is timed; `teacher` what is read along texts, which may be cheaper where the
-    target was padded and says the same. `small` drafts, and answers alone. Every repetition answers
-    all `examples` with the seed of `params` plus its number. `as_chat` is that of `prompt_ids`.
+    `target` is timed; `teacher` is read along texts, and may be a cheaper file if the target was
+    padded and has the same output. `small` drafts, and answers alone. Every repetition answers all
+    `examples` with the seed of `params` plus its number. `as_chat` is that of `prompt_ids`.
     """
 
     target: Path
@@ -105,10 +105,10 @@ class CascadePoint:
     """One rule at one setting. Spreads are over repetitions, of `cross_entropy` over texts.
 
     `method` is the rule without its parameters, or plain decoding of one model. `latency` is
-    seconds a token relative to the plain target's, `speed_up` its inverse; None where nothing ran.
+    seconds a token relative to the plain target's, `speed_up` its inverse; None if nothing ran.
     `rejection_rate` is rejected over tested drafts. `exact_match`, `rouge_2` and `bleu` are of the
     answers, None without references; `cross_entropy`, `expected_accuracy` and `deferral_rate` of
-    the rule's law along the references (see `TeacherForced`), None where no law is stated for a
+    the rule's law along the references (see `TeacherForced`), None if no law is stated for a
     place. `total_variation` and `changed_share` are those of the answers' statistics.
     """
 
@@ -137,12 +137,12 @@ class CascadePoint:
     changed_share: float | None
 
     def quality(self, metric: Metric) -> float | None:
-        """Return a measure of quality; None where it was not measured, or has no finite value."""
+        """Return a measure of quality; None if it was not measured, or has no finite value."""
         value: Spread | float | None = getattr(self, metric)
         return value.mean if isinstance(value, Spread) else value
 
     def doubt(self, metric: Metric) -> float:
-        """Return the standard error of a measure, 0 where it was measured once.
+        """Return the standard error of a measure, 0 if it was measured once.
 
         Of a cross-entropy it is that of its excess over the plain target's on the same texts.
         """
@@ -153,7 +153,7 @@ class CascadePoint:
 
 @dataclass(frozen=True, slots=True)
 class _Runner:
-    """What answers: one runtime, for each rule in turn; a plain model has no rule."""
+    """The runtime that answers, for each rule in turn; a plain model has no rule."""
 
     method: str
     rule: str
@@ -181,7 +181,7 @@ class CascadeResults:
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with the answers given so far, those in all, and what is measured now."""
+"""Called with the answers given so far, those in all, and the current measurement."""
 
 
 def measure_cascades(
@@ -260,7 +260,7 @@ def _open(bench: CascadeBench, stack: ExitStack) -> list[_Runner]:
     return runners
 
 
-# -- what was measured -----------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def _points(
@@ -285,8 +285,8 @@ def _points(
 
 
 def _oracle(point: CascadePoint) -> CascadePoint:
-    """Return what an oracle cascade (algorithm 3) has of a speculative one that defers alike: its
-    law. Nobody can run it without asking the target everywhere, so it has no latency."""
+    """Return the figures that an oracle cascade (algorithm 3) shares with a speculative one of the
+    same deferral: its law. It would need the target at every position, so it has no latency."""
     return replace(
         point,
         method=ORACLE,
@@ -354,7 +354,7 @@ def _seconds_per_token(said: Sequence[GenerationResult]) -> float:
 
 
 def _rejection_rate(results: Sequence[GenerationResult], rule: object) -> float | None:
-    """Return rejected over tested drafts; None where nothing was tested."""
+    """Return rejected over tested drafts; None if nothing was tested."""
     if isinstance(rule, SequentialCascade):
         return None
     tested = accepted = 0.0
@@ -388,7 +388,7 @@ class BestPoints:
 
     `fastest` is the point of least latency among those whose quality is the target's, within two
     standard errors of their difference; `best` that of best quality among those no slower. None
-    where no point is. `over_exact` is the speed-up of `fastest` over exact speculation.
+    if there is no point. `over_exact` is the speed-up of `fastest` over exact speculation.
     """
 
     method: str
@@ -405,7 +405,7 @@ class BestPoints:
 def metric_of(points: Sequence[CascadePoint]) -> Metric:
     """Return the measure of quality that points are compared by.
 
-    ROUGE-2 where there are references, else the cross-entropy of real text; where some law gives a
+    ROUGE-2 if there are references, else the cross-entropy of real text; if some law gives a
     real token no chance, that is infinite, and its expected accuracy is taken.
     """
     if all(point.rouge_2 is not None for point in points):

@@ -20,8 +20,8 @@ _SHORTEST = 80
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, and what came after it. An `is_answer` is what a model should say; other texts only
-    went on so, among many ways to go on, and tell by their probability alone."""
+    """A prompt, and the text after it. An `is_answer` is a model's right answer; other texts are
+    one of many continuations, and measure by their probability alone."""
 
     prompt: str
     reference: str

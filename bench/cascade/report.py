@@ -139,7 +139,7 @@ _COLUMNS: Mapping[str, Callable[[CascadePoint], float | None]] = {
 def plot_cascades(points: Sequence[CascadePoint], path: Path, metric: Metric | None = None) -> None:
     """Draw quality against latency, rejection and deferral, a row for each setting.
 
-    Quality is by a metric, or by what `metric_of` finds.
+    Quality is by a metric, or by that of `metric_of`.
     """
     settings = settings_of(points)
     if not settings:

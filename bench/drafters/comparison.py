@@ -33,7 +33,7 @@ from specrun.runtime.tuning import measure_alpha, require_law
 class Arm:
     """A runtime with the prompts tokenized; `as_chat` is that of `prompt_ids`.
 
-    It drafts with `drafter`, None: with the runtime's own. Whoever made it closes it.
+    It drafts with `drafter`, None: with the runtime's own. The caller closes it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Arm:
     def answer(
         self, number: int, params: SamplingParams, max_tokens: int, *, seed: int
     ) -> GenerationResult:
-        """Answer one prompt from an empty cache, so that no arm profits from what came before."""
+        """Answer one prompt from an empty cache, so that no arm profits from earlier prompts."""
         self.runtime.session.forget()
         if self._drafter is not None:
             self.runtime.session.draft_with(self._drafter)
@@ -197,14 +197,14 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class DrafterBench:
-    """What to compare: `drafters` against plain decoding, for all of `params` (one a temperature).
+    """The settings: `drafters` against plain decoding, for all `params` (one a temperature).
 
     `drafters` are expressions of the drafter language, with their files; each runs with all
     acceptance `rules`. Every repetition answers all prompts, with the seed of `params` plus the
-    number of the repetition. `as_chat` None asks models with a chat template in a conversation and
-    lets others continue the text. `options` are those of `Runtime`. `workload` says what the
-    prompts are and what the drafters know of their answers. With `alpha` all prompts are answered
-    once more, untimed, for the mean of sum min(p, q).
+    number of the repetition. `as_chat` None puts prompts into a conversation for models with a chat
+    template and lets others continue the text. `options` are those of `Runtime`. `workload` is the
+    kind of prompts, and the drafters' knowledge of their answers. With `alpha` all prompts are
+    answered once more, untimed, for the mean of sum min(p, q).
     """
 
     target: Path
@@ -267,8 +267,8 @@ class DrafterResult:
     distribution. `acceptance_given_prefix[n]` is the acceptance at depth n + 1 of the
     `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha. Under rules that
     are not exact `total_variation` and `changed_share` are those of `SpecStats`. `alpha` is the
-    mean of sum min(p, q), None where it was not asked for or a drafter has no law. `reason` says
-    what costs most where drafting does not pay, if the target's cost curve was measured before.
+    mean of sum min(p, q), None if it was not measured or a drafter has no law. `reason` is the
+    largest cost if drafting does not pay, if the target's cost curve was measured before.
     """
 
     target: TargetFacts
@@ -301,14 +301,14 @@ class DrafterResult:
 
     @property
     def label(self) -> str:
-        """The drafter, and the acceptance rule where it is not the usual one."""
+        """The drafter, and the acceptance rule if it is not the usual one."""
         if self.rule == EXACT:
             return self.drafter
         return f"{self.drafter}, {'' if self.exact else 'not exact: '}{self.rule}"
 
     @property
     def advice(self) -> str | None:
-        """What to do if drafting did not pay; None if it did."""
+        """The advice if drafting did not pay; None if it did."""
         if self.speed_up is None or self.speed_up.value >= 1.0:
             return None
         slower = (
@@ -321,7 +321,7 @@ class DrafterResult:
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with the answers given so far, those in all, and what is measured now."""
+"""Called with the answers given so far, those in all, and the current measurement."""
 
 
 def measure_drafters(
@@ -451,7 +451,7 @@ def _result(
 
 
 def _stored_curve(runtime: Runtime) -> CostCurve | None:
-    """Return the target's curve, where it was measured with these settings."""
+    """Return the target's curve, if it was measured with these settings."""
     model = runtime.model
     return load_curve(model.path, runtime.options.context, model.n_gpu_layers)
 
@@ -463,7 +463,7 @@ def _reason(
     plain: Sequence[Answers],
     curve: CostCurve,
 ) -> str | None:
-    """Return what stands in the way of a drafter that does not pay."""
+    """Return the reason why a drafter does not pay."""
     works = [work_of(result for run in runs for result in run.results) for runs in (plain, own)]
     experts = mixture(arm.runtime.model.header)
     found = diagnose(arm.label, params.temperature, works[0], works[1], curve, mixture=experts)
@@ -477,7 +477,7 @@ def _compare(own: Answers, plain: Answers) -> TextComparison:
 
 
 def target_facts(model: Model) -> TargetFacts:
-    """Return what a table says of a target."""
+    """Return a target's facts for tables."""
     gpus = [device.name for device in devices() if device.kind in ("gpu", "igpu")]
     return TargetFacts(
         model=model.path.name,

@@ -47,7 +47,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def first_sentence(doc: str | None) -> str | None:
-    """Return the first sentence of `doc`, its white space collapsed; None where there is no prose.
+    """Return the first sentence of `doc`, its white space collapsed; None if there is no prose.
 
     Signature lines, which older C docstrings begin with, are skipped; so are sentences that are
     longer than MAX_SENTENCE characters, announce a list, or are not prose at all.
@@ -132,7 +132,7 @@ def native_entries() -> Iterator[NativeName]:
     """Yield (name, kind, signature, docstring) of public C names, in a fixed order."""
     for module_name in NATIVE_MODULES:
         try:
-            with warnings.catch_warnings():  # some are deprecated: still documented and asked for
+            with warnings.catch_warnings():  # some are deprecated, but documented
                 warnings.simplefilter("ignore", DeprecationWarning)
                 module = importlib.import_module(module_name)
         except ImportError:  # an interpreter built without this extension
@@ -223,7 +223,7 @@ SKIPPED_PACKAGES = frozenset((
     "pydoc_data", "site-packages", "config", "__phello__", "this", "antigravity", "ntpath",
     "nturl2path", "genericpath", "encodings", "tix", "pydoc", "expatbuilder", "ast",
 ))  # fmt: skip
-"""Not asked for: tests, retired packages, generated tables, jokes, the other os.path."""
+"""Left out: tests, retired packages, generated tables, jokes, the other os.path."""
 
 QUESTION = "What does {} do?"
 """The question about a name that the embedded family was taught most often."""
@@ -234,7 +234,7 @@ _MAX_SIGNATURE = 120
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A public "module", "class", "function" or "method"; its `sentence` is what is learnt."""
+    """A public "module", "class", "function" or "method"; its `sentence` is the fact to learn."""
 
     name: str
     kind: str
@@ -331,7 +331,7 @@ DocumentationKind = Literal["all", "disjoint"]
 def documentation_store(
     target: Path, kind: DocumentationKind, *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[Path]:
-    """Yield a datastore for `target`'s vocabulary; "disjoint" leaves out what holds an answer."""
+    """Yield a datastore for `target`'s vocabulary; "disjoint" leaves out texts with an answer."""
     lines = demo_questions().read_text(encoding="utf-8").splitlines()
     answers = [json.loads(line)["answer"] for line in lines] if kind == "disjoint" else []
     with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:
@@ -346,7 +346,7 @@ def documentation_store(
 
 
 def store_description(kind: DocumentationKind) -> str:
-    """Return what a reader has to know about the store."""
+    """Return the note for readers about the store."""
     what = "rest retrieves from the docstrings of the standard library"
     if kind == "disjoint":
         return f"{what} without those that hold one of the answers (disjoint from the answers)"

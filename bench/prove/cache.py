@@ -129,7 +129,7 @@ class _TreeDrifts:
         self.wrong.add(force(target, cached, wrong, whole_drafts(trees.rounds)), wrong)
 
     def findings(self, group: str, setting: Setting) -> list[Finding]:
-        """Return what exceeds what; in a fixed shape, how many rows have other bits."""
+        """Return the excesses; in a fixed shape, how many rows have other bits."""
         wrong, whole, chains = self.wrong, self.whole, self.chains
         if setting.width is not None:
             arms = (("trees", self.trees), ("chains", chains), ("whole chains", whole))
@@ -142,7 +142,7 @@ class _TreeDrifts:
                 )
                 for name, arm in arms
             ]
-        # Where widths change no bit, neither do drafts that are refused.
+        # If widths change no bit, neither do drafts that are refused.
         beyond = excess(chains, whole, wrong, _TIMES, quiet=whole.is_equal)
         problem = f"chains drift over {_TIMES:g} times as far as their widths make"
         found = [Finding(group, problem, beyond, wrong.mean - _TIMES * whole.mean)]

@@ -39,8 +39,8 @@ from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, most_likely, par
 
 # == Enumeration: the exact law of a program's result, and small trees of every kind ===============
 #
-# A noise source that branches replays a program under every script of decisions, so the law of what
-# the program returns is computed and not sampled.
+# A noise source that branches replays a program under every script of decisions, so the exact law
+# of its result is computed and not sampled.
 
 
 Shape = Literal["chain", "siblings", "without replacement", "point masses", "mixed"]
@@ -68,7 +68,7 @@ class BranchingNoise:
     """Replays a script of decisions, then takes the first possible branch and notes the others.
 
     `accept` and `choose` are the only sources of randomness in the shipped loop, so running it
-    under every script enumerates the law of what it produces.
+    under every script enumerates the law of its result.
     """
 
     def __init__(self, script: list[int]) -> None:
@@ -108,7 +108,7 @@ class BranchingNoise:
 
 
 def enumerate_law(program: Callable[[BranchingNoise], Hashable]) -> dict[Hashable, float]:
-    """Return the exact law of what `program` returns."""
+    """Return the exact law of the result of `program`."""
     law: dict[Hashable, float] = defaultdict(float)
     script: list[int] = []
     while True:
@@ -158,7 +158,7 @@ def grow(
 
 TOLERANCE = 1e-12
 _TOKENS = 3  # of an emitted text: drafts of depth 2, and the token after them
-_SEEN = 1e-3  # what a wrong rule has to be off by, for the check to say anything
+_SEEN = 1e-3  # the least error of a wrong rule for which a check proves something
 _OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 _SETTINGS = (
     _OPEN,
@@ -171,10 +171,10 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class RuleProof:
-    """What became of a rule: the largest error of any text's probability, in so many laws.
+    """The result for a rule: the largest error of any text's probability, in so many laws.
 
-    `control` is what the wrong rule is off by that draws the token after a rejection from what is
-    left of the target's law, and the one after a whole draft from that law itself. Where pi is the
+    `control` is the error of the wrong rule that draws the token after a rejection from the
+    rest of the target's law, and the one after a whole draft from that law itself. If pi is the
     target's law everywhere, that rule is right.
     """
 
@@ -190,9 +190,9 @@ class RuleProof:
 
 
 def prove_rule(rule: str | PairRule, times: int = 50, seed: int = 0) -> RuleProof:
-    """Enumerate a rule over random laws, settings and trees; a name is what `--accept` takes.
+    """Enumerate a rule over random laws, settings and trees; a name is a value of `--accept`.
 
-    Raises `OptionError` for an exact rule, and where a rule's function returns no law.
+    Raises `OptionError` for an exact rule, and if a rule's function returns no law.
     """
     built = build_rule(rule) if isinstance(rule, str) else rule
     if not isinstance(built, PairRule):
@@ -269,7 +269,7 @@ def _largest_pair_error(
 ) -> float:
     """Return the largest error of any text's probability, against the product of `stated`'s pi.
 
-    `stated` is the rule itself where it is left out.
+    `stated` is the rule itself if it is left out.
     """
     states = stated or rule
     assert isinstance(states, PairRule)
@@ -316,7 +316,7 @@ def _wanted(pi: functools._lru_cache_wrapper[Law], text: tuple[int, ...]) -> flo
 
 
 def _check_pair_rule(rule: PairRule, setting: Setting) -> Check:
-    """Enumerate a rule that states its law: what comes out is that law, not the target's."""
+    """Enumerate a rule that states its law: its output must have that law, not the target's."""
     proof = prove_rule(rule, seed=setting.seed)
     settings = "random laws of 3 or 4 tokens, 5 settings of sampling, trees of depth 2"
     return Check(
@@ -349,7 +349,7 @@ _SIBLINGS = parse_topology("2x1")
 
 
 class _Rows:
-    """Random rows of logits after every text, few of whose tokens may be said."""
+    """Random rows of logits after every text, with few possible tokens."""
 
     def __init__(self, n_said: int, seed: int, params: SamplingParams) -> None:
         self.n_said, self._seed, self._params = n_said, seed, params
@@ -392,7 +392,7 @@ class _WatchedLaws(FollowedLaws):
     def followed(
         self, tree: DraftTree, noise: NoiseSource, position: int, *, as_block: bool
     ) -> Acceptance | NoiseSource:
-        """Return what compiled code keeps; note that it did."""
+        """Return the nodes that compiled code keeps; note that it did."""
         laws = self._kind(self.logits, self.params, self.matrix)
         kept = laws.followed(tree, noise, position, as_block=as_block)
         if isinstance(kept, Acceptance):
@@ -465,7 +465,7 @@ def largest_error(
 class WithoutResidual:
     """A wrong rule, for controls: a rejected draft is replaced from the target's whole law.
 
-    It is a right rule, by compiled code where that walks for it, with a source of decisions that
+    It is a right rule, by compiled code if that walks for it, with a source of decisions that
     draws every token from the target's law at the node in place of the law that it is given.
     """
 
@@ -479,7 +479,7 @@ class WithoutResidual:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Accept as the rule does, and forget the residual."""
-        asked: dict[int, int] = {}  # by depth, the node whose law was asked for
+        asked: dict[int, int] = {}  # by depth, the node whose law was read
 
         def note(node: int) -> int:
             asked[0 if node == ROOT else tree.depths[node]] = node
@@ -555,7 +555,7 @@ def check_rule(setting: Setting) -> Check:
 
 
 def _walked(walks: Counter[str], settings: Sequence[SamplingParams]) -> str:
-    """Say which code walked how often, and by which settings."""
+    """Return a sentence: which code walked how often, and by which settings."""
     compiled, python = walks["compiled"], walks["all"] - walks["compiled"]
     named = " and ".join(
         f"temperature {params.temperature:g}, top-k {params.top_k}, top-p {params.top_p:g}, "

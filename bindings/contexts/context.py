@@ -89,7 +89,7 @@ class Context:
         self.native_seconds = 0.0
         # A device's work is only enqueued by the call that evaluates; processors are done by then.
         self.waits_for_device = bool(model.placed.offload)
-        # What is called while a device computes: it must not call llama.cpp.
+        # Called while a device computes: it must not call llama.cpp.
         self.while_computing: Callable[[], None] | None = None
         self._step_functions: tuple[int, int, int] | None = None
         self._n_vocab = model.vocabulary.size
@@ -130,7 +130,7 @@ class Context:
         return self.options.n_rollback if can else 0
 
     def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
-        """Return what llama.cpp is asked for."""
+        """Return the parameters for llama.cpp."""
         options = self.options
         params = self._native.llama_context_default_params()
         threads = options.n_threads or available_cores()
@@ -138,7 +138,7 @@ class Context:
         params.n_batch = options.n_batch
         params.n_ubatch = min(options.n_ubatch, options.n_batch)
         params.n_seq_max = options.n_sequences
-        # llama.cpp reserves a first output row for every sequence, whatever is asked for.
+        # llama.cpp reserves a first output row for every sequence, whatever the parameters are.
         params.n_outputs_max = max(options.n_outputs, options.n_sequences)
         # Samplers (`cut_rows`) are to take all of them, though every node is sequence 0's.
         params.n_outputs_max_per_seq = params.n_outputs_max
@@ -224,8 +224,8 @@ class Context:
     def cut_rows(self, k: int | None) -> bool:
         """Give only the k best logits of every row from the next evaluation on; None: whole rows.
 
-        `Rows.candidates` then has them, until a batch comes that is laid out otherwise: its rows
-        are whole, and those after it. Returns False, and gives whole rows, where llama.cpp cannot
+        `Rows.candidates` then has them, until a batch comes that has another layout: its rows
+        are whole, and those after it. Returns False, and gives whole rows, if llama.cpp cannot
         sample on the device.
         """
         return self._samplers.cut_to(self.handle, k)
@@ -272,7 +272,7 @@ class Context:
         if memory.n_rollback:
             memory.note_evaluation(batch.n_tokens)
         n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
-        # With hidden states llama.cpp gives a row for every token, asked for or not.
+        # With hidden states llama.cpp gives a row for every token, whatever the flags are.
         return Rows(buffers, batch, n_states, every_token=self._has_hidden_states)
 
     @property
@@ -293,8 +293,8 @@ class Context:
         """Let compiled code evaluate a batch again and again, each time with other tokens.
 
         Each token has one sequence, and gives a row; a batch may get smaller. Returns the loop's
-        tokens; `rows_of` the batch are then those of the last evaluation. None, and
-        nothing is done, where it cannot (`can_repeat`). Raises as `decode` does, for the evaluation
+        tokens; `rows_of` the batch are then those of the last evaluation. Returns None, and
+        evaluates nothing, if it cannot (`can_repeat`). Raises as `decode` does, for the evaluation
         that failed; those before it stay in the memory.
         """
         handle = self._handle or self.handle
@@ -327,7 +327,7 @@ class Context:
         return Rows(self._buffers, batch, batch.n_tokens, every_token=self._has_hidden_states)
 
     def _check_batch(self, batch: Batch) -> None:
-        """Refuse what llama.cpp would answer with an assertion, which ends the process."""
+        """Refuse batches for which an assertion of llama.cpp would end the process."""
         n, n_ids = batch.n_tokens, self.options.n_sequences
         n_outputs = n if self.options.hidden_states else batch.n_outputs
         if n < 1:
@@ -367,7 +367,7 @@ _MTP = 1  # llama_context_type
 
 
 class StateBatch(Batch):
-    """A batch with hidden states beside the tokens: `states`, float32 [capacity, width]."""
+    """A batch with hidden states in addition to the tokens: `states`, float32 [capacity, width]."""
 
     def __init__(self, capacity: int, width: int) -> None:
         super().__init__(capacity, 1)
@@ -381,10 +381,10 @@ class MtpContext(Context):
 
     Token x_i at position i comes with the state that its context's `Rows.nextn_state` gave for
     position i - 1. The rows are logits for position i + 1, and a state in the place of the trunk's
-    for going on. All tokens of a batch ask for rows, or none: of a part, llama.cpp would hand out
+    to go on with. All tokens of a batch give rows, or none: for a part, llama.cpp would return
     other tokens' states for some architectures.
 
-    Raises `UnsupportedModelError` where the model has no NextN blocks, was loaded without them, or
+    Raises `UnsupportedModelError` if the model has no NextN blocks, was loaded without them, or
     is of an architecture that llama.cpp cannot draft for.
     """
 
@@ -462,7 +462,7 @@ def check_nextn(model: Model) -> None:
 
 # == Text embeddings: the final states of a text's tokens, pooled to one vector of length 1 ========
 #
-# For models that were trained for it: their file says how states are pooled, which others lack.
+# For models that were trained for it: their file names the pooling of states, others lack it.
 
 
 Vector = npt.NDArray[np.float32]

@@ -28,11 +28,11 @@ _MAX_CTX = 2**31
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How a context scales rotary positions; the default is what the model's file says.
+    """The scaling of a context's rotary positions; the default is that of the model's file.
 
-    `scale` is how many times longer the context becomes (0: the model's own), `freq_base` the base
+    `scale` is the factor of the context's length (0: the model's own), `freq_base` the base
     of the rotary frequencies (0: the model's). `yarn_orig_ctx` is the length that YaRN stretches
-    (0: what the model was trained for); `yarn_ext_factor` mixes interpolation with extrapolation,
+    (0: the trained length); `yarn_ext_factor` mixes interpolation with extrapolation,
     `yarn_attn_factor` scales attention, and between `yarn_beta_slow` and `yarn_beta_fast` rotations
     over the original context YaRN goes over from one to the other (-1 each: the model's own, or
     YaRN's).
@@ -76,9 +76,9 @@ class RopeScaling:
         return self.scale > 1.0 or self.freq_base > 0.0
 
     def context_size(self, asked: int, trained: int, factor: float = 1.0) -> int:
-        """Return the context to make: `asked` tokens (0: the most), cut where nothing is stretched.
+        """Return the context to make: `asked` tokens (0: the most), cut if nothing is stretched.
 
-        `trained` is what the file says, `factor` how far that is stretched already: `scale` takes
+        `trained` is the file's length, `factor` its own stretching: `scale` takes
         its place.
         """
         if self.stretches:
@@ -86,7 +86,7 @@ class RopeScaling:
         return min(asked or trained, trained)
 
     def check(self, kind_of_file: str, factor: float) -> None:
-        """Raise OptionError where a file's own scaling (a kind or "", `factor`) defeats this."""
+        """Raise OptionError if a file's own scaling (a kind or "", `factor`) defeats this."""
         scale = f"rope scale is {self.scale:g}"
         if self.kind == "model" and kind_of_file == "none" and self.scale not in (0.0, 1.0):
             problem = f"{scale}, and the model's file says that its positions are not scaled"
@@ -109,14 +109,14 @@ class RopeScaling:
             setattr(params, f"yarn_{name}", getattr(self, f"yarn_{name}"))
 
     def __str__(self) -> str:
-        """Return it as people say it, such as "yarn x2"."""
+        """Return it as a short text, such as "yarn x2"."""
         factor = f" x{self.scale:g}" if self.scale else ""
         base = f" base {self.freq_base:g}" if self.freq_base else ""
         return f"{'rope' if self.kind == 'model' else self.kind}{factor}{base}"
 
 
 AS_TRAINED = RopeScaling()
-"""What the model's file says."""
+"""The file's own scaling."""
 
 
 # == Options =======================================================================================
@@ -125,11 +125,11 @@ AS_TRAINED = RopeScaling()
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: ggml crashes beyond it
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-# ggml_type numbers of what keys and values may be stored as.
+# ggml_type numbers of the types of keys and values.
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3}
 CACHE_TYPES |= {"q5_0": 6, "q5_1": 7, "iq4_nl": 20}
 
-# Marks the fields that nobody chooses: they follow from what a context is to evaluate.
+# Marks the fields that nobody chooses: they follow from the evaluations of a context.
 _FROM_USE = {"from_use": True}
 
 
@@ -138,14 +138,14 @@ class ContextOptions:
     """How a context is made. Zero means: the model's own context length; as many threads as cores.
 
     `n_outputs` is the most rows one evaluation may give, `n_sequences` the most sequence ids: both
-    size native buffers, so they should be what the widest tree needs and no more. `hidden_states`
-    makes the final normed state of every token available, at the price of evaluating the output
-    head for it. `layer_inputs` are the layers whose inputs are available at every token, at no such
-    price. `nextn_states` makes available what NextN blocks read, for every token and without the
-    output head. `n_rollback` is how many of the last evaluation's tokens a recurrent state can take
-    back, where `Model.can_roll_back`; other models ignore it. Without `offload_kv` keys and values
-    stay in this machine's memory, whatever computes. `rope` stretches positions beyond the trained
-    context.
+    size native buffers, so they should be the widest tree's and no more. `hidden_states` makes the
+    final normed state of every token available, at the price of evaluating the output head for it.
+    `layer_inputs` are the layers whose inputs are available at every token, at no such price.
+    `nextn_states` makes the inputs of NextN blocks available, for every token and without the
+    output head. `n_rollback` is the number of the last evaluation's tokens that a recurrent state
+    can take back, if `Model.can_roll_back`; other models ignore it. Without `offload_kv` keys and
+    values stay in this machine's memory, whatever device computes. `rope` stretches positions
+    beyond the trained context.
     """
 
     n_ctx: int = 0

@@ -36,7 +36,7 @@ ALL_SEQUENCES = -1
 Moves = Sequence[tuple[int, int, bool]]
 MoveLoop = Callable[[tuple[int, int, int], int, int, int, Any], bool]
 """Compiled code that makes moves. It takes the addresses of llama_memory_seq_rm, of
-llama_memory_seq_cp and of a memory, and what `Memory.follow` takes."""
+llama_memory_seq_cp and of a memory, and the arguments of `Memory.follow`."""
 
 
 class Memory:
@@ -81,7 +81,7 @@ class Memory:
     def addresses(self) -> tuple[int, int, int] | None:
         """The addresses of llama_memory_seq_rm, of llama_memory_seq_cp and of the memory.
 
-        None where every change has to pass by here.
+        None if every change has to be made by this object.
         """
         if not (self._unified and self._can_branch) or self._addresses is None:
             return None
@@ -94,7 +94,7 @@ class Memory:
     def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
         """Drop positions start <= p < end (-1: to the end) of one sequence, or of all of them.
 
-        Raises `UnsupportedModelError` where the memory cannot drop a part: recurrent and hybrid
+        Raises `UnsupportedModelError` if the memory cannot drop a part: recurrent and hybrid
         models take back, once, tokens of the last evaluation at most, and only some of them.
         """
         if not ALL_SEQUENCES <= sequence < self._n_sequences:
@@ -133,9 +133,9 @@ class Memory:
     def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
         """Let compiled code share positions up to `end` of `source` with sequences that lack them.
 
-        Each of `moves` is a sequence, in ascending order, how many positions from `first` on it
-        shares already, and whether it strays: what it holds beside the rest goes first. Returns
-        False, and nothing is done, where every change has to pass by here.
+        Each of `moves` is a sequence, in ascending order, the number of positions from `first` on
+        that it shares already, and whether it strays: its other cells are dropped first. Returns
+        False, and changes nothing, if every change has to be made by this object.
         """
         addresses = self.addresses
         if addresses is None:
@@ -205,7 +205,7 @@ def save_sequence(context: Context, tokens: list[int], path: Path) -> None:
 def load_sequence(context: Context, path: Path) -> list[int]:
     """Read positions into every sequence of an empty context; return their tokens.
 
-    Raises MalformedFileError, and the context is empty, where they are not of such a context.
+    Raises MalformedFileError, and the context is empty, if they are not of such a context.
     """
     ids, count = np.zeros(context.n_ctx, np.int32), _size(0)
     kinds = _pointer, _text, _SEQUENCE, _pointer, _size, _pointer

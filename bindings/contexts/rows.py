@@ -39,7 +39,7 @@ _NAMES = """
 LAYER_INPUT_ARCHITECTURES = frozenset(_NAMES.split())
 """Architectures whose graphs hand out layer inputs in llama-cpp-python 0.3.36's llama.cpp.
 
-Recurrent and hybrid ones are left out where their state cannot take drafts back.
+Recurrent and hybrid ones are left out if their state cannot take drafts back.
 """
 
 _OF_LAYER = "llama_context *", "uint32_t"
@@ -67,7 +67,7 @@ def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
 def _show_layer_inputs(context: Any, layers: Iterable[int]) -> None:  # noqa: ANN401 - a ctypes pointer
     """Let a context keep the inputs of `layers` in every evaluation from now on, for all tokens.
 
-    A row belongs to each token of a batch in order, whether it asks for output or not.
+    A row belongs to each token of a batch in order, whatever its output flag is.
     """
     enable = _setter()
     for layer in sorted(set(layers)):
@@ -75,7 +75,7 @@ def _show_layer_inputs(context: Any, layers: Iterable[int]) -> None:  # noqa: AN
 
 
 def _layer_input_rows() -> Any:  # noqa: ANN401 - a ctypes function
-    """Return the function that tells where a context's inputs of a layer lie."""
+    """Return the function that gives the address of a context's inputs of a layer."""
     return exported_function(_GET, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
 
 
@@ -104,7 +104,7 @@ class Candidates(NamedTuple):
 class OutputBuffers:
     """The output buffers of one context; close them before it.
 
-    `generation` counts up with whatever may overwrite or move them. Where `n_candidates` is a
+    `generation` counts the events that may overwrite or move them. If `n_candidates` is a
     number, only so many logits of each row reach the host.
     """
 
@@ -115,14 +115,14 @@ class OutputBuffers:
         self._handle: NativeHandle | None = handle
         self._options = options
         self._n_vocab = model.vocabulary.size
-        # Of what may be read, by function or layer: how wide its rows are.
+        # The widths of rows, by function or layer.
         self._widths: dict[str | int, int] = {_LOGITS: self._n_vocab}
         if options.hidden_states:
             self._widths[_HIDDEN] = model.n_embd
         if options.nextn_states:
             self._widths[_NEXTN] = model.n_embd_out
         self._widths |= dict.fromkeys(options.layer_inputs, model.n_embd)
-        # By function, or layer: the generation that they were read in, where they lay, and a view.
+        # By function, or layer: the generation that they were read in, their address, and a view.
         self._views: dict[str | int, tuple[int, int | None, FloatRows]] = {}
         self._fresh_candidates: tuple[int, tuple[IdRows, FloatRows]] | None = None
         # The generation of the rows of logits that were read last, their address, and views.
@@ -222,9 +222,9 @@ class OutputBuffers:
         return handle
 
     def rows_of(self, source: str | int, count: int) -> FloatRows:
-        """Return the first `count` rows, or more, that a function's name, or a layer, stands for.
+        """Return the first `count` rows, or more, of a function's name or a layer.
 
-        Raises `OptionError` for what the context was made without.
+        Raises `OptionError` for outputs that the context was made without.
         """
         generation = self.generation
         known, address, rows = self._views.get(source, _NEVER_READ)
@@ -265,10 +265,10 @@ class OutputBuffers:
 class Rows:
     """The output rows of one evaluation, valid until the next one on the same context.
 
-    Row i belongs to the i-th token of the batch that asked for output. Reading a row after the
+    Row i belongs to the i-th token of the batch with an output flag. Reading a row after the
     context has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory.
-    `every_token` says that llama.cpp gave a row for every token, asked for or not; `n_states` is
-    how many tokens have NextN states. Where `Context.cut_rows` is in force, rows have candidates in
+    `every_token`: llama.cpp gave a row for every token, whatever the flags were; `n_states` is the
+    number of tokens with NextN states. If `Context.cut_rows` is in force, rows have candidates in
     the place of logits.
     """
 
@@ -318,7 +318,7 @@ class Rows:
         return [self.logits(row) for row in range(count)]
 
     def matrix(self) -> memoryview | None:
-        """Return the logits of all rows, [count or more, n_vocab]; None where they lie apart."""
+        """Return the logits of all rows, [count or more, n_vocab]; None if they lie apart."""
         buffers = self._buffers
         if not self._are_plain or self._generation != buffers.generation:
             return None
@@ -326,7 +326,7 @@ class Rows:
         return buffers.matrix
 
     def candidates(self, row: int) -> Candidates | None:
-        """Return the best tokens of one row, views; None where its logits are whole."""
+        """Return the best tokens of one row, views; None if its logits are whole."""
         index = self._index_of(row)
         if self._n_candidates is None:
             return None
@@ -337,7 +337,7 @@ class Rows:
         """Return the final normed hidden states of rows, a copy, float32 [n, n_embd]."""
         buffers = self._buffers
         is_fresh = self._indices is None and self._generation == buffers.generation
-        if is_fresh and len(wanted) == 1 and 0 <= wanted[0] < self.count:  # as most rounds ask
+        if is_fresh and len(wanted) == 1 and 0 <= wanted[0] < self.count:  # the usual request
             return buffers.hidden_states(self._native_count)[wanted[0]].copy()
         places = [self._index_of(row) for row in wanted]
         states = buffers.hidden_states(self._native_count)
@@ -346,7 +346,7 @@ class Rows:
     def layer_input(self, token: int, layer: int) -> FloatRows:
         """Return the input of a layer at one token of the batch, float32 of shape [n_embd], a view.
 
-        Every token has one, whether it asked for output or not.
+        Every token has one, whatever its output flag was.
         """
         self._buffers.require_fresh(self._generation)
         if not 0 <= token < self._n_tokens:
@@ -354,7 +354,7 @@ class Rows:
         return self._buffers.rows_of(layer, self._n_tokens)[token]  # type: ignore[no-any-return]
 
     def nextn_state(self, token: int) -> FloatRows:
-        """Return what NextN blocks read of a token, row or not: a float32 view [n_embd_out]."""
+        """Return the input of NextN blocks for a token, row or not: a float32 view [n_embd_out]."""
         self._buffers.require_fresh(self._generation)
         if not 0 <= token < self._n_states:
             given = f"an evaluation that gave {self._n_states} states"
@@ -385,7 +385,7 @@ _pointer = ctypes.c_void_p
 class BackendSamplers:
     """The top-k samplers of a context, one for each of its sequences.
 
-    `in_force` is the k that rows are cut to, None for whole rows: again where an evaluation differs
+    `in_force` is the k that rows are cut to, None for whole rows: again if an evaluation differs
     from the first with them in tokens, sequence ids or rows. llama.cpp keeps pointers to the
     samplers: `chains` are to be freed after the context. `is_half_done` after an interrupt.
     """
@@ -403,7 +403,7 @@ class BackendSamplers:
     def cut_to(self, context: NativeHandle, k: int | None) -> bool:
         """Cut rows to their k best logits from the next evaluation on; None: give them whole.
 
-        Returns False, and leaves them whole, where llama.cpp cannot: with tensors split over
+        Returns False, and leaves them whole, if llama.cpp cannot: with tensors split over
         devices. The graph is reserved anew with the next evaluation.
         """
         self._repair(context)

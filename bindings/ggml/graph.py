@@ -42,10 +42,10 @@ Array = npt.NDArray[np.generic]
 class Graph:
     """A graph with its memory, to `run` again and again. Close it before its weights.
 
-    Who runs one often fills the arrays of `inputs` in place instead, then calls `compute` and
-    `read`: where a tensor lies in the CPU's memory, its array is that memory, and nothing is
+    A caller often fills the arrays of `inputs` in place instead, then calls `compute` and
+    `read`: if a tensor lies in the CPU's memory, its array is that memory, and nothing is
     copied. All inputs but kept ones have to be filled before each `compute`, which may overwrite
-    them. `filled` is whoever fills the kept ones to note what they hold; None says nothing yet. The
+    them. `filled` names the contents of the kept ones; callers set it, None is unset. The
     arrays die with the graph: they are not to be kept.
     """
 
@@ -70,13 +70,13 @@ class Graph:
         ends = {name: _End(given, scheduler) for name, given in inputs.items()}
         self.inputs = {name: end.array for name, end in ends.items()}
         self.cells = {name: end.cells for name, end in ends.items()}
-        # Only what lies in a GPU's memory is copied: the other arrays are ggml's memory.
+        # Only tensors in a GPU's memory are copied: the other arrays are ggml's memory.
         self._copied_in = [end for end in ends.values() if not end.is_mapped]
         self._outputs = {name: _End(output, scheduler) for name, output in outputs.items()}
         self._scheduler: NativeHandle | None = scheduler
 
     def compute(self) -> None:
-        """Compute with what `inputs` hold; the device counts the time."""
+        """Compute with the contents of `inputs`; the device counts the time."""
         scheduler = self._scheduler or self._open()
         if FORK.lost:
             FORK.check()
@@ -144,7 +144,7 @@ class Graph:
 
 
 class _End:
-    """An input or output of a graph that has its memory, and the array that stands for it."""
+    """An input or output of a graph that has its memory, and its array."""
 
     __slots__ = ("_get", "_handle", "_pointer", "_set", "array", "cells", "is_mapped")
 
@@ -219,12 +219,12 @@ class GraphBuilder:
         self._outputs: dict[str, Tensor] = {}
         self._left = max_operations
 
-    # -- what goes in and out ----------------------------------------------------------------------
+    # -- inputs and outputs ------------------------------------------------------------------------
 
     def input(self, name: str, type_number: int, *shape: int, kept: bool = False) -> Tensor:
         """Return an input that `Graph.run` is given by this name.
 
-        A `kept` one holds what was filled in from one `compute` to the next.
+        A `kept` one keeps its contents from one `compute` to the next.
         """
         sizes = (ctypes.c_int64 * len(shape))(*shape)
         tensor = Tensor(call("ggml_new_tensor")(self._context, type_number, len(shape), sizes))
@@ -255,7 +255,7 @@ class GraphBuilder:
         return Graph(self._device, context, self._graph, self._size, self._inputs, self._outputs)
 
     def close(self) -> None:
-        """Free what was collected, if it was not built."""
+        """Free the collected nodes, if they were not built."""
         self._context = None
 
     # -- operations --------------------------------------------------------------------------------
@@ -268,17 +268,17 @@ class GraphBuilder:
         return self._add("ggml_mul_mat", weight, x)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a + b, b repeated where it is smaller."""
+        """Return a + b, b repeated if it is smaller."""
         _require(_repeats(b, a), "add", a, b)
         return self._add("ggml_add", a, b)
 
     def sub(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a - b, b repeated where it is smaller."""
+        """Return a - b, b repeated if it is smaller."""
         _require(_repeats(b, a), "sub", a, b)
         return self._add("ggml_sub", a, b)
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a * b by element, b repeated where it is smaller."""
+        """Return a * b by element, b repeated if it is smaller."""
         _require(_repeats(b, a), "mul", a, b)
         return self._add("ggml_mul", a, b)
 
@@ -296,7 +296,7 @@ class GraphBuilder:
         return self._add("ggml_swiglu_split", gate, up)
 
     def rms_norm(self, a: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-        """Return each row over its root mean square, times `weight` where it is given."""
+        """Return each row over its root mean square, times `weight` if it is given."""
         normed = self._add("ggml_rms_norm", a, eps)
         return normed if weight is None else self.mul(normed, weight)
 
@@ -309,7 +309,7 @@ class GraphBuilder:
     def set_rows(self, table: Tensor, values: Tensor, rows: Tensor) -> Tensor:
         """Write F32 values (h, n) to rows I64 (n) of a table that outlives the graph. `keep` it.
 
-        Returns the table: what reads that comes after the writing.
+        Returns the table for nodes that read it after the writing.
         """
         t, v = table.shape, values.shape
         fits = t[0] == v[0] and v[1] == rows.shape[0] and t[2:] == v[2:]
@@ -388,12 +388,12 @@ class GraphBuilder:
     def log_sum_exp(self, a: Tensor, best: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Return log sum exp of each row, (v, n) -> (1, n).
 
-        `best` are indices and elements as `best` returns them, where they are known.
+        `best` are indices and elements as `best` returns them, if they are known.
         """
         indices, values = best or self.best(a, 1)
         k = indices.shape[0]
-        # From the largest element and its share: softmax is one pass of vector instructions, where
-        # an exponential, a sum and what they are stored in take eight times as long.
+        # From the largest element and its share: softmax is one pass of vector instructions, while
+        # an exponential, a sum and their stores take eight times as long.
         shares = self._add("ggml_log", self.pick(self.soft_max(a), indices, k))
         if k > 1:
             values, shares = self.columns(values, 0, 1), self.columns(shares, 0, 1)
@@ -445,7 +445,7 @@ class GraphBuilder:
         self._left -= 1
         natives = (given.handle if isinstance(given, Tensor) else given for given in arguments)
         result = Tensor(call(name)(self._context, *natives))
-        # Asked at once: a node that no backend computes would end the process when the graph runs.
+        # Checked here: a node that no backend computes would end the process when the graph runs.
         if not self._device.supports(result.handle, writes_weights=writes_weights):
             problem = f"no backend of ggml here computes {name} for these tensor types"
             raise UnsupportedModelError(problem)

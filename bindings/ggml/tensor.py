@@ -31,7 +31,7 @@ class InitParams(ctypes.Structure):
 
 
 class TensorFields(ctypes.Structure):
-    """The beginning of ggml_tensor: what is read of it here."""
+    """The beginning of ggml_tensor: the fields that are read here."""
 
     _fields_ = (("type", _INT), ("buffer", _POINTER), ("ne", _INT64 * 4), ("nb", _SIZE * 4))
 
@@ -66,7 +66,7 @@ _OPERATIONS = {
     "ggml_view_2d": "tllss",
     "ggml_view_3d": "tlllsss",
 }
-# What a function returns, then its arguments.
+# A function's result, then its arguments.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ggml_init": (_POINTER, InitParams),
     "ggml_free": (None, _POINTER),
@@ -168,9 +168,9 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether elements lie in order without gaps; strides of sizes 1 say nothing."""
+        """Whether elements lie in order without gaps; strides of sizes 1 do not matter."""
         shape, strides = self.shape, self.strides
-        # Quantized types pack blocks of a row: only the dimensions above it tell.
+        # Quantized types pack blocks of a row: only the dimensions above it count.
         expected = strides[0] * shape[0] if self.type in DTYPES else strides[1]
         for size, stride in zip(shape[1:], strides[1:], strict=True):
             if size == 1:

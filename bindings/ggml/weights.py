@@ -64,9 +64,9 @@ class TensorStore:
             raise OutOfMemoryError(problem)
         free = device.freeing("ggml_backend_buffer_free")
         self._buffer = NativeHandle(buffer, free, self._context, *device.backends)
-        # The scheduler then computes an operation where its weights lie, instead of copying them.
+        # The scheduler then computes an operation on the device of its weights: no copies.
         call("ggml_backend_buffer_set_usage")(self._buffer, _WEIGHTS)
-        # A masked cell is multiplied by 0: what lay in the memory before could be NaN, and stay it.
+        # A masked cell is multiplied by 0: NaN in the memory would stay NaN.
         call("ggml_backend_buffer_clear")(self._buffer, 0)
 
     def __contains__(self, name: str) -> bool:
@@ -134,7 +134,7 @@ def _load_rows(
 ) -> TensorStore:
     """Read some rows of a matrix of a GGUF file, in the order of `rows`, in its own type.
 
-    Raises MalformedFileError where the file has no such matrix.
+    Raises MalformedFileError if the file has no such matrix.
     """
     info = _tensor_info(path, name)
     width, n_rows = (*info.shape, 1)[:2]
@@ -152,9 +152,9 @@ def _load_rows(
 
 
 def read_numbers(path: str | os.PathLike[str], name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a copy of a tensor's numbers, flat, where it is stored as `dtype`.
+    """Return a copy of a tensor's numbers, flat, if it is stored as `dtype`.
 
-    Raises MalformedFileError where the file has no such tensor.
+    Raises MalformedFileError if the file has no such tensor.
     """
     info = _tensor_info(path, name)
     with open(path, "rb") as file:
@@ -193,7 +193,7 @@ logger = logging.getLogger("specrun.heads")
 
 # const ggml_tensor * llama_model::get_tensor(const char *) const: not part of the C interface.
 # Compilers on Unix export it all the same; Visual C++ (Q: a public method, E: by a pointer of 64
-# bits, B: const) only where it is told to export everything.
+# bits, B: const) only if it is set to export everything.
 _GET = (
     "_ZNK11llama_model10get_tensorEPKc",
     "?get_tensor@llama_model@@QEBAPEBUggml_tensor@@PEBD@Z",
@@ -202,7 +202,7 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 class TargetTensors:
-    """Matrices of an open model, loaded as asked for. Close it before the model and the device."""
+    """Matrices of an open model, loaded when needed. Close it before the model and the device."""
 
     def __init__(self, model: Model, device: ComputeDevice) -> None:
         self._model = model
@@ -236,7 +236,7 @@ class TargetTensors:
         return self._named[name]
 
     def close(self) -> None:
-        """Free what had to be loaded again."""
+        """Free the matrices that were loaded again."""
         self._named.clear()
         while self._loaded:
             self._loaded.pop().close()
@@ -254,7 +254,7 @@ class TargetTensors:
         return Tensor(store[name])
 
     def _usable(self, tensor: Tensor, *, rows: bool) -> bool:
-        """Whether the operation it is for can be computed where the tensor lies."""
+        """Whether its operation can be computed with the tensor in its place."""
         place = _device_of(tensor)
         if place and place not in self._device.devices:
             return False
@@ -274,7 +274,7 @@ class TargetTensors:
 def device_for_heads(model: Model) -> int:
     """Return the native handle of the device that a target's heads are computed on, 0: the CPU.
 
-    That is where its output matrix lies, unless devices were chosen for what drafts (`placing`).
+    That is the device of its output matrix, unless devices were chosen for drafts (`placing`).
     """
     placement = current_placement()
     if placement.devices_draft is not None:
@@ -301,7 +301,7 @@ def _device_of(tensor: Tensor) -> int:
 
 
 def _tensor_of(model: Model, name: str) -> Tensor | None:
-    """Return a tensor of an open model, None where this build of llama.cpp does not show them."""
+    """Return a tensor of an open model, None if this build of llama.cpp does not export them."""
     try:
         find = exported_function(_GET, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     except UnsupportedModelError:

@@ -51,7 +51,7 @@ _CONVERT = "convert it with `specrun convert`"
 _LEGACY = ("an old ggml file from before GGUF", "get the model as GGUF")
 _ARCHIVE = ("a compressed archive", "unpack it first")
 
-# What people pass by mistake: how it begins, what it is, what to do.
+# Files that are passed by mistake: their beginning, their kind, the advice.
 _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
     (b"version https://git-lfs", "a git-lfs pointer, not the file it names", "run `git lfs pull`"),
     (b"PK\x03\x04", "a zip archive, as PyTorch checkpoints are", _CONVERT),
@@ -66,7 +66,7 @@ _MARKUP = (b"<!doctype", b"<html", b"<head", b"<?xml")
 
 
 class _HeaderReader:
-    """The beginning of the file, read as far as asked for and never beyond the limits."""
+    """The beginning of the file, read as far as needed and never beyond the limits."""
 
     def __init__(self, file: FileIO, size: int, shown: str) -> None:
         self.size = size
@@ -85,7 +85,7 @@ class _HeaderReader:
         self.fail(f"is damaged: {problem}")
 
     def require(self, end: int, what: str) -> int:
-        """Have the bytes up to `end` in memory, for reading `what`; return how many are there."""
+        """Have the bytes up to `end` in memory, to read `what`; return how many are there."""
         if end > self.size:
             needed, left = end - self.position, self.size - self.position
             problem = f"{what} needs {needed:,} bytes where {left:,} are left"
@@ -169,7 +169,7 @@ class _HeaderReader:
 
 
 def _check_magic(reader: _HeaderReader) -> None:
-    """Refuse a file that does not begin as GGUF files do, naming what it seems to be."""
+    """Refuse a file that does not begin as GGUF files do, naming its probable kind."""
     head = reader.head(64)
     if head.startswith(b"GGUF"):
         return
@@ -221,7 +221,7 @@ _GUESSED_FILE_TYPE = 1024  # a flag: the quantizer did not state the type, llama
 
 
 PADDED_PARAMETERS = "specrun.padded_parameters"
-"""The metadata key that says how many of the file's parameters are padding."""
+"""The metadata key with the number of the file's parameters that are padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """All that a GGUF file says about itself, checked; of a split model, this one file's share."""
+    """The whole header of a GGUF file, checked; of a split model, this one file's share."""
 
     version: int
     file_size: int
@@ -268,12 +268,12 @@ class GGUFHeader:
 
     @property
     def bits_per_weight(self) -> float:
-        """How many bits a number takes on average; 0 where the file holds none."""
+        """The bits of a number on average; 0 if the file holds none."""
         return 8 * sum(tensor.n_bytes for tensor in self.tensors) / max(1, self.n_parameters)
 
     @property
     def file_type_name(self) -> str | None:
-        """The quantization it was made with, such as "Q4_K_M"; None where the file does not say."""
+        """The quantization it was made with, such as "Q4_K_M"; None if the file has no type."""
         value = self.metadata.get("general.file_type")
         if not isinstance(value, int) or isinstance(value, bool):
             return None
@@ -297,7 +297,7 @@ def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
 def read_any_header(path: str | os.PathLike[str]) -> GGUFHeader:
     """Read and check a GGUF header that need not name an architecture (an importance matrix's).
 
-    Raises as `read_header`; `architecture` of the result raises KeyError where the file has none.
+    Raises as `read_header`; `architecture` of the result raises KeyError if the file has none.
     """
     return _read_checked(path, named=False)
 

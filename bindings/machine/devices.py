@@ -37,7 +37,7 @@ class Device:
     hardware: str = ""
     worker: str | None = None
     handle: int = field(default=0, repr=False, compare=False)
-    """ggml's pointer: it says nothing outside of this process."""
+    """ggml's pointer: it has no meaning outside of this process."""
 
 
 class _Properties(ctypes.Structure):
@@ -57,8 +57,8 @@ class _Properties(ctypes.Structure):
 def devices(workers: Sequence[str] = ()) -> list[Device]:
     """Return every device of this machine and of these workers, in ggml's order.
 
-    Others that ggml knows are not asked for anything: one that is gone would end the process, one
-    that serves somebody else would not answer. Raises as `add_workers`.
+    No function is called of other workers that ggml knows: one that is gone would end the process,
+    one that serves another client would not answer. Raises as `add_workers`.
     """
     llama()
     asked = set(add_workers(workers))
@@ -99,7 +99,7 @@ def offload_devices(found: Sequence[Device]) -> list[Device]:
     """Return those of `devices()` that llama.cpp puts layers on (llama_prepare_model_devices).
 
     Servers first, then every GPU once, though several backends may see it. Integrated GPUs share
-    the machine's memory: they serve where there is no other GPU, and those of one backend only.
+    the machine's memory: they serve if there is no other GPU, and those of one backend only.
     """
     servers = [item for item in found if item.kind == "gpu" and item.backend == "RPC"]
     gpus: list[Device] = []
@@ -115,7 +115,7 @@ def offload_devices(found: Sequence[Device]) -> list[Device]:
 def supports_gpu_offload() -> bool:
     """Return whether this machine has a device that layers can be offloaded to.
 
-    llama.cpp's function of this name says so of every build with the RPC backend.
+    llama.cpp's function of this name is true for every build with the RPC backend.
     """
     return bool(offload_devices(devices()))
 
@@ -127,7 +127,7 @@ def system_info() -> str:
 
 
 def describe_machine() -> dict[str, object]:
-    """Return what makes this machine's costs, and how its kernels round, its own."""
+    """Return the facts that this machine's costs and the rounding of its kernels depend on."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 1,
@@ -136,7 +136,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def _cpu_name() -> str:
-    """Return the processor's name as far as the system tells it."""
+    """Return the processor's name as far as the system has it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         for line in text.splitlines():
@@ -152,7 +152,7 @@ def _cpu_name() -> str:
 
 _NVIDIA_DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 _RENDERERS = Path("/dev/dri")
-# What builds a backend, by its name in ggml: the setting of `make`.
+# The setting of `make` that builds a backend, by its name in ggml.
 _BUILDS = {"CUDA": " CUDA=1", "Vulkan": " VULKAN=1", "Metal": "", "RPC": ""}
 _ALIASES = {"MTL": "Metal"}
 
@@ -169,7 +169,7 @@ def built_backends() -> list[str]:
 
 
 def describe_backends(built: Sequence[str], found: Sequence[Device]) -> dict[str, str]:
-    """Return a sentence for each backend: its devices, why it has none, or what it needs."""
+    """Return a sentence for each backend: its devices, the reason for none, or its requirements."""
     sentences = {}
     for name in dict.fromkeys([*built, *_BUILDS]):
         if name == "Metal" and name not in built and platform.system() != "Darwin":
@@ -206,7 +206,7 @@ def _without_device(name: str) -> str:
 
 
 def _seen(name: str) -> str:
-    """Return what speaks for building a backend that is missing."""
+    """Return the reason to build a missing backend."""
     if name == "CUDA" and _has_nvidia_driver():
         return ", and an NVIDIA driver is here"
     if name == "Vulkan" and _RENDERERS.is_dir():
@@ -225,10 +225,10 @@ _UNKNOWN = 1 << 62
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that can be had without swapping; `root` is where /proc and /sys are.
+    """Return the bytes that can be had without swapping; `root` is the folder of /proc and /sys.
 
-    Linux's MemAvailable, or what the control groups leave if that is less: what they hold of files
-    can be dropped. Elsewhere the physical memory; where nothing is known, more than any machine
+    Linux's MemAvailable, or the rest of the control groups' limits if that is less: cached files
+    can be dropped. Elsewhere the physical memory; if nothing is known, more than any machine
     has.
     """
     found = [_meminfo(root) or _physical()]
@@ -244,7 +244,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _left(folder: Path, version: int) -> int:
-    """Return what a group's limit leaves, `_UNKNOWN` without one."""
+    """Return the rest of a group's limit, `_UNKNOWN` without one."""
     names = ("memory.max", "memory.current") if version == 2 else _FIRST_NAMES
     limit, used = (_read(folder / name) for name in names)
     if not limit.isdigit() or not used.isdigit():

@@ -57,7 +57,7 @@ class LoraFile:
 
     @classmethod
     def parse(cls, text: str) -> LoraFile:
-        """Return what FILE or FILE:SCALE names."""
+        """Return the file and the scale of FILE or FILE:SCALE."""
         file, colon, scale = text.rpartition(":")
         if colon and not Path(text).exists():
             try:
@@ -71,8 +71,8 @@ class LoraFile:
 def _load_lora(model: Model, lora: LoraFile) -> Any:  # noqa: ANN401 - a ctypes pointer
     """Return llama.cpp's adapter, which lives as long as the model.
 
-    Raises FileMissingError, MalformedFileError for what is no LoRA adapter, or of tensors that the
-    model lacks, and PairError for one of another architecture.
+    Raises FileMissingError, MalformedFileError for a file that is no LoRA adapter, or of tensors
+    that the model lacks, and PairError for one of another architecture.
     """
     _check(model, lora.path, read_any_header(lora.path))
     load = native_function("llama_adapter_lora_init", _pointer, _pointer, _text)
@@ -125,7 +125,7 @@ def _check(model: Model, path: Path, header: GGUFHeader) -> None:
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
 
-_UNKNOWN = "unknown model architecture"  # as llama.cpp says it
+_UNKNOWN = "unknown model architecture"  # llama.cpp's words
 _POOLINGS = {1: "mean", 2: "first", 3: "last"}  # llama_pooling_type
 
 
@@ -140,11 +140,11 @@ class Reader(Protocol):
 class Model:
     """A target or draft model. Owns native memory: use it as a context manager or call `close()`.
 
-    Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all), ignored where there is
+    Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all), ignored if there is
     none; `use_mmap` maps the file instead of reading it; `use_mlock` keeps it in RAM; `progress` is
     called with 0.0..1.0 and may return False to stop loading; `vocab_only` loads the vocabulary
-    alone, for what needs no evaluation; `load_nextn` loads the NextN blocks too, if the file has
-    any; `drafts` puts it where what drafts is to lie (`placing`). A file that was not seen before
+    alone, for uses without evaluation; `load_nextn` loads the NextN blocks too, if the file has
+    any; `drafts` puts it on the devices of drafts (`placing`). A file that was not seen before
     is tried in another process first (`trial`). Raises `FileMissingError`, `MalformedFileError`,
     `ModelLoadError`, `OutOfMemoryError`.
     """
@@ -188,7 +188,7 @@ class Model:
         self._n_ctx_train = int(self._native.llama_model_n_ctx_train(self._handle))
         vocabulary = self._native.llama_model_get_vocab(self._handle)
         self.vocabulary = Vocabulary(NativeHandle(vocabulary, None, self._handle))
-        # Before any context exists, so that a context cannot be asked of a vocabulary-only file.
+        # Before any context exists, so that none can be made of a vocabulary-only file.
         if self.vocabulary.kind == "none" or self.vocabulary.size <= 0:
             self.close()
             problem = f"{self.path} has no vocabulary: it cannot read or write text"
@@ -269,7 +269,7 @@ class Model:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what the model is -------------------------------------------------------------------------
+    # -- properties of the model -------------------------------------------------------------------
 
     @property
     def architecture(self) -> str:
@@ -295,7 +295,7 @@ class Model:
 
     @property
     def rope_scaling_kind(self) -> str:
-        """How the file scales positions: "none", "linear", "yarn", ...; "" if it does not say."""
+        """The file's scaling of positions: "none", "linear", "yarn", ...; "" if it has none."""
         value = self.header.metadata.get(f"{self.architecture}.rope.scaling.type")
         return value if isinstance(value, str) else ""
 
@@ -360,7 +360,7 @@ class Model:
 
     @property
     def tool_template(self) -> str | None:
-        """The text of the template for conversations with tools, where that is another one."""
+        """The text of the template for conversations with tools, if that is another one."""
         return self._template(b"tool_use")
 
     def _template(self, name: bytes | None) -> str | None:
@@ -395,7 +395,7 @@ class Model:
 
 
 def rope_factor(header: GGUFHeader) -> float:
-    """Return how far a file's own scaling stretches positions, 1 where it does not."""
+    """Return the factor of a file's own stretching of positions, 1 without any."""
     for key in ("rope.scaling.factor", "rope.scale_linear"):
         factor = header.metadata.get(f"{header.architecture}.{key}")
         if isinstance(factor, (int, float)) and factor > 0.0:

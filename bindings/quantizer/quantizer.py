@@ -30,8 +30,8 @@ from specrun.bindings.threads import available_cores
 class FileType(NamedTuple):
     """A file type: llama.cpp's number (llama_ftype), the type of most matrices, and its size.
 
-    `bits_per_weight` is what a Llama of 8 billion parameters takes (the shapes of Llama-3.1-8B), as
-    the quantizer's own dry run counts it with an importance matrix. `needs_importance` says that
+    `bits_per_weight` is that of a Llama of 8 billion parameters (the shapes of Llama-3.1-8B), as
+    the quantizer's own dry run counts it with an importance matrix. `needs_importance`:
     such a model cannot be made without one.
     """
 
@@ -72,7 +72,7 @@ FILE_TYPE_ALIASES: Mapping[str, str] = MappingProxyType(
 )
 """Other names that llama.cpp's quantizer takes."""
 
-# What ggml_quantize_chunk makes: it aborts for any other, such as the types of activations.
+# The types of ggml_quantize_chunk: it aborts for any other, such as the types of activations.
 _NOT_FOR_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 _OF_WEIGHTS = {
     kind.name: code for code, kind in TENSOR_TYPES.items() if kind.name not in _NOT_FOR_WEIGHTS
@@ -81,7 +81,7 @@ TENSOR_NUMBERS: Mapping[str, int] = MappingProxyType(_OF_WEIGHTS)
 """The tensor types that weights can be stored in, with ggml's number of each."""
 
 # Too few bits to be chosen well without statistics: llama.cpp refuses them for all but the token
-# matrices, where those that always need them fail an assertion of ggml's.
+# matrices, for which those that always need them fail an assertion of ggml's.
 _SMALLEST = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"}
 ALWAYS_WITH_IMPORTANCE = frozenset(("IQ1_S", "IQ2_XXS", "IQ2_XS"))
 """Types that ggml makes with an importance matrix only (ggml_quantize_requires_imatrix)."""
@@ -108,7 +108,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """What llama.cpp's quantizer is asked for; names of types are upper-case, as in FILE_TYPES.
+    """Options of llama.cpp's quantizer; names of types are upper-case, as in FILE_TYPES.
 
     `file_type` is one of FILE_TYPES, or COPY. `pure` gives every matrix its base type instead of
     llama.cpp's mix. `output_tensor_type` and `token_embedding_type` are tensor types for the token
@@ -117,8 +117,8 @@ class QuantizeOptions:
     matches decides) and a tensor type. `importance` has the mean square of every input of a matrix,
     by the matrix's name: float32 of shape [row length], or [experts * row length]. `metadata` is
     written into the new file: texts of up to 127 bytes, whole numbers. `buffer_bytes` is about how
-    much memory rows may take while they are converted; 0: llama.cpp's own 8 GiB, which is to say a
-    whole tensor. What is written does not depend on it.
+    much memory rows may take while they are converted; 0: llama.cpp's own 8 GiB, in effect a
+    whole tensor. The written file does not depend on it.
     """
 
     file_type: str
@@ -160,7 +160,7 @@ class QuantizeOptions:
 def quantize_file(
     source: str | os.PathLike[str], output: str | os.PathLike[str], options: QuantizeOptions
 ) -> None:
-    """Write the GGUF file `source` as `options` say to `output`, over what is there.
+    """Write the GGUF file `source` with `options` to `output`, which is overwritten.
 
     The source's header must have been checked (`read_header`): native code reads the file, and an
     assertion that fails in it ends the process (`QuantizerProcess` runs this in another).
@@ -171,7 +171,7 @@ def quantize_file(
 
 
 def plan_quantization(source: str | os.PathLike[str], options: QuantizeOptions) -> None:
-    """Let llama.cpp log what `quantize_file` would do, without reading weights or writing anything.
+    """Let llama.cpp log the steps of `quantize_file`, without reading weights or writing anything.
 
     Raises ModelError with llama.cpp's reason if it would fail; a missing importance matrix is only
     logged.
@@ -281,8 +281,8 @@ logger = logging.getLogger("specrun.llama")
 class QuantizerProcess:
     """One quantization: `plan()`, then `write()`; a context manager that ends the process.
 
-    Both yield llama.cpp's log line by line as it comes. Should this process be killed before
-    `close()`, the other one removes what it wrote; so a file should get its final name before.
+    Both yield llama.cpp's log line by line as it comes. If this process is killed before
+    `close()`, the other one removes its file; so a file should get its final name before.
     Raises ModelError if llama.cpp fails or crashes, OutOfMemoryError if the other process was
     killed for its memory.
     """
@@ -309,13 +309,13 @@ class QuantizerProcess:
         self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                # What was still to be sent has no reader any more.
+                # Unsent input has no reader any more.
                 with contextlib.suppress(OSError):
                     stream.close()
         self._process.wait()
 
     def plan(self) -> Iterator[str]:
-        """Let llama.cpp say what it would do, line by line; nothing is written."""
+        """Let llama.cpp log its plan, line by line; nothing is written."""
         names = [entry.name for entry in dataclasses.fields(self._options)]
         values = {name: getattr(self._options, name) for name in names}
         importance = values.pop("importance")
@@ -326,7 +326,7 @@ class QuantizerProcess:
         return self._lines_until("planned")
 
     def write(self, output: str | os.PathLike[str]) -> Iterator[str]:
-        """Write the file `output` over what is there, yielding llama.cpp's log line by line.
+        """Write the file `output`, which is overwritten, yielding llama.cpp's log line by line.
 
         A partial file is left behind on failure.
         """
@@ -343,7 +343,7 @@ class QuantizerProcess:
                 stream.write(part)
             stream.flush()
         except BrokenPipeError:
-            pass  # it ended: its last words say why
+            pass  # it ended: its last words have the reason
 
     def _lines_until(self, step: str) -> Iterator[str]:
         assert self._process.stdout is not None

@@ -72,7 +72,7 @@ def quantize_rows(
 def dequantize_rows(
     blocks: npt.NDArray[np.uint8], type_name: str, width: int
 ) -> npt.NDArray[np.float32]:
-    """Return the float32 rows [n, width] that quantized bytes [n, bytes of a row] stand for."""
+    """Return the float32 rows [n, width] of quantized bytes [n, bytes of a row]."""
     if type_name not in TENSOR_NUMBERS or blocks.shape[1:] != (stored_bytes((width,), type_name),):
         wanted = f"rows of {width} numbers as {type_name}"
         raise OptionError(f"blocks of shape {blocks.shape} are no {wanted}")

@@ -13,7 +13,7 @@ from specrun.runtime.planning import ANY
 
 if TYPE_CHECKING:
     from specrun.bench.accelerate import AccelerateResult
-    from specrun.bench.accelerate.choice import Measured
+    from specrun.bench.accelerate.record import Measured
     from specrun.bench.diagnosis.diagnosis import Diagnosis
     from specrun.runtime.planning import Choice
 

@@ -149,7 +149,7 @@ _extent_options = option_group(
     padding_option(_MEASURING),
     OUTPUT.option(
         "--quality",
-        "By what the best rules are found, and the picture drawn.",
+        "The measure of quality for the best rules and the picture.",
         click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),
         show_default="rouge_2 where there are answers, else cross_entropy",
     ),

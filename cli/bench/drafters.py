@@ -158,8 +158,8 @@ prompt_choice_options = option_group(
     ),
     _PROMPTS.option(
         "--docs-store",
-        "What a `rest` without a file retrieves from: the documentation the questions are about "
-        "(it holds the answers), or only that without the answers.",
+        "The text that a `rest` without a file retrieves from: all documentation that the "
+        "questions are about (it holds the answers), or only that without the answers.",
         click.Choice(["all", "disjoint"]),
         default="disjoint",
     ),

@@ -133,7 +133,7 @@ DEVICE_OPTIONS = (
     _loading(
         "placement.devices_draft",
         "-devd, --device-draft NAME,...",
-        "The devices for a draft model, and the first one's for heads.",
+        "The devices of a draft model; heads go to the first one.",
         show_default="the target's",
         read=_names,
     ),
@@ -141,8 +141,8 @@ DEVICE_OPTIONS = (
     _loading(
         "placement.split_mode",
         "-sm, --split-mode MODE",
-        "How a model is spread over devices: none, one has it all; layer, whole layers; row and "
-        "tensor, cut matrices, where devices can.",
+        "How a model is split over devices: none, all on one; layer, whole layers; row and tensor, "
+        "parts of matrices, if the devices support it.",
         click.Choice(get_args(SplitMode)),
     ),
     _loading(
@@ -161,14 +161,15 @@ DEVICE_OPTIONS = (
     _loading(
         "placement.override_tensors",
         "-ot, --override-tensor PATTERN=DEVICE,...",
-        "Where tensors go whose names a pattern is found in: 'ffn_.*_exps=CPU' keeps experts here.",
+        "The device of tensors whose names match a pattern: 'ffn_.*_exps=CPU' keeps experts in the "
+        "CPU's memory.",
         multiple=True,
         read=_overrides,
     ),
     _loading(
         "context.offload_kv",
         "-kvo/-nkvo, --kv-offload/--no-kv-offload",
-        "Keep keys and values where layers are computed.",
+        "Keep keys and values on the devices of their layers.",
     ),
 )
 
@@ -425,8 +426,8 @@ load_options = option_group(
     _loading(
         "context.n_ctx",
         "-c, --ctx-size N",
-        "Context size in tokens; 0: what fits into memory of what the model was trained with, "
-        "which is also the most unless positions are stretched (--rope-scale).",
+        "Context size in tokens; 0: as much of the trained context as fits into memory. More than "
+        "the trained context needs stretched positions (--rope-scale).",
         click.IntRange(0, MAX_COUNT),
     ),
     *ROPE_OPTIONS,
@@ -503,8 +504,8 @@ draft_options = option_group(
     _draft_settings,
     DRAFTING.model(
         MODEL_DRAFT,
-        "What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short for "
-        '--drafter KIND("FILE").',
+        "The drafter's file: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short "
+        'for --drafter KIND("FILE").',
     ),
     DRAFTING.option(
         "--drafter EXPR",
@@ -541,7 +542,9 @@ draft_options = option_group(
     ),
     DRAFTING.option("--accept RULE", f"The acceptance rule: {_rules()}.", default=_DEFAULTS.accept),
     shape_option,
-    DRAFTING.flag("--no-profile", "Leave out what specrun accelerate found for this file."),
+    DRAFTING.flag(
+        "--no-profile", "Ignore the profile that specrun accelerate wrote for this file."
+    ),
 )
 
 template_options = option_group(

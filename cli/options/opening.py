@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from specrun.runtime.engine import Engine
 
 
+Opened = TypeVar("Opened", "Runtime", "Engine")
+
+
 # == Opening =======================================================================================
 
 
@@ -58,20 +61,12 @@ def open_runtime(
     """
     drafter, options = _chosen(load, draft, template, params, terminal, workload)
     options |= {"lora": lora, "learn": learn}
-    with _loading(load, terminal):
-        if load.model is not None:
-            runtime = Runtime(load.model, drafter=drafter, **options)
-        else:
-            runtime = Runtime.demo(drafter, **options)
-    with runtime:
-        _warn_of_ignored_layers(load, runtime.model, terminal)
+    with _opened(Runtime, load, drafter, terminal, **options) as runtime:
         _warn_of_large_drafter(runtime, terminal)
-        if not runtime.session.rule.exact:
-            _warn_of_lossy_rule(runtime.session.rule.name, terminal)
-        if runtime.session.drafter.remark:
-            terminal.note(runtime.session.drafter.remark)
-        if runtime.memory_line:
-            terminal.note(runtime.memory_line)
+        _warn_of_lossy_rule(draft.accept, terminal)
+        for note in (runtime.session.drafter.remark, runtime.memory_line):
+            if note:
+                terminal.note(note)
         yield runtime
 
 
@@ -99,18 +94,34 @@ def open_engine(
     drafter, options = _chosen(load, draft, template, params, terminal, workload)
     # A width that tune found is for rounds of one conversation.
     options |= {"lora": lora, "shape": draft.shape or "free", "others": others, "rules": rules}
-    options["learn"] = learn
-    with _loading(load, terminal):
-        if load.model is not None:
-            engine = Engine(load.model, drafter, slots=slots, **options)
-        else:
-            engine = Engine.demo(drafter, slots=slots, **options)
-    with engine:
-        _warn_of_ignored_layers(load, engine.model, terminal)
-        rule = build_rule(draft.accept)
-        if not rule.exact:
-            _warn_of_lossy_rule(rule.name, terminal)
+    options |= {"learn": learn, "slots": slots}
+    with _opened(Engine, load, drafter, terminal, **options) as engine:
+        _warn_of_lossy_rule(draft.accept, terminal)
         yield engine
+
+
+@contextmanager
+def _opened(
+    kind: type[Opened],
+    load: LoadSettings,
+    drafter: str,
+    terminal: Terminal,
+    **options: Any,  # noqa: ANN401 - of `RuntimeOptions`
+) -> Iterator[Opened]:
+    """Open a runtime or an engine; a passing line names the model meanwhile."""
+    if load.model is None:
+        _require_demo_files()
+    terminal.passing(f"loading {load.model or 'the embedded models'} ...")
+    try:
+        if load.model is None:
+            opened = kind.demo(drafter, **options)
+        else:
+            opened = kind(load.model, drafter, **options)
+    finally:
+        terminal.passing("")
+    with opened:
+        _warn_of_ignored_layers(load, opened.model, terminal)
+        yield opened
 
 
 def _chosen(
@@ -133,18 +144,6 @@ def _chosen(
         "shape": shape,
     }
     return drafter, options
-
-
-@contextmanager
-def _loading(load: LoadSettings, terminal: Terminal) -> Iterator[None]:
-    """Show the name of the model during the block that loads it."""
-    if load.model is None:
-        _require_demo_files()
-    terminal.passing(f"loading {load.model or 'the embedded models'} ...")
-    try:
-        yield
-    finally:
-        terminal.passing("")
 
 
 def chosen_drafter(
@@ -281,8 +280,10 @@ def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
         )
 
 
-def _warn_of_lossy_rule(name: str, terminal: Terminal) -> None:
-    terminal.warn(f"not exact: {name}: the text does not have the target's distribution")
+def _warn_of_lossy_rule(accept: str, terminal: Terminal) -> None:
+    rule = build_rule(accept)
+    if not rule.exact:
+        terminal.warn(f"not exact: {rule.name}: the text does not have the target's distribution")
 
 
 # == --session: the cache of a long prompt, kept in a file for the next run ========================

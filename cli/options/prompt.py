@@ -64,7 +64,9 @@ def _read_system_prompt(system_prompt: str | None, system_prompt_file: Path | No
 system_prompt_options = option_group(
     "system",
     _read_system_prompt,
-    TEMPLATE.option("-sys, --system-prompt TEXT", "What the model is told first."),
+    TEMPLATE.option(
+        "-sys, --system-prompt TEXT", "The system prompt: the first message of a conversation."
+    ),
     TEMPLATE.option("-sysf, --system-prompt-file", "The same, from a file.", FILE),
 )
 

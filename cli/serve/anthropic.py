@@ -1,86 +1,209 @@
-"""/v1/messages: conversations as Anthropic's clients have them, and how many tokens one has."""
+"""Anthropic's API: /v1/messages, conversations made of blocks, and how many tokens one has."""
 
 from __future__ import annotations
 
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from starlette.requests import Request
-from starlette.responses import Response
+from msgspec import Meta, Struct, field
 
-from specrun.cli.serve.body import Fields, read_body, shown
+from specrun.cli.serve.body import checked, shown, wanted
 from specrun.cli.serve.errors import RequestError, anthropic_error
 from specrun.cli.serve.replies import (
-    Choice,
-    begin,
+    ItemForm,
+    answering,
+    counting,
     event_bytes,
-    json_reply,
-    reply,
     speculation_of,
     usage_of,
 )
-from specrun.cli.serve.sampling import read_format, read_length, read_sampling, read_speculative
-from specrun.cli.serve.service import Answer, AnswerRequest, AnswerService, Delta, Finish
-from specrun.cli.serve.settings import Bounds
-from specrun.cli.serve.tools import MOST_TOOLS, Message, Tool, ToolChoice, function_tool, plan_turn
-from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning
+from specrun.cli.serve.sampling import (
+    AnswerBody,
+    TextFormat,
+    Texts,
+    answer_request,
+    with_settings,
+)
+from specrun.cli.serve.service import AnswerRequest, AnswerService
+from specrun.cli.serve.tools import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    Function,
+    Message,
+    Schema,
+    Tool,
+    ToolChoice,
+    call_of,
+    plan_turn,
+)
+from specrun.runtime.chat import CallBegun, Part, Reasoning
 from specrun.runtime.round import GenerationResult
 
-# -- Messages of Anthropic's API, made of blocks, as messages that chat templates read ------------
+# -- Requests -------------------------------------------------------------------------------------
 
-
-_ROLES = ("user", "assistant", "system")
-_CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+_MODES = {"auto": "auto", "none": "none", "any": "required"}
 _MODEL_SAID = ("thinking", "redacted_thinking")
+_BLOCKS = 'a text, or blocks as {"type": "text", "text": "..."}'
+_CALL = '{"type": "tool_use", "id": "...", "name": "...", "input": {...}}'
+_ListOfBlocks = Annotated[list[dict[str, Any]], Meta(max_length=MOST_MESSAGES)]
+Blocks = Annotated[str | _ListOfBlocks, wanted(_BLOCKS, whole=True)]
 
 
-def read_conversation(fields: Fields, bounds: Bounds) -> list[Message]:
+class BlockMessage(Struct):
+    """A message of a text, or of blocks."""
+
+    role: Annotated[
+        Literal["user", "assistant", "system"], wanted("one of user, assistant, system")
+    ]
+    content: Blocks
+
+
+class InputTool(Function):
+    """A tool that a model may call; those of Anthropic's own servers have other types."""
+
+    parameters: Schema = field(default=None, name="input_schema")
+    type: Any = None
+
+
+class ToolChoiceFields(Struct):
+    """Anthropic's `tool_choice`."""
+
+    type: Annotated[Literal["auto", "any", "tool", "none"], wanted("auto, any, tool or none")]
+    name: Annotated[str | None, wanted("the name of a tool")] = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct):
+    """Anthropic's `thinking`: the variable `enable_thinking` of templates."""
+
+    type: Annotated[
+        Literal["enabled", "disabled", "adaptive", "between_tools"],
+        wanted("one of enabled, disabled, adaptive, between_tools"),
+    ]
+
+
+class OutputConfig(Struct):
+    """Anthropic's `output_config`."""
+
+    format: TextFormat | None = None
+
+
+@with_settings
+class MessageBody(AnswerBody, kw_only=True):
+    """The body of a message."""
+
+    messages: (
+        Annotated[
+            list[Annotated[BlockMessage, wanted("an object with role and content")]],
+            Meta(max_length=MOST_MESSAGES),
+        ]
+        | None
+    ) = None
+    system: Annotated[str | _ListOfBlocks | None, wanted(_BLOCKS, whole=True)] = None
+    tools: (
+        Annotated[
+            list[Annotated[InputTool, wanted("a tool with a name")]], Meta(max_length=MOST_TOOLS)
+        ]
+        | None
+    ) = None
+    tool_choice: ToolChoiceFields | None = None
+    stop: Texts = field(default=None, name="stop_sequences")
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ToolUse(Struct):
+    """A block that is a call."""
+
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+class ToolResult(Struct):
+    """A block that is the result of a call."""
+
+    tool_use_id: Annotated[str, wanted("the call's id")]
+    content: Blocks = ""
+
+
+def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
+    """Return the request of a body; raises `RequestError` that names the field."""
+    conversation = _conversation(body)
+    prefill = ""
+    if conversation[-1]["role"] == "assistant" and len(conversation) > 1:
+        if "tool_calls" in conversation[-1]:
+            raise RequestError("messages ends with calls: give their results", "messages")
+        prefill = conversation.pop()["content"]
+    choice = body.tool_choice or ToolChoiceFields("auto")
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.thinking is not None:
+        kwargs.setdefault("enable_thinking", body.thinking.type != "disabled")
+    turn = plan_turn(
+        service.engine,
+        conversation,
+        tools=[_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or ())],
+        choice=_choice(choice),
+        parallel=not choice.disable_parallel_tool_use,
+        template_kwargs=kwargs,
+    )
+    output = body.output_config or OutputConfig()
+    return answer_request(
+        body,
+        service,
+        turn=turn,
+        prefill=prefill,
+        form=output.format,
+        form_field="output_config.format",
+    )
+
+
+def _tool(tool: InputTool, where: str) -> Tool:
+    """Return a tool in OpenAI's form; those that Anthropic's servers run are refused."""
+    if tool.type not in (None, "custom"):
+        field = f"{where}.type"
+        problem = f"{field} is {shown(tool.type)}: this server runs no tools itself"
+        raise RequestError(f"{problem}, give those that you run", field)
+    return tool.tool()
+
+
+def _choice(given: ToolChoiceFields) -> ToolChoice:
+    if given.type != "tool":
+        return ToolChoice(_MODES[given.type])
+    if given.name is None:
+        raise RequestError("tool_choice.name is None: give the name of a tool", "tool_choice.name")
+    return ToolChoice("required", frozenset([given.name]))
+
+
+def _conversation(body: MessageBody) -> list[Message]:
     """Return `system` and `messages` as OpenAI has them; raises `RequestError` by place."""
-    given = fields.items("messages", bounds.messages)
-    if not given:
+    if not body.messages:
         raise RequestError("messages is missing or empty: give at least one message", "messages")
     messages: list[Message] = []
-    if "system" in fields:
-        messages.append({"role": "system", "content": _text(fields.get("system"), "system")})
-    for place, value in enumerate(given):
-        messages += _messages(value, f"messages[{place}]", bounds)
+    if body.system is not None:
+        messages.append({"role": "system", "content": _text(body.system, "system")})
+    for place, message in enumerate(body.messages):
+        role, content, field = message.role, message.content, f"messages[{place}].content"
+        if isinstance(content, str):
+            messages.append({"role": role, "content": content})
+        elif role == "assistant":
+            messages.append(_answered(content, field))
+        else:
+            messages += _asked(role, content, field)
     return messages
 
 
-def _messages(value: object, where: str, bounds: Bounds) -> list[Message]:
-    if not isinstance(value, dict):
-        problem = f"{where} is {shown(value)}: give an object with role and content"
-        raise RequestError(problem, where)
-    role, content = value.get("role"), value.get("content")
-    if role not in _ROLES:
-        field = f"{where}.role"
-        raise RequestError(f"{field} is {shown(role)}: give one of {', '.join(_ROLES)}", field)
-    field = f"{where}.content"
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    blocks = _blocks(content, field, bounds.messages)
-    return _said(blocks, field) if role == "assistant" else _heard(str(role), blocks, field)
-
-
-def _blocks(content: object, field: str, most: int) -> list[dict[str, Any]]:
-    is_list = isinstance(content, list) and all(isinstance(block, dict) for block in content)
-    if not isinstance(content, list) or not is_list:
-        wanted = 'a text, or blocks as {"type": "text", "text": "..."}'
-        raise RequestError(f"{field} is {shown(content)}: give {wanted}", field)
-    if len(content) > most:
-        raise RequestError(f"{field} has {len(content)} blocks: give at most {most}", field)
-    return content
-
-
-def _said(blocks: Sequence[dict[str, Any]], field: str) -> list[Message]:
-    """Return what the model said: its texts, its thoughts and its calls."""
+def _answered(blocks: Sequence[dict[str, Any]], field: str) -> Message:
+    """Return a message of the model: its texts, its thoughts and its calls."""
     texts, thoughts, calls = [], [], []
     for place, block in enumerate(blocks):
         kind, where = block.get("type"), f"{field}[{place}]"
         if kind == "tool_use":
-            calls.append(_call(block, where))
+            call = checked(block, ToolUse, where, _CALL)
+            calls.append(call_of(call.id, call.name, call.input, f"{where}.input"))
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking", "")))
         elif kind not in _MODEL_SAID:
@@ -90,23 +213,11 @@ def _said(blocks: Sequence[dict[str, Any]], field: str) -> list[Message]:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    return [message]
+    return message
 
 
-def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
-    call_id, name, given = block.get("id"), block.get("name"), block.get("input", {})
-    if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(given, dict):
-        form = '{"type": "tool_use", "id": "...", "name": "...", "input": {...}}'
-        raise RequestError(f"{where} is {shown(block)}: give {form}", where)
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": name, "arguments": json.dumps(given, ensure_ascii=False)},
-    }
-
-
-def _heard(role: str, blocks: Sequence[dict[str, Any]], field: str) -> list[Message]:
-    """Return what the model was told: results of tools, each a message, then texts."""
+def _asked(role: str, blocks: Sequence[dict[str, Any]], field: str) -> list[Message]:
+    """Return messages to the model: results of tools, each a message, then texts."""
     messages: list[Message] = []
     texts: list[str] = []
     for place, block in enumerate(blocks):
@@ -114,23 +225,18 @@ def _heard(role: str, blocks: Sequence[dict[str, Any]], field: str) -> list[Mess
         if block.get("type") != "tool_result":
             texts.append(_text_of(block, where))
             continue
-        call_id = block.get("tool_use_id")
-        if not isinstance(call_id, str):
-            raise RequestError(
-                f"{where}.tool_use_id is {shown(call_id)}: give the call's id", where
-            )
-        result = _text(block.get("content", ""), f"{where}.content")
-        messages.append({"role": "tool", "tool_call_id": call_id, "content": result})
+        result = checked(block, ToolResult, where)
+        content = _text(result.content, f"{where}.content")
+        messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": content})
     if texts or not messages:
         messages.append({"role": role, "content": "".join(texts)})
     return messages
 
 
-def _text(content: object, field: str) -> str:
+def _text(content: str | list[dict[str, Any]], field: str) -> str:
     if isinstance(content, str):
         return content
-    blocks = _blocks(content, field, MOST_TOOLS)
-    return "".join(_text_of(block, f"{field}[{k}]") for k, block in enumerate(blocks))
+    return "".join(_text_of(block, f"{field}[{k}]") for k, block in enumerate(content))
 
 
 def _text_of(block: dict[str, Any], where: str) -> str:
@@ -141,52 +247,33 @@ def _text_of(block: dict[str, Any], where: str) -> str:
     return text
 
 
-def read_tools(fields: Fields) -> list[Tool]:
-    """Return the tools in OpenAI's form; those that Anthropic's servers run are refused."""
-    given = fields.items("tools", MOST_TOOLS) or []
-    tools: list[Tool] = []
-    for place, value in enumerate(given):
-        where = f"tools[{place}]"
-        if not isinstance(value, dict):
-            raise RequestError(f"{where} is {shown(value)}: give a tool with a name", where)
-        if value.get("type") not in (None, "custom"):
-            field = f"{where}.type"
-            problem = f"{field} is {shown(value['type'])}: this server runs no tools itself"
-            raise RequestError(f"{problem}, give those that you run", field)
-        tools.append(function_tool(value, where, "input_schema"))
-    return tools
-
-
-def read_choice(fields: Fields) -> tuple[ToolChoice, bool]:
-    """Return `tool_choice`, and whether several calls may come at once."""
-    choice = fields.fields("tool_choice")
-    if choice is None:
-        return ToolChoice(), True
-    kind, parallel = choice.text("type"), not choice.flag("disable_parallel_tool_use")
-    if kind == "tool":
-        name = choice.text("name")
-        if name is None:
-            raise choice.wrong("name", "the name of a tool")
-        return ToolChoice("required", frozenset([name])), parallel
-    if kind not in _CHOICES:
-        raise choice.wrong("type", "auto, any, tool or none")
-    return ToolChoice(_CHOICES[kind]), parallel
-
-
-# -- Messages as Anthropic writes them: blocks of text, thinking and tool use, whole or as events -
-
+# -- Replies --------------------------------------------------------------------------------------
 
 Block = dict[str, Any]
 
 
-class MessageForm:
-    """A message, whole or as named events: each block begins, grows and ends before the next."""
+class MessageForm(ItemForm):
+    """A message, whole or as named events; its items are blocks."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._blocks = 0
-        self._open: type[Content] | type[Reasoning] | type[CallBegun] | None = None
-        self._last: tuple[GenerationResult, Finish] | None = None
+    def begin(self) -> bytes:
+        """Return the event that begins the message."""
+        return _event("message_start", message=self._message([], None, None))
+
+    def end(self) -> bytes:
+        """Return the events that end the last block and the message."""
+        ended = super().end()
+        reason, stop = self._stop_reason()
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        more = {"usage": self._usage(), "specrun": speculation_of(self._answer.results.values())}
+        return ended + _event("message_delta", delta=delta, **more) + _event("message_stop")
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the error object as an event."""
+        return event_bytes(anthropic_error(error), "error")
+
+    def _object(self) -> object:
+        message = self._message(self._items, *self._stop_reason())
+        return {**message, "specrun": speculation_of(self._answer.results.values())}
 
     def _message(self, content: Sequence[Block], reason: str | None, stop: str | None) -> Block:
         return {
@@ -200,88 +287,39 @@ class MessageForm:
             "usage": self._usage(),
         }
 
-    # -- whole -------------------------------------------------------------------------------------
-
-    def whole(self, choices: Sequence[Choice]) -> object:
-        """Return the message."""
-        (choice,) = choices
-        reply = choice.reply
-        content: list[Block] = []
-        if reply.reasoning:
-            content.append(_thinking(reply.reasoning))
-        if reply.content or not reply.calls:
-            content.append({"type": "text", "text": reply.content})
-        content += [_tool_use(call.name, _as_object(call.arguments)) for call in reply.calls]
-        reason, stop = self._ending(choice.result, choice.finish)
-        message = self._message(content, reason, stop)
-        return {**message, "specrun": speculation_of(self._answer.results.values())}
-
-    # -- as events ---------------------------------------------------------------------------------
-
-    def begin(self) -> bytes:
-        """Return the event that begins the message."""
-        return _event("message_start", message=self._message([], None, None))
-
-    def delta(self, delta: Delta) -> bytes:
-        """Return the events of a round's parts."""
-        if delta.result is not None and delta.finish is not None:
-            self._last = delta.result, delta.finish
-        return b"".join([self._part(part) for part in delta.parts])
-
-    def end(self) -> bytes:
-        """Return the events that end the last block and the message."""
-        empty = b"" if self._blocks else self._part(Content(""))
-        assert self._last is not None  # the service tells how every choice ended
-        reason, stop = self._ending(*self._last)
-        return (
-            empty
-            + self._close()
-            + _event(
-                "message_delta",
-                delta={"stop_reason": reason, "stop_sequence": stop},
-                usage=self._usage(),
-                specrun=speculation_of(self._answer.results.values()),
-            )
-            + _event("message_stop")
-        )
-
-    def failed(self, error: RequestError) -> bytes:
-        """Return the error object as an event."""
-        return event_bytes(anthropic_error(error), "error")
-
-    def _part(self, part: Part) -> bytes:
+    def _begin_item(self, part: Part) -> bytes:
         if isinstance(part, CallBegun):
-            return self._begin_block(CallBegun, _tool_use(part.name, {}))
-        if isinstance(part, MoreArguments):
-            return self._grow({"type": "input_json_delta", "partial_json": part.text})
-        if isinstance(part, Reasoning):
-            begun = b"" if self._open is Reasoning else self._begin_block(Reasoning, _thinking(""))
-            return begun + self._grow({"type": "thinking_delta", "thinking": part.text})
-        empty = {"type": "text", "text": ""}
-        begun = b"" if self._open is Content else self._begin_block(Content, empty)
-        return begun + self._grow({"type": "text_delta", "text": part.text})
+            call_id = f"toolu_{secrets.token_hex(12)}"
+            block: Block = {"type": "tool_use", "id": call_id, "name": part.name, "input": {}}
+            self._arguments = ""
+        elif isinstance(part, Reasoning):
+            # Signed are thoughts that only their server may read: these are anyone's.
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        else:
+            block = {"type": "text", "text": ""}
+        self._items.append(block)
+        return _event("content_block_start", index=len(self._items) - 1, content_block=block)
 
-    def _begin_block(
-        self, kind: type[Content] | type[Reasoning] | type[CallBegun], block: Block
-    ) -> bytes:
-        closed = self._close()
-        self._open = kind
-        self._blocks += 1
-        return closed + _event("content_block_start", index=self._blocks - 1, content_block=block)
+    def _grow_item(self, text: str) -> bytes:
+        block = self._items[-1]
+        if block["type"] == "tool_use":
+            self._arguments += text
+            delta = {"type": "input_json_delta", "partial_json": text}
+        else:
+            name = block["type"]  # of the field, too
+            block[name] += text
+            delta = {"type": f"{name}_delta", name: text}
+        return _event("content_block_delta", index=len(self._items) - 1, delta=delta)
 
-    def _grow(self, delta: Block) -> bytes:
-        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+    def _end_item(self) -> bytes:
+        if self._items[-1]["type"] == "tool_use":
+            self._items[-1]["input"] = _as_object(self._arguments)
+        return _event("content_block_stop", index=len(self._items) - 1)
 
-    def _close(self) -> bytes:
-        if self._open is None:
-            return b""
-        self._open = None
-        return _event("content_block_stop", index=self._blocks - 1)
-
-    # -- what both have ----------------------------------------------------------------------------
-
-    def _ending(self, result: GenerationResult, finish: Finish) -> tuple[str, str | None]:
+    def _stop_reason(self) -> tuple[str, str | None]:
         """Return Anthropic's reason of the end, and the stop sequence that came."""
+        assert self._ending is not None  # the service ends every choice with a result
+        result, finish = self._ending
         if finish == "tool_calls":
             return "tool_use", None
         if finish == "abort":  # it may be sent back, and goes on
@@ -313,20 +351,6 @@ class MessageForm:
         }
 
 
-def _thinking(text: str) -> Block:
-    # Signed are thoughts that only their server may read: these are anyone's.
-    return {"type": "thinking", "thinking": text, "signature": ""}
-
-
-def _tool_use(name: str, given: object) -> Block:
-    return {
-        "type": "tool_use",
-        "id": f"toolu_{secrets.token_hex(12)}",
-        "name": name,
-        "input": given,
-    }
-
-
 def _as_object(arguments: str) -> object:
     """Return the arguments of a call; {} for one that was cut short."""
     try:
@@ -340,70 +364,5 @@ def _event(kind: str, **fields: object) -> bytes:
     return event_bytes({"type": kind, **fields}, kind)
 
 
-_THINKING = ("enabled", "disabled", "adaptive", "between_tools")
-
-
-async def messages(request: Request) -> Response:
-    """Answer a conversation."""
-    fields, asked = await read_body(request, read_message_request)
-    answer = await begin(request, asked)
-    return await reply(request, answer, MessageForm(answer), streamed=fields.flag("stream"))
-
-
-async def count_tokens(request: Request) -> Response:
-    """Return how many tokens the conversation's prompt has."""
-    service: AnswerService = request.app.state.service
-    _, asked = await read_body(request, read_message_request)
-    prompts = await service.prompts.read(asked)
-    return json_reply({"input_tokens": len(prompts.tokens[0])})
-
-
-def read_message_request(fields: Fields, service: AnswerService) -> AnswerRequest:
-    """Return what is asked for; raises `RequestError` that names the field."""
-    settings, bounds = service.settings, service.settings.bounds
-    stop = fields.texts("stop_sequences", bounds.stop_texts, bounds.stop_length)
-    # The fields of sampling have OpenAI's names but for this.
-    sampled = Fields({**fields.values, "stop": None if stop is None else list(stop)})
-    output = fields.fields("output_config")
-    form = None if output is None else output.fields("format")
-    params = read_sampling(sampled, settings, service.engine.vocabulary)
-    if form is not None:
-        params = params.replace(grammar=read_format(form))
-    conversation = read_conversation(fields, bounds)
-    prefill = ""
-    if conversation[-1]["role"] == "assistant" and len(conversation) > 1:
-        if "tool_calls" in conversation[-1]:
-            raise RequestError("messages ends with calls: give their results", "messages")
-        prefill = conversation.pop()["content"]
-    choice, parallel = read_choice(fields)
-    turn = plan_turn(
-        service.engine,
-        conversation,
-        tools=read_tools(fields),
-        choice=choice,
-        parallel=parallel,
-        template_kwargs=_template_kwargs(fields),
-    )
-    return AnswerRequest(
-        messages=turn.messages,
-        prefill=prefill,
-        params=params,
-        max_tokens=read_length(fields, settings),
-        tools=turn.tools,
-        template_kwargs=turn.template_kwargs,
-        plan=turn.plan,
-        speculative=read_speculative(fields),
-    )
-
-
-def _template_kwargs(fields: Fields) -> dict[str, Any]:
-    """Return variables of the template: `thinking` is what templates call enable_thinking."""
-    given = fields.fields("chat_template_kwargs")
-    kwargs = {} if given is None else dict(given.values)
-    thinking = fields.fields("thinking")
-    if thinking is not None:
-        kind = thinking.text("type")
-        if kind not in _THINKING:
-            raise thinking.wrong("type", f"one of {', '.join(_THINKING)}")
-        kwargs.setdefault("enable_thinking", kind != "disabled")
-    return kwargs
+messages = answering(MessageBody, message_request, lambda answer, _: MessageForm(answer))
+count_tokens = counting(MessageBody, message_request)

@@ -6,12 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 from weakref import WeakKeyDictionary
-
-if TYPE_CHECKING:
-    pass
-
 
 _Result = TypeVar("_Result")
 

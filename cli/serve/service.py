@@ -14,8 +14,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from weakref import WeakSet
+
+from msgspec import Meta, Struct
 
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.bindings.models.vocabulary import Vocabulary
@@ -82,17 +84,13 @@ Prompt = str | tuple[int, ...]
 """A text, or its tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeChoice:
-    """How an answer is drafted where that is not the server's way; None: as the server does.
-
-    `trace` asks for the draft tree of every round.
-    """
+class Speculation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an answer is drafted; None: as the server does. `trace` asks for all draft trees."""
 
     drafter: str | None = None
-    n_max: int | None = None
+    n_max: Annotated[int, Meta(ge=0, le=1024)] | None = None
     accept: str | None = None
-    trace: bool = False
+    trace: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,7 @@ class AnswerRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     plan: ReplyPlan = field(default_factory=ReplyPlan)
-    speculative: SpeculativeChoice = field(default_factory=SpeculativeChoice)
+    speculative: Speculation = field(default_factory=Speculation)
 
 
 # -- Prompts of requests as tokens: rendered and read beside the event loop, and beside each other -
@@ -233,7 +231,7 @@ class Delta:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Answer:
+class ServedAnswer:
     """The choices of a request while they are made; `results` are those that have ended."""
 
     service: AnswerService
@@ -300,7 +298,7 @@ class AnswerService:
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
         # Weak: one that nobody came to read counts no more, and its streams end with it.
-        self._answers: WeakSet[Answer] = WeakSet()
+        self._answers: WeakSet[ServedAnswer] = WeakSet()
 
     def tell(self, result: GenerationResult) -> None:
         """Tell all observers of a choice that has ended."""
@@ -312,7 +310,7 @@ class AnswerService:
         """How many choices are being made, or wait."""
         return sum(len(answer.streams) for answer in self._answers)
 
-    async def begin(self, request: AnswerRequest) -> Answer:
+    async def begin(self, request: AnswerRequest) -> ServedAnswer:
         """Let the engine begin, or queue, what is asked; raises `RequestError` where it is full."""
         self._require_room(max(1, len(request.prompts)) * request.n)
         prompts = await self.prompts.read(request)
@@ -339,14 +337,14 @@ class AnswerService:
                     drafter=speculative.drafter,
                     n_max=speculative.n_max,
                     accept=speculative.accept,
-                    trace=speculative.trace,
+                    trace=bool(speculative.trace),
                 )
                 for prompt in prompts.tokens
                 for index in range(request.n)
             ]
         except OptionError as error:  # all else was looked at before
             raise RequestError(str(error), "speculative") from None
-        answer = Answer(self, request, prompts, seed, streams)
+        answer = ServedAnswer(self, request, prompts, seed, streams)
         self._answers.add(answer)
         return answer
 
@@ -359,7 +357,7 @@ class AnswerService:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             raise RequestError(f"{problem}: try again soon", status=status, retry_after=2)
 
-    def forget(self, answer: Answer) -> None:
+    def forget(self, answer: ServedAnswer) -> None:
         """Take an answer for ended."""
         self._answers.discard(answer)
 

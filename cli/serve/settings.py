@@ -38,12 +38,6 @@ class Bounds:
     body_rate: int = 16 << 10
     pause_seconds: float = 30.0
     depth: int = 64
-    choices: int = 32
-    prompts: int = 128
-    stop_texts: int = 32
-    stop_length: int = 1024
-    messages: int = 4096
-    biases: int = 4096
     queue: int = 256
 
 

@@ -1,17 +1,21 @@
-"""Fields about tools and reasoning, read from requests of every API in one form: OpenAI's."""
+"""Conversations with tools and reasoning: what a model may call, its history, and its reply's plan.
+
+All APIs' conversations become OpenAI's form, which chat templates read.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from specrun.bindings.errors import TemplateError
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.body import Fields, shown
+from specrun.cli.serve.body import shown, wanted
 from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
     ChatTemplate,
@@ -28,55 +32,48 @@ from specrun.runtime.engine import Engine
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.round import TokenEvent
 
-# -- Messages with tool calls in the form that chat templates read, whichever API they came by ----
-
-
 Message = dict[str, Any]
-_MOST_CALLS = 128
+Tool = dict[str, Any]
+MOST_MESSAGES = 4096
+MOST_TOOLS = 512
+MOST_CALLS = 128
+_NO_ARGUMENTS = {"type": "object", "properties": {}}
+
+# -- History --------------------------------------------------------------------------------------
 
 
-def for_template(messages: Sequence[Message], id_length: int | None = None) -> list[Message]:
-    """Return the messages with their calls' arguments as objects and results with their names.
+def text_of(content: object, field: str, asked: str, kinds: Collection[str] | None = None) -> str:
+    """Return a text, or the joined texts of parts; of these `kinds` alone, if they are given."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{field} is {shown(content)}: give {asked}", field)
+    texts: list[str] = []
+    for place, part in enumerate(content):
+        own = part if isinstance(part, dict) else {"type": part}
+        text, kind = own.get("text"), own.get("type")
+        if not isinstance(text, str) or (kinds is not None and kind not in kinds):
+            where = f"{field}[{place}]"
+            problem = f"{where} is {shown(kind)}, this model reads text"
+            raise RequestError(f"{problem}: give {asked}", where)
+        texts.append(text)
+    return "".join(texts)
 
-    Templates write arguments as JSON themselves; a text would be quoted twice. Ids that a template
-    takes in one length only, as Mistral's do, are replaced by digests of theirs.
+
+def call_of(call_id: object, name: str, arguments: object, field: str) -> Message:
+    """Return a call of the history, with its arguments as an object.
+
+    Templates write arguments as JSON themselves; a text would be quoted twice.
     """
-    names: dict[str, str] = {}
-    made: list[Message] = []
-    for place, message in enumerate(messages):
-        given = message.get("tool_calls")
-        if not given:  # templates ask whether there are some
-            made.append(_result(message, names, id_length))
-            continue
-        field = f"messages[{place}].tool_calls"
-        if not isinstance(given, list) or len(given) > _MOST_CALLS:
-            raise RequestError(f"{field} is {shown(given)}: give a list of calls", field)
-        calls = [_call(each, f"{field}[{k}]") for k, each in enumerate(given)]
-        for call in calls:
-            names[call["id"]] = call["function"]["name"]
-            call["id"] = _fitting(call["id"], id_length)
-        made.append({**message, "tool_calls": calls})
-    return made
-
-
-def _result(message: Message, names: Mapping[str, str], id_length: int | None) -> Message:
-    own = {key: value for key, value in message.items() if key != "tool_calls"}
-    call_id = own.get("tool_call_id")
-    if own.get("role") != "tool" or not isinstance(call_id, str):
-        return own
-    if call_id in names:
-        own.setdefault("name", names[call_id])
-    return {**own, "tool_call_id": _fitting(call_id, id_length)}
-
-
-def _call(value: object, field: str) -> Message:
-    function = value.get("function") if isinstance(value, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(value, dict) or not isinstance(function, dict) or not isinstance(name, str):
-        form = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
-        raise RequestError(f"{field} is {shown(value)}: give {form}", field)
-    arguments = _object(function.get("arguments"), f"{field}.function.arguments")
-    call_id = value.get("id")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = {"arguments": arguments}  # of a call that was cut short, say
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{field} is {shown(arguments)}: give a JSON object as a text", field)
     return {
         "id": call_id if isinstance(call_id, str) else "",
         "type": "function",
@@ -84,17 +81,26 @@ def _call(value: object, field: str) -> Message:
     }
 
 
-def _object(arguments: object, field: str) -> Message:
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = {"arguments": arguments}  # of a call that was cut short, say
-    if arguments is None:
-        return {}
-    if not isinstance(arguments, dict):
-        raise RequestError(f"{field} is {shown(arguments)}: give a JSON object as a text", field)
-    return arguments
+def for_template(messages: Sequence[Message], id_length: int | None = None) -> list[Message]:
+    """Return the messages with results that have the names of their calls.
+
+    Ids that a template takes in one length only, as Mistral's do, are replaced by their digests.
+    """
+    names: dict[str, str] = {}
+    made: list[Message] = []
+    for message in messages:
+        own, call_id = dict(message), message.get("tool_call_id")
+        if own.get("tool_calls"):
+            names |= {call["id"]: call["function"]["name"] for call in own["tool_calls"]}
+            own["tool_calls"] = [
+                {**call, "id": _fitting(call["id"], id_length)} for call in own["tool_calls"]
+            ]
+        elif own.get("role") == "tool" and isinstance(call_id, str):
+            if call_id in names:
+                own.setdefault("name", names[call_id])
+            own["tool_call_id"] = _fitting(call_id, id_length)
+        made.append(own)
+    return made
 
 
 def _fitting(call_id: str, length: int | None) -> str:
@@ -104,7 +110,74 @@ def _fitting(call_id: str, length: int | None) -> str:
     return hashlib.sha256(call_id.encode()).hexdigest()[:length]
 
 
-# -- Plan of a reply: the tools that it may call, their syntax, and the marks of its reasoning ----
+# -- Tools ----------------------------------------------------------------------------------------
+
+
+Schema = Annotated[dict[str, Any] | None, wanted("a JSON schema")]
+
+
+class Function(Struct):
+    """A function that a model may call."""
+
+    name: Annotated[
+        str,
+        Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,128}\Z"),
+        wanted("1 to 128 letters, digits, '_', '-' or '.'"),
+    ]
+    description: str | None = None
+    parameters: Schema = None
+    strict: Any = None
+
+    def tool(self) -> Tool:
+        """Return it in OpenAI's form, with what templates ask for and clients may leave out."""
+        own: Tool = {"name": self.name, "description": self.description or ""}
+        if self.strict is True:
+            own["strict"] = True
+        return {
+            "type": "function",
+            "function": {**own, "parameters": self.parameters or _NO_ARGUMENTS},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools are called: "auto", "none" or "required"; `names` are those that may be."""
+
+    mode: str = "auto"
+    names: frozenset[str] | None = None
+
+
+def tool_choice_of(given: object) -> ToolChoice:
+    """Return the choice that OpenAI's `tool_choice` makes."""
+    if given is None:
+        return ToolChoice()
+    if given in ("auto", "none", "required"):
+        return ToolChoice(str(given))
+    allowed = _inner(given, "allowed_tools")
+    name = _inner(given, "function").get("name")
+    if allowed.get("type", "allowed_tools") == "allowed_tools" and "tools" in allowed:
+        mode, tools = allowed.get("mode", "auto"), allowed["tools"]
+        listed = tools if isinstance(tools, list) else [None]
+        found = [_inner(tool, "function").get("name") for tool in listed]
+        names = [each for each in found if isinstance(each, str)]
+        if mode in ("auto", "required") and len(names) == len(found):
+            return ToolChoice(mode, frozenset(names))
+    elif isinstance(name, str):
+        return ToolChoice("required", frozenset([name]))
+    form = '{"type": "function", "function": {"name": "..."}}'
+    problem = f"tool_choice is {shown(given)}: give auto, none, required, or {form}"
+    raise RequestError(problem, "tool_choice")
+
+
+def _inner(value: object, name: str) -> Mapping[str, Any]:
+    """Return the object in a field; the newer API has its fields beside the type instead."""
+    if not isinstance(value, dict):
+        return {}
+    inner = value.get(name, value)
+    return inner if isinstance(inner, dict) else {}
+
+
+# -- Plans of replies ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,21 +289,6 @@ def control_tokens(texts: Sequence[str], vocabulary: Vocabulary) -> dict[int, st
     return found
 
 
-Tool = dict[str, Any]
-MOST_TOOLS = 512
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
-_REASONING = ("none", "auto", "deepseek", "deepseek-legacy")
-_NO_ARGUMENTS = {"type": "object", "properties": {}}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """Whether tools are called: "auto", "none" or "required"; `names` are those that may be."""
-
-    mode: str = "auto"
-    names: frozenset[str] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
     """A conversation as its template is to have it, and what is looked for in the reply."""
@@ -239,104 +297,6 @@ class ChatTurn:
     tools: Sequence[Tool] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     plan: ReplyPlan = field(default_factory=ReplyPlan)
-
-
-def read_tools(given: object, where: str = "tools") -> list[Tool]:
-    """Return OpenAI's tools, with what templates ask for and clients may leave out."""
-    if given is None:
-        return []
-    if not isinstance(given, list) or len(given) > MOST_TOOLS:
-        raise RequestError(f"{where} is {shown(given)}: give a list of functions", where)
-    tools = [_tool(value, f"{where}[{place}]") for place, value in enumerate(given)]
-    names = [tool["function"]["name"] for tool in tools]
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            problem = f"{where}[{place}] is named {name!r} as another one: rename it"
-            raise RequestError(problem, f"{where}[{place}]")
-    return tools
-
-
-def _tool(value: object, where: str) -> Tool:
-    function = value.get("function") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or not isinstance(function, dict):
-        form = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
-        raise RequestError(f"{where} is {shown(value)}: give a function, as {form}", where)
-    return function_tool(function, f"{where}.function")
-
-
-def function_tool(function: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
-    """Return OpenAI's form of a function whose arguments' schema is in the field `schema`."""
-    name, description = function.get("name"), function.get("description")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        field_name = f"{where}.name"
-        wanted = "1 to 128 letters, digits, '_', '-' or '.'"
-        raise RequestError(f"{field_name} is {shown(name)}: give {wanted}", field_name)
-    if description is not None and not isinstance(description, str):
-        field_name = f"{where}.description"
-        raise RequestError(f"{field_name} is {shown(description)}: give a text", field_name)
-    parameters = function.get(schema)
-    if parameters is not None and not isinstance(parameters, dict):
-        field_name = f"{where}.{schema}"
-        raise RequestError(f"{field_name} is {shown(parameters)}: give a JSON schema", field_name)
-    own: dict[str, Any] = {"name": name, "description": description or ""}
-    if function.get("strict") is True:
-        own["strict"] = True
-    return {"type": "function", "function": {**own, "parameters": parameters or _NO_ARGUMENTS}}
-
-
-def read_tool_choice(fields: Fields) -> ToolChoice:
-    """Return OpenAI's `tool_choice`."""
-    given = fields.get("tool_choice")
-    if given is None:
-        return ToolChoice()
-    if given in ("auto", "none", "required"):
-        return ToolChoice(given)
-    allowed = _inner(given, "allowed_tools")
-    name = _inner(given, "function").get("name")
-    if allowed.get("type", "allowed_tools") == "allowed_tools" and "tools" in allowed:
-        mode, tools = allowed.get("mode", "auto"), allowed["tools"]
-        found = [_inner(tool, "function").get("name") for tool in _listed(tools)]
-        names = [each for each in found if isinstance(each, str)]
-        if mode in ("auto", "required") and len(names) == len(found):
-            return ToolChoice(mode, frozenset(names))
-    elif isinstance(name, str):
-        return ToolChoice("required", frozenset([name]))
-    form = '{"type": "function", "function": {"name": "..."}}'
-    raise fields.wrong("tool_choice", f"auto, none, required, or {form}")
-
-
-def _inner(value: object, name: str) -> Mapping[str, Any]:
-    """Return the object in a field; the newer API has what is in it beside the type instead."""
-    if not isinstance(value, dict):
-        return {}
-    inner = value.get(name, value)
-    return inner if isinstance(inner, dict) else {}
-
-
-def _listed(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list) else [None]
-
-
-def read_turn(fields: Fields, engine: Engine, messages: Sequence[Message]) -> ChatTurn:
-    """Return the turn that OpenAI's and llama-server's fields ask for."""
-    for old in ("functions", "function_call"):
-        if old in fields:
-            raise RequestError(f"{old} is what OpenAI had before tools: give tools", old)
-    reasoning = fields.text("reasoning_format") or "auto"
-    if reasoning not in _REASONING:
-        raise fields.wrong("reasoning_format", f"one of {', '.join(_REASONING)}")
-    kwargs = fields.get("chat_template_kwargs")
-    if kwargs is not None and not isinstance(kwargs, dict):
-        raise fields.wrong("chat_template_kwargs", 'an object, as {"enable_thinking": false}')
-    return plan_turn(
-        engine,
-        messages,
-        tools=read_tools(fields.get("tools")),
-        choice=read_tool_choice(fields),
-        parallel=fields.flag("parallel_tool_calls", default=True),
-        splits_reasoning=reasoning != "none",
-        template_kwargs=kwargs or {},
-    )
 
 
 def plan_turn(

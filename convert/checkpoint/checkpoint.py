@@ -43,7 +43,7 @@ PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 _SAFE_TORCH = (2, 6)
 _TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _TYPES |= {"int64": "I64", "int32": "I32", "bool": "BOOL"}
-# What torch raises for damaged files, beside OSError.
+# torch's errors for damaged files, in addition to OSError.
 _DAMAGED = (RuntimeError, ValueError, EOFError, OSError, LookupError, TypeError, AttributeError)
 
 
@@ -54,7 +54,7 @@ class _PickledTensor(SourceTensor):
     tensor: Any
 
     def raw(self, start: int, count: int) -> npt.NDArray[Any]:
-        """Return a view of a piece, as `SourceTensor.raw` says."""
+        """Return a view of a piece, as `SourceTensor.raw`."""
         import torch
 
         flat = self.tensor.reshape(-1)[start : start + count]
@@ -67,8 +67,8 @@ class _PickledTensor(SourceTensor):
 def read_pickle(path: Path) -> dict[str, _PickledTensor]:
     """Open a pickled state dict and return its tensors by name; their numbers stay in the file.
 
-    Raises FileMissingError, MalformedFileError, UnsupportedModelError for what is not a mapping of
-    names to tensors or asks for more than tensors, SpecrunError where torch is missing or too old
+    Raises FileMissingError, MalformedFileError, UnsupportedModelError for a file that is no mapping
+    of names to tensors or needs more than tensors, SpecrunError if torch is missing or too old
     to open it safely.
     """
     content = _load(path)
@@ -151,7 +151,7 @@ class _StoredTensor(SourceTensor):
     offset: int
 
     def raw(self, start: int, count: int) -> npt.NDArray[Any]:
-        """Read a piece from the file, as `SourceTensor.raw` says."""
+        """Read a piece from the file, as `SourceTensor.raw`."""
         kind = np.dtype(NUMBER_TYPES[self.type_name])
         return read_array(self.path, kind, (count,), self.offset + start * kind.itemsize)
 
@@ -221,7 +221,7 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLED_WEIGHTS = "pytorch_model.bin"
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
-# Pickles that lie beside weights and are none.
+# Pickles in folders of weights that are none.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
@@ -239,7 +239,7 @@ class Checkpoint(Named):
         return str(self.folder)
 
     def optional(self, name: str) -> JsonObject:
-        """Return the JSON file `name` of the folder, an empty object where it is absent."""
+        """Return the JSON file `name` of the folder, an empty object if it is absent."""
         path = self.folder / name
         return read_json_object(path) if path.exists() else JsonObject({}, str(path))
 
@@ -260,7 +260,7 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a folder with config.json and weights, in one file or in several with an index.
 
-    Weights are read from safetensors; where there are none and `allow_pickle` is given, from
+    Weights are read from safetensors; if there are none and `allow_pickle` is given, from
     torch's pickles. A file with one of the names `also_named` (without ending) comes before those
     of the usual names. Raises FileMissingError, MalformedFileError, or UnsupportedModelError for
     pickles that are not allowed.
@@ -316,7 +316,7 @@ def _read_shards(
 ) -> dict[str, SourceTensor]:
     """Return the tensors of the files that an index names, also those that it leaves out.
 
-    Raises MalformedFileError for a tensor that is not where the index says, or in two files.
+    Raises MalformedFileError for a tensor that is missing at its indexed place, or in two files.
     """
     index, folder = read_json_object(index_file, unique_keys), index_file.parent
     names = index.object("weight_map")

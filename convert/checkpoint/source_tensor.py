@@ -26,7 +26,7 @@ Bits = npt.NDArray[np.uint16]
 # The largest number that does not become infinite when it is rounded to the type.
 _LARGEST = {"F16": 65504.0, "BF16": 3.3895e38, "F32": float(np.finfo(np.float32).max)}
 _MAGNITUDE = np.uint16(0x7FFF)
-_BLOCK = 1 << 16  # numbers at a time, so that what lies between the steps stays in the cache
+_BLOCK = 1 << 16  # numbers at a time, so that intermediate arrays stay in the cache
 
 
 def widened(bits: Bits) -> npt.NDArray[np.float32]:
@@ -67,11 +67,11 @@ def raw_stored_as(
 ) -> npt.NDArray[Any]:
     """Return the numbers of a checkpoint, in the numpy type of `source_type`, as `stored_as` would.
 
-    Bfloat16 comes as its 16 bits, widened only where it must be. Raises as `stored_as` does.
+    Bfloat16 comes as its 16 bits, widened only if it must be. Raises as `stored_as` does.
     """
     if source_type != "BF16" or type_name == "F32":
         return stored_as(widened(raw) if source_type == "BF16" else raw, type_name, shown)
-    # Magnitudes are ordered as their bits are, and what is not finite comes last.
+    # Magnitudes are ordered as their bits are, and numbers that are not finite come last.
     largest = float(widened(np.array([_largest_magnitude(raw)], np.uint16))[0])
     _check_largest(largest, "F32" if type_name == "BF16" else type_name, shown)
     return raw if type_name == "BF16" else half_from_bfloat16(raw)
@@ -154,7 +154,7 @@ class SourceTensor(ABC):
         return self.as_numbers(self.raw(0, self.n_elements))
 
     def as_numbers(self, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return what `read` would, from all of the raw numbers."""
+        """Return the result of `read`, from all of the raw numbers."""
         return (widened(raw) if self.type_name == "BF16" else raw).reshape(self.shape)
 
 
@@ -162,7 +162,7 @@ class SourceDigest:
     """Collects the hashes of a checkpoint's files and tensors, in any order."""
 
     placeholder = "0" * 64
-    """What stands in the file until all tensors have been read: as long as `value`."""
+    """A placeholder in the file until all tensors have been read: as long as `value`."""
 
     def __init__(self, folder: Path) -> None:
         self._lines: dict[str, str] = {}

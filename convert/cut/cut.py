@@ -31,7 +31,7 @@ from specrun.convert.gguf import (
 # == Metadata of a model with fewer layers: counts lowered, arrays by layer cut ====================
 
 
-# Keys of llama.cpp that hold one value a layer, where they hold an array.
+# Keys of llama.cpp that hold one value a layer, if they hold an array.
 _PER_LAYER = (
     *("feed_forward_length", "expert_feed_forward_length", "expert_used_count"),
     *("attention.head_count", "attention.head_count_kv"),
@@ -48,12 +48,12 @@ _NOT_PER_LAYER = (
 )
 # Arrays of layer numbers: only models that can do nothing but exit early have them, so they stay.
 _LAYER_NUMBERS = ("ple.layers",)
-# Keys that say how many of the first layers are of another kind.
+# Keys with the number of first layers that are of another kind.
 _LEADING = ("leading_dense_block_count", "hash_layer_count")
 
 
 def _lowered_facts(facts: LayerFacts, kept: Sequence[int]) -> LayerFacts:
-    """Return what rules read of the model with these layers only, arrays left out."""
+    """Return the facts for rules about the model with these layers only, arrays left out."""
     changed: dict[str, MetadataValue] = dict(facts.metadata)
     for key in _LEADING:
         name = f"{facts.architecture}.{key}"
@@ -65,7 +65,7 @@ def _lowered_facts(facts: LayerFacts, kept: Sequence[int]) -> LayerFacts:
 def _missing_kind(facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> str:
     """Return the kind of layer that the cut lacks and llama.cpp needs for a cache, "" for none.
 
-    It ends the process where a model with sliding windows has no layer with one, or a hybrid only
+    It ends the process if a model with sliding windows has no layer with one, or a hybrid only
     one kind.
     """
     # Derived from layer numbers, or stated by the file as an array.
@@ -132,7 +132,7 @@ def _require_kept(name: str, value: ArrayValue, kept: Sequence[int]) -> None:
 
 
 def _state_head_width(metadata: Metadata, facts: LayerFacts, kept: Sequence[int]) -> None:
-    """Write how wide a head is where llama.cpp takes it from the heads of the first layer."""
+    """Write the width of a head if llama.cpp takes it from the heads of the first layer."""
     heads = facts.array("attention.head_count")
     if heads is None or heads[kept[0]] == heads[0]:
         return
@@ -161,11 +161,6 @@ def _write_patterns(
 
 
 # == Cuts ==========================================================================================
-#
-# Leaving out the last layers is early exit (LayerSkip, Elhoushi et al. 2024); leaving out some in
-# between is what Draft & Verify (Zhang et al. 2023) drafts with. Both are files like any other
-# here, so that any drafter can be made of them. The weights that are kept are copied bit by bit,
-# whatever their type.
 
 
 CUT_LAYERS = "specrun.cut.layers"
@@ -181,7 +176,7 @@ _PART = re.compile(r"(\d{1,9})(?:(-)(\d{1,9})?)?")
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """What a cut wrote: the layers kept, of `source_layers`, and the parameters that are left."""
+    """The result of a cut: the layers kept, of `source_layers`, and the parameters left."""
 
     output: Path
     layers: tuple[int, ...]
@@ -202,7 +197,7 @@ def cut_layers(
     """Write `source` to `output` with only the layers `layers`, or all but `skip` ("0-3,8,10-").
 
     Raises OptionError for layers the model has not, for a cut that leaves none, and if `output`
-    exists without `force`; UnsupportedModelError for a model that would not be what it should with
+    exists without `force`; UnsupportedModelError for a model that would be of another kind with
     these layers, and for one part of a split model; FileMissingError, MalformedFileError. Nothing
     is left behind on failure.
     """
@@ -271,12 +266,12 @@ class LayeredModel:
             )
 
     def nearest(self, wanted: Collection[int]) -> tuple[int, ...]:
-        """Return the layers that can be kept, wanted ones where possible; () if none can."""
+        """Return the layers that can be kept, wanted ones if possible; () if none can."""
         if self._rules.exit_only:
             kept = list(range(len(wanted)))
         else:
             kept = []
-            # Greedy: a wanted layer is left out where it would come to a number of another part.
+            # Greedy: a wanted layer is left out if it would come to a number of another part.
             for layer in range(self.n_layers):
                 if layer in wanted and self._in_place([*kept, layer], len(kept)):
                     kept.append(layer)
@@ -339,7 +334,7 @@ class LayeredModel:
                 yield self._source.unchanged(tensor, f"blk.{numbers[int(match[1])]}.{match[2]}")
 
     def _sign(self, metadata: Metadata, kept: Sequence[int]) -> None:
-        """Record what was cut; a cut of a cut keeps the numbers of the whole model."""
+        """Record the cut; a cut of a cut keeps the numbers of the whole model."""
         header = self._source.header.metadata
         earlier = header.get(CUT_LAYERS)
         layers = list(kept)

@@ -52,7 +52,7 @@ Load = Callable[[], npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PadReport:
-    """What padding wrote: parameters in all and added, the feed-forward width before and after."""
+    """The result of padding: parameters in all and added, the feed-forward widths."""
 
     output: Path
     n_parameters: int
@@ -75,7 +75,7 @@ def pad_ffn(
     `source` is a GGUF model of an architecture with plain feed-forward layers (Llama, Qwen 2 and 3,
     Gemma 1 to 3, ...) in F32, F16 or BF16; Q8_0 is read too and written as F16. The feed-forward
     width becomes a multiple of 256. The added input weights are random from a fixed seed, the added
-    output weights zero; the file's metadata says so (PADDED_PARAMETERS, PADDED_FROM).
+    output weights zero; the file's metadata has both (PADDED_PARAMETERS, PADDED_FROM).
 
     Raises OptionError if `parameters` is not above the source's count, or `output` exists without
     `force`; UnsupportedModelError for other architectures and types, and for experts;

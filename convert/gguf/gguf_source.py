@@ -43,7 +43,7 @@ class GGUFSource(Named):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        # First the check that cannot be made to hang or to run out of memory.
+        # First the check that cannot hang or run out of memory.
         self.header: GGUFHeader = read_header(self.path)
         self.tensors = {tensor.name: tensor for tensor in self.header.tensors}
 
@@ -97,7 +97,7 @@ class GGUFSource(Named):
         )
 
     def numbers(self, tensor: TensorInfo) -> npt.NDArray[np.float32]:
-        """Return the numbers a tensor stands for, shape in numpy's order.
+        """Return the numbers of a tensor, shape in numpy's order.
 
         Raises UnsupportedModelError for types that the gguf package cannot read.
         """

@@ -136,12 +136,12 @@ class EarlySync:
             self._running.result()
 
     def wrote(self, n_bytes: int) -> None:
-        """Count what was written."""
+        """Count the written bytes."""
         self._waiting += n_bytes
         if self._waiting < _STRETCH or (self._running is not None and not self._running.done()):
             return
         if self._running is not None:
-            self._running.result()  # raises what the sync raised
+            self._running.result()  # raises the error of the sync
         self._waiting = 0
         self._running = self._pool.submit(_sync, self._descriptor)
 
@@ -184,12 +184,12 @@ class PlannedTensor:
 
     @property
     def array_type(self) -> np.dtype[Any]:
-        """The numpy type of what `load` returns."""
+        """The numpy type of the result of `load`."""
         return np.dtype(STORED_TYPES.get(self.type_name, np.uint8))
 
     @property
     def array_shape(self) -> tuple[int, ...]:
-        """The shape of what `load` returns."""
+        """The shape of the result of `load`."""
         if self.type_name in STORED_TYPES:
             return self.shape
         return (*self.shape[:-1], stored_bytes(self.shape[-1:], self.type_name))
@@ -208,10 +208,10 @@ def write_gguf(
 ) -> int:
     """Write a GGUF file and return its size in bytes; only one tensor is in memory at a time.
 
-    `finish` gets the path of the complete file before it becomes `output`: what it raises stops
-    that. The file then needs no trial, unless `source`, the GGUF file that it was made of, does.
-    Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk is
-    full; what `PlannedTensor.load` raises passes through. Nothing is left behind on failure.
+    `finish` gets the path of the complete file before it becomes `output`: an error that it raises
+    stops that. The file then needs no trial, unless `source`, the GGUF file that it was made of,
+    does. Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk
+    is full; errors of `PlannedTensor.load` pass through. Nothing is left behind on failure.
     """
     target = Path(output)
     check_target(target, force=force)
@@ -233,7 +233,7 @@ def write_gguf(
 def _write_header(
     aside: Path, architecture: str, metadata: Metadata, tensors: Sequence[PlannedTensor]
 ) -> int:
-    """Write everything before the tensors' numbers; return what their places are a multiple of."""
+    """Write everything before the tensors' numbers; return the alignment of their places."""
     writer = GGUFWriter(aside, architecture)
     try:
         for key, value, value_type, element in metadata:
@@ -293,7 +293,7 @@ def _mistake(tensor: PlannedTensor, got: str) -> SpecrunError:
 
 
 _STRING = 8  # the number of the type
-_SEARCHED = 1 << 20  # such keys stand before the tokens, at the start of the file
+_SEARCHED = 1 << 20  # such keys come before the tokens, at the start of the file
 
 
 def replace_text(path: Path, key: str, old: str, new: str) -> None:

@@ -91,7 +91,7 @@ def kind_of(checkpoint: Checkpoint) -> HeadKind:
 
 
 def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
-    """Return the kind of head in a folder, None for a model or what cannot be opened."""
+    """Return the kind of head in a folder, None for a model or a folder that cannot be opened."""
     try:
         found = _by_files_or_config(folder)
         return found or _by_tensors(_open_head(folder, allow_pickle=allow_pickle))
@@ -183,7 +183,7 @@ def convert_head(
     whose rows do not divide into the blocks of the type get a wider one. Names, shapes and types
     are compared with the plan before the file appears, whole or not at all.
 
-    Raises OptionError (also where `output` exists and `force` is not given), FileMissingError,
+    Raises OptionError (also if `output` exists and `force` is not given), FileMissingError,
     MalformedFileError, UnsupportedModelError, PairError; SpecrunError if the disk is full or the
     folder cannot be written.
     """
@@ -241,7 +241,7 @@ def quantized_pieces(
 
 
 def _describe_base(config: JsonObject, metadata: Metadata) -> None:
-    """Add the model that a head was trained for, where its config names it, as "owner/name"."""
+    """Add the model that a head was trained for, if its config names it, as "owner/name"."""
     base = config.any("base_model_name_or_path")
     owner, _, name = base.rstrip("/").rpartition("/") if isinstance(base, str) else ("", "", "")
     if name:
@@ -263,9 +263,9 @@ def store_accuracy(
 ) -> int:
     """Write accuracies into a head's file, over earlier ones; return its size in bytes.
 
-    The file is written anew beside the old one and then takes its place, every tensor bit by bit as
-    it was: whoever reads it meanwhile, or stops this, has the old one. Raises OptionError if there
-    is nothing to keep, and the errors of `write_gguf`.
+    The file is written anew in the same folder and then replaces the old one, every tensor bit by
+    bit as it was: readers in between, and an interrupt, leave the old one. Raises OptionError if
+    there is nothing to keep, and the errors of `write_gguf`.
     """
     head = GGUFSource(path)
     ranks = max(map(len, accuracy), default=0)

@@ -165,13 +165,13 @@ class TypeShare:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """What a quantization wrote.
+    """The result of a quantization.
 
-    `tensor_types` counts the tensors of each type, `shares` says what they weigh. `n_substituted`
-    is how many matrices llama.cpp could not store as asked, because their rows do not divide into
-    the type's blocks (256 numbers for K types), and stored as a larger type. `n_without_importance`
-    is how many matrices became smaller without an entry in the importance matrix that was given
-    (the token matrices have none by default).
+    `tensor_types` counts the tensors of each type, `shares` are their bytes. `n_substituted` is the
+    number of matrices that llama.cpp could not store in the wanted type, because their rows do not
+    divide into the type's blocks (256 numbers for K types), and stored as a larger type.
+    `n_without_importance` is how many matrices became smaller without an entry in the importance
+    matrix that was given (the token matrices have none by default).
     """
 
     output: Path
@@ -269,7 +269,7 @@ def known_tensor_type(typed: str) -> str:
 
 
 def _share_types(header: GGUFHeader) -> tuple[TypeShare, ...]:
-    """Return what the tensors of each type weigh, the heaviest type first."""
+    """Return the bytes of the tensors of each type, the heaviest type first."""
     shares = []
     for name in header.tensor_type_counts:
         tensors = [tensor for tensor in header.tensors if tensor.type_name == name]
@@ -347,12 +347,12 @@ def _write(
     plan: Sequence[_PlannedType],
     progress: Progress | None,
 ) -> GGUFHeader:
-    """Let llama.cpp write, and return the header of what it wrote, which is what was planned."""
+    """Let llama.cpp write, and return the header of its file, which agrees with the plan."""
     try:
         _follow(quantizer.write(aside), header, progress)
         written = read_header(aside)
     except (ModelError, MalformedFileError) as error:
-        # llama.cpp does not say why it could not write, and goes on after some writes that failed.
+        # llama.cpp gives no reason for a failed write, and goes on after some of them.
         if shutil.disk_usage(aside.parent).free < _HEADER_ROOM:
             raise SpecrunError(
                 f"the disk of {aside.parent} is full: nothing was written; free some space"

@@ -57,11 +57,11 @@ def special_ids(
         token = usual.get(ours) if token is None else token
         if token is not None and token < len(tokens):
             found[ours] = token
-    # Where a file names no bos, llama.cpp would take token 11; as in GPT-2, eos serves as both.
+    # If a file names no bos, llama.cpp would take token 11; as in GPT-2, eos serves as both.
     if "bos" not in found and "eos" in found:
         found["bos"] = found["eos"]
     ends = _ids(generation, "eos_token_id") or _ids(checkpoint.config, "eos_token_id")
-    # llama.cpp also stops at the tokens it is told of as end of turn and end of message.
+    # llama.cpp also stops at the tokens that the file names as end of turn and end of message.
     others = dict.fromkeys(end for end in ends if end != found.get("eos") and end < len(tokens))
     unknown = [end for end in others if tokens[end] not in _KNOWN_ENDS]
     found.update(zip(("eot", "eom"), unknown, strict=False))
@@ -91,7 +91,7 @@ def _adds_token(
 ) -> bool:
     """Return whether encoding adds the token `name`: "bos" at the start, "eos" at the end.
 
-    The settings count first, then what tokenizer.json does after encoding, then `usual`.
+    The settings count first, then tokenizer.json's steps after encoding, then `usual`.
     """
     if f"add_{name}_token" in settings:
         return settings.flag(f"add_{name}_token")
@@ -146,7 +146,7 @@ def read_vocabulary(checkpoint: Checkpoint, *, pre: str | None = None) -> Vocabu
 
     tokenizer.json may be byte-level BPE, or BPE with byte tokens (SentencePiece's kind), for which
     the scores of tokenizer.model are preferred; tokenizer.model alone does too. `pre` is
-    llama.cpp's name of the way a byte-level tokenizer splits text, where that is not to be found
+    llama.cpp's name of the way a byte-level tokenizer splits text, if that is not to be found
     out.
 
     Raises UnsupportedModelError for other kinds, OptionError for a `pre` that makes no sense,

@@ -54,8 +54,8 @@ class BytePairVocabulary:
 class ScoredVocabulary:
     """The tokens of a SentencePiece tokenizer (BPE by scores), in the order of their ids.
 
-    Two neighbours merge where together they are a token, the one of the highest score first; what
-    is no token in the end is written as byte tokens (`<0x0A>`, type BYTE). `add_space` is whether
+    Two neighbours merge if together they are a token, the one of the highest score first; the
+    rest is written as byte tokens (`<0x0A>`, type BYTE). `add_space` is whether
     text gets a space in front. Raises OptionError if a byte token is missing: llama.cpp ends the
     process when it needs that one.
     """
@@ -112,9 +112,9 @@ def _describe_special(vocabulary: Vocabulary, metadata: Metadata) -> None:
 
 @functools.cache
 def byte_tokens() -> tuple[str, ...]:
-    """Return the character that stands for each of the 256 bytes in a byte-level vocabulary.
+    """Return the character of each of the 256 bytes in a byte-level vocabulary.
 
-    Bytes that Latin-1 prints stand for themselves; the others take the code points from 256 on, in
+    Bytes that Latin-1 prints are their own; the others take the code points from 256 on, in
     order.
     """
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -125,7 +125,7 @@ def byte_tokens() -> tuple[str, ...]:
 # == Tokens of a checkpoint by id: the tokenizer's own, added ones, padding; BPE merges ============
 
 
-# Tokens that are marks whatever a checkpoint says of them: llama.cpp's converter takes them for
+# Tokens that are marks for any checkpoint: llama.cpp's converter takes them for
 # control tokens too.
 _MARKS = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"}
 _MARK_ENDS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
@@ -166,7 +166,7 @@ class TokenTable:
         self.tokens[token], self.types[token], self.scores[token] = text, kind, score
 
     def add(self, added: Iterable[AddedToken], *, spaced: bool = False) -> None:
-        """Put added tokens over what is at their ids; `spaced` where a sign stands for spaces.
+        """Put added tokens over those at their ids; `spaced` if a sign replaces spaces.
 
         A token that the model has no row for cannot be read or written by it, and is left out.
         """

@@ -9,13 +9,14 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
 from specrun.runtime.acceptance import PairRule, SequentialCascade
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 from specrun.runtime.engine.request_options import AnswerOptions, Choice
 from specrun.runtime.engine.sequential import sequential_rounds, small_model
+from specrun.runtime.engine.streams import Mailbox
 from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.grammar.compiled import compiled
@@ -61,58 +62,124 @@ Making = Generator[Stage, None, None]
 _PATIENCE = 0.02  # seconds that other conversations may wait for a grammar's answer
 
 
-class Listener(Protocol):
-    """The reader of an engine's answer: it gets tokens round by round, then the end, once."""
-
-    def say(self, events: Sequence[TokenEvent], traces: Sequence[RoundTrace] = ()) -> None:
-        """Take the tokens of a round, and the traces that were made of it."""
-
-    def end(self, result: GenerationResult | BaseException) -> None:
-        """Take the whole answer, or the error that ended it; nothing comes after it."""
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt, and how it is to be answered; an engine's has a `listener`."""
+    """A prompt, and how it is to be answered; an engine's has the mailbox of its reader."""
 
     prompt: Sequence[int]
     params: SamplingParams
     seed: int
     options: AnswerOptions
     choice: Choice
-    listener: Listener | None = None
+    mailbox: Mailbox | None = None
 
 
-@dataclass(slots=True)
-class AnswerClock:
-    """Wall time inside the runtime, without the time that a stream's consumer takes for tokens."""
+class AnswerStatistics:
+    """The clock and the counters of an answer.
 
-    started: float
-    native_before: tuple[float, float]
-    elsewhere: float = 0.0
-    prompt_s: float = 0.0
-    reused_before: int | None = None  # graphs, when the prompt was read
-    first_token_s: float | None = None
-    left: float | None = None  # when the consumer was given what it has now
+    The clock leaves out the time that a stream's consumer takes for tokens: `left` is when it was
+    given the last one, None while the answer goes on.
+    """
+
+    def __init__(self) -> None:
+        self.first_token_s: float | None = None
+        self.left: float | None = None
+        self._started = self._elsewhere = self._prompt_s = 0.0
+        self._native_before = (0.0, 0.0)
+        self._n_read = 0  # tokens of the prompt that were evaluated before the first round
+        self._graphs_before: int | None = None
+        self._counter, self._departures = RoundCounter(), Departures()
+        # Depths and candidates of the tree that was counted last, with `count_candidates` of them.
+        self._counted: tuple[tuple[int, ...], tuple[bool, ...], tuple[int, int]] = (), (), (0, 0)
+
+    def start(self, session: Session) -> None:
+        """Start the clock."""
+        self._native_before = session.native_seconds()
+        self._started = time.perf_counter()
+
+    def end_prompt(self, session: Session, n_read: int) -> None:
+        """Note that the prompt was read, so many tokens of it by evaluation."""
+        self._n_read, self._prompt_s = n_read, self.elapsed()
+        self._graphs_before = session.target.graphs_reused
 
     def elapsed(self) -> float:
         """Return the seconds so far."""
         now = time.perf_counter() if self.left is None else self.left
-        return now - self.started - self.elsewhere
+        return now - self._started - self._elsewhere
 
     def note_first(self, now: float) -> None:
         """Note that the consumer has the first token."""
-        self.first_token_s = now - self.started - self.elsewhere
+        self.first_token_s = now - self._started - self._elsewhere
 
     def come_back(self) -> None:
         """Note that the runtime goes on."""
         left, self.left = self.left, None
         if left is not None:
-            self.elsewhere += time.perf_counter() - left
+            self._elsewhere += time.perf_counter() - left
+
+    def count(self, this_round: Round, conversation: Conversation) -> None:
+        """Count a round, as a whole or not at all, wherever Ctrl-C may come."""
+        if this_round.rows is NOT_EVALUATED:
+            self._counter.count_spoken(len(this_round.new))
+            return
+        tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.new)
+        if this_round.laws:
+            start = len(conversation.tokens) - n_new
+            self._departures.count(this_round.laws, this_round.new, conversation.noise, start)
+        n_nodes = len(tree.tokens)
+        if not n_nodes:
+            self._counter.kinds[0, 0, 0, n_new, 0, 0] += 1
+            return
+        # A path that was cut at its end token was not refused there.
+        tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
+        depths, candidates, counted = self._counted
+        if depths is not tree.depths or candidates is not tree.is_candidate:
+            counted = count_candidates(tree.depths, tree.is_candidate)
+            self._counted = tree.depths, tree.is_candidate, counted
+        n_candidates, depth = counted
+        others = n_nodes - n_candidates
+        self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
+
+    def summary(self, answer: Answer, n_tokens: int) -> SpecStats:
+        """Return the statistics of an answer that has so many tokens so far."""
+        session, counter = answer.session, self._counter
+        wall = target_s = drafter_s = 0.0
+        if self._started:
+            wall = self.elapsed()
+            times = zip(session.native_seconds(), self._native_before, strict=True)
+            target_s, drafter_s = (now - before for now, before in times)
+        reused, before = session.target.graphs_reused, self._graphs_before
+        forced, forced_accepted = answer.forced
+        return SpecStats(
+            drafter=answer.drafter.name,
+            rule=answer.rule.name,
+            exact=answer.rule.exact,
+            rounds=counter.rounds,
+            drafted=counter.drafted,
+            accepted=counter.accepted,
+            acceptance_rate=counter.acceptance_rate,
+            mean_accepted_length=counter.mean_accepted_length,
+            acceptance_by_position=tuple(counter.acceptance_by_position),
+            tokens_per_second=_rate(n_tokens, wall - self._prompt_s),
+            prompt_tokens_per_second=_rate(self._n_read, self._prompt_s),
+            time_to_first_token_s=self.first_token_s,
+            target_s=target_s,
+            drafter_s=drafter_s,
+            overhead_s=max(0.0, wall - target_s - drafter_s),
+            wall_s=wall,
+            drafting=answer.drafter.report(),
+            non_candidates=counter.non_candidates,
+            acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
+            tested_by_position=tuple(counter.tested_by_position),
+            width=session.target.width,
+            total_variation=self._departures.total_variation,
+            changed_share=self._departures.changed_share,
+            rebuilt=None
+            if reused is None or before is None
+            else max(0, counter.rounds - max(0, reused - before)),
+            forced=forced,
+            forced_accepted=forced_accepted,
+        )
 
 
 class Answer:
@@ -139,10 +206,6 @@ class Answer:
         if options.trace:
             self._tracer = Tracer(session.vocabulary, greedy=params.is_greedy)
         self.traces: list[RoundTrace] = []
-        self._counter = RoundCounter()
-        # Depths and candidates of the tree that was counted last, with `count_candidates` of them.
-        self._counted: tuple[tuple[int, ...], tuple[bool, ...], tuple[int, int]] = (), (), (0, 0)
-        self._departures = Departures()
         self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
         self._keeper = LogprobKeeper()
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
@@ -152,8 +215,8 @@ class Answer:
         self.spoken: tuple[Round, int, list[bytes], int] | None = None
         self._cached = 0
         self._finish: FinishReason = "cancelled"
-        self.clock = AnswerClock(0.0, (0.0, 0.0))
-        self._stats: SpecStats | None = None
+        self.statistics = AnswerStatistics()
+        self._stats: SpecStats | None = None  # once it has ended
         self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
 
     @property
@@ -162,7 +225,7 @@ class Answer:
         token_ids = [token for tokens, _ in self._said for token in tokens]
         text = "".join(text for _, text in self._said)
         usage = Usage(len(self._prompt), len(token_ids), self._cached)
-        stats = self._stats or self._statistics()
+        stats = self._stats or self.statistics.summary(self, len(token_ids))
         return GenerationResult(text, token_ids, self._finish, usage, stats, self.request.seed)
 
     # -- making it ---------------------------------------------------------------------------------
@@ -174,18 +237,20 @@ class Answer:
             self.drafter = session.drafter_of(request.choice)  # it may have been swapped meanwhile
             session.turn_to_drafter(self.drafter)
             self.rule = request.choice.rule or session.rule
-            self.clock = AnswerClock(time.perf_counter(), session.native_seconds())
+            self.statistics.start(session)
             target = self._verifier()
             self._cached = conversation.turn_to(session.target, self._prompt)
             yield "reading"
-            # In a sequential cascade the target reads prompts when it is asked, too.
+            n_read = 0
+            # In a sequential cascade the target reads the prompt when it is needed.
             if not isinstance(self.rule, SequentialCascade):
+                # The prompt's last token is the first round's root.
+                n_read = len(self._prompt) - 1 - self._cached
                 for _ in conversation.read_prompt(session.target):
                     yield "reading"
             if self._tracer is not None:
                 self._tracer.begin(len(conversation.tokens), self._clocks())
-            self.clock.prompt_s = self.clock.elapsed()
-            self.clock.reused_before = session.target.graphs_reused
+            self.statistics.end_prompt(session, n_read)
             yield from self._decode(target)
         except SpecrunError as error:
             if self.hand_out is not None:  # tokens that were decided before it
@@ -202,7 +267,8 @@ class Answer:
         if self._finish == "cancelled":
             # Text that waited for the rest of a character or a stop string is part of it.
             self._said.append(((), self._assembler.finish()))
-        self._stats = self._statistics()
+        n_tokens = sum(len(tokens) for tokens, _ in self._said)
+        self._stats = self.statistics.summary(self, n_tokens)
         if self._place is not None:
             self._place.close()
         if self.session.rejections is not None:
@@ -253,7 +319,7 @@ class Answer:
                 pieces[-1] = b""
             if this_round.is_whole:
                 finish = "stop"
-            self._count(this_round)
+            self.statistics.count(this_round, conversation)
             if rejections is not None and this_round.rejected:
                 note_rejected(rejections, conversation, this_round)
             self.spoken = this_round, number, pieces, len(self._said)
@@ -298,40 +364,23 @@ class Answer:
             self._place = self._grammar.start(len(self._prompt), patience)
         return SamplerState(sequence_breakers(self.session.vocabulary, texts), grammar=self._place)
 
-    def _count(self, this_round: Round) -> None:
-        if this_round.rows is NOT_EVALUATED:
-            self._counter.count_spoken(len(this_round.new))
-            return
-        tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.new)
-        if this_round.laws:
-            conversation = self.session.conversation
-            start = len(conversation.tokens) - n_new
-            self._departures.count(this_round.laws, this_round.new, conversation.noise, start)
-        n_nodes = len(tree.tokens)
-        if not n_nodes:
-            self._counter.kinds[0, 0, 0, n_new, 0, 0] += 1
-            return
-        # A path that was cut at its end token was not refused there.
-        tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
-        depths, candidates, counted = self._counted
-        if depths is not tree.depths or candidates is not tree.is_candidate:
-            counted = count_candidates(tree.depths, tree.is_candidate)
-            self._counted = tree.depths, tree.is_candidate, counted
-        n_candidates, depth = counted
-        others = n_nodes - n_candidates
-        self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
+    @property
+    def forced(self) -> tuple[int, int]:
+        """How many drafted tokens a grammar forced so far, and how many of them were accepted."""
+        guided = self._guided
+        return (0, 0) if guided is None else (guided.forced, guided.forced_accepted)
 
     # -- traces ------------------------------------------------------------------------------------
 
     def _clocks(self) -> Clocks:
         """Return the seconds that the answer's own work has taken so far."""
-        own = self.clock.elapsed if self.session.clock is None else self.session.clock
+        own = self.statistics.elapsed if self.session.clock is None else self.session.clock
         return Clocks(*self.session.native_seconds(), own())
 
     def _trace(self, tracer: Tracer) -> None:
         """Add the trace of the round that is to be handed out."""
-        n_tokens, stats = len(self.session.conversation.tokens), self._statistics()
-        trace = tracer.trace(n_tokens, stats, self.session.cost_of, self._clocks)
+        n_tokens = len(self.session.conversation.tokens)
+        trace = tracer.trace(n_tokens, self.result.stats, self.session.cost_of, self._clocks)
         if trace is not None:
             self.traces.append(trace)
 
@@ -346,7 +395,7 @@ class Answer:
     def may_wait(self) -> bool:
         """Whether a round may be handed out while a device evaluates the next one.
 
-        Not where its text decides whether there is one, nor where its rows are read.
+        Not if its text decides whether there is one, nor if its rows are read.
         """
         return (
             self.session.target.context.waits_for_device
@@ -384,7 +433,7 @@ class Answer:
         token = this_round.new[index]
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
-            # Read when somebody asks: a softmax for every token would be most of the overhead.
+            # Read on demand: a softmax for every token would be most of the overhead.
             n_top = self.request.options.top_logprobs
             event = TokenEvent(text, token, origin, number, this_round, index, n_top)
             if self.session.settles:
@@ -396,10 +445,10 @@ class Answer:
         said.append(((token,), text))
         if left == 1:
             self.spoken = None
-        clock = self.clock
-        clock.left = now = time.perf_counter()
-        if clock.first_token_s is None:
-            clock.note_first(now)
+        statistics = self.statistics
+        statistics.left = now = time.perf_counter()
+        if statistics.first_token_s is None:
+            statistics.note_first(now)
         return event
 
     def take_round(self) -> None:
@@ -413,61 +462,17 @@ class Answer:
         if this_round.is_last:
             text += self._held_back()
         self._said.append((this_round.new[start : start + count], text))
-        if self.clock.first_token_s is None:
-            self.clock.note_first(time.perf_counter())
-        self.clock.left = None
+        if self.statistics.first_token_s is None:
+            self.statistics.note_first(time.perf_counter())
+        self.statistics.left = None
 
     def _held_back(self) -> str:
-        """Return the text that the answer's last token carries beside its own."""
+        """Return the text that was held back until the answer's last token."""
         return self._assembler.finish() if self._assembler.stopped_by is None else ""
-
-    def _statistics(self) -> SpecStats:
-        session, counter, clock = self.session, self._counter, self.clock
-        wall = clock.elapsed() if clock.started else 0.0
-        target_s = drafter_s = 0.0
-        if clock.started:
-            times = zip(session.native_seconds(), clock.native_before, strict=True)
-            target_s, drafter_s = (now - before for now, before in times)
-        reused, before = session.target.graphs_reused, clock.reused_before
-        decoding, n_tokens = wall - clock.prompt_s, sum(len(tokens) for tokens, _ in self._said)
-        # The prompt's last token is the first round's root, not part of the prefill; in sequential
-        # cascades none of it is.
-        lazy = isinstance(self.rule, SequentialCascade)
-        evaluated = 0 if lazy else len(self._prompt) - self._cached - 1
-        return SpecStats(
-            drafter=self.drafter.name,
-            rule=self.rule.name,
-            exact=self.rule.exact,
-            rounds=counter.rounds,
-            drafted=counter.drafted,
-            accepted=counter.accepted,
-            acceptance_rate=counter.acceptance_rate,
-            mean_accepted_length=counter.mean_accepted_length,
-            acceptance_by_position=tuple(counter.acceptance_by_position),
-            tokens_per_second=_rate(n_tokens, decoding),
-            prompt_tokens_per_second=_rate(evaluated, clock.prompt_s),
-            time_to_first_token_s=clock.first_token_s,
-            target_s=target_s,
-            drafter_s=drafter_s,
-            overhead_s=max(0.0, wall - target_s - drafter_s),
-            wall_s=wall,
-            drafting=self.drafter.report(),
-            non_candidates=counter.non_candidates,
-            acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
-            tested_by_position=tuple(counter.tested_by_position),
-            width=session.target.width,
-            total_variation=self._departures.total_variation,
-            changed_share=self._departures.changed_share,
-            rebuilt=None
-            if reused is None or before is None
-            else max(0, counter.rounds - max(0, reused - before)),
-            forced=0 if self._guided is None else self._guided.forced,
-            forced_accepted=0 if self._guided is None else self._guided.forced_accepted,
-        )
 
 
 def note_rejected(notes: RejectionNotes, conversation: Conversation, this_round: Round) -> None:
-    """Keep the row where a round's draft was rejected: the one that its last token came from."""
+    """Note the row of a rejected draft: the one that the round's last token came from."""
     if this_round.next_token is None or this_round.rows is NOT_EVALUATED:
         return
     notes.note(len(conversation.tokens) - 2, this_round.logits_of(len(this_round.path)))

@@ -1,4 +1,4 @@
-"""What `Engine` and `Runtime` share: models, drafters and slots that are open, and their use."""
+"""The core of `Engine` and `Runtime`: models, drafters and slots that are open, and their use."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class EngineCore(ABC):
         params: SamplingParams | None,
         options: AnswerOptions,
     ) -> Request:
-        """Return a request; raises `OptionError` for what is not offered or does not fit."""
+        """Return a request; raises `OptionError` for choices that are not offered or do not fit."""
         self._require_open()
         params = params or SamplingParams()
         tokens = prompt_tokens(self.vocabulary, prompt)
@@ -193,8 +193,9 @@ class EngineCore(ABC):
     def save_session(self, path: str | os.PathLike[str]) -> int:
         """Keep the cache of the conversation so far in a file; return how many tokens it holds.
 
-        `load_session` of another runtime with the same model and settings takes it up: what its
-        prompts share with the conversation is then not evaluated again. Errors: `session_file`.
+        `load_session` of another runtime with the same model and settings takes it up: tokens that
+        its prompts share with the conversation are then not evaluated again. Errors:
+        `session_file`.
         """
         from specrun.runtime.engine.session_file import save_session
 
@@ -216,7 +217,7 @@ class EngineCore(ABC):
             raise OptionError(f"{problem} slots: give slots=1")
         return self._first
 
-    # -- what is open ------------------------------------------------------------------------------
+    # -- open models and drafters ------------------------------------------------------------------
 
     @property
     def _first(self) -> Session:

@@ -143,9 +143,9 @@ class Engine(EngineCore):
         """Ask for a continuation of `prompt`, a text or token ids; return its stream at once.
 
         Options are the fields of `AnswerOptions`: `max_tokens`, `index`, `logprobs`,
-        `top_logprobs`, `drafter`, `n_max`, `accept` and `trace`. Raises `OptionError` for what the
-        engine does not offer, and for what does not fit together; `GrammarError` for a grammar that
-        cannot be compiled.
+        `top_logprobs`, `drafter`, `n_max`, `accept` and `trace`. Raises `OptionError` for choices
+        that the engine does not offer or that do not fit together; `GrammarError` for a grammar
+        that cannot be compiled.
 
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
         drafters of point masses, but for the rounding of batches of another size.
@@ -156,7 +156,7 @@ class Engine(EngineCore):
         stream = EngineStream(request.seed)
         with self._changed:
             self._require_open()
-            self._requests.append(dataclasses.replace(request, listener=stream.listener))
+            self._requests.append(dataclasses.replace(request, mailbox=stream.listener))
             self._changed.notify()
         return stream
 
@@ -224,7 +224,7 @@ class Engine(EngineCore):
         return self._closing
 
     def statistics(self) -> EngineStatistics:
-        """Return what goes on now; numbers may be of neighbouring moments."""
+        """Return the present state; numbers may be of neighbouring moments."""
         schedule = self._schedule
         return EngineStatistics(
             slots=len(schedule.sessions),
@@ -263,7 +263,7 @@ class Engine(EngineCore):
         try:
             while self._take_requests():
                 self._step()
-        except BaseException as problem:  # a defect: nobody is to wait for ever
+        except BaseException as problem:  # a defect: no reader may wait for ever
             why = problem
             raise
         finally:

@@ -115,7 +115,7 @@ class SlotDrafters:
         self._closed = False
 
     def get(self, key: DrafterKey) -> Drafter:
-        """Return a drafter; raises what making it does."""
+        """Return a drafter; raises the errors of making one."""
         drafter = self.started.get(key)
         if drafter is None:
             if self._closed:
@@ -194,9 +194,9 @@ class Choices:
     # -- swapping ----------------------------------------------------------------------------------
 
     def swap(self, drafter: str, files: Mapping[str, Path] | None) -> list[Owned]:
-        """Replace the default drafter by that of another expression; return what to close.
+        """Replace the default drafter by that of another expression; return the replaced parts.
 
-        The caller closes that once no session has it. Raises as building a drafter does, and
+        The caller closes those once no session has them. Raises as building a drafter does, and
         `OptionError` for one that needs more room or other states of the target; all then stays.
         """
         environment = self.environment
@@ -229,7 +229,7 @@ class Choices:
     def find(self, params: SamplingParams, options: AnswerOptions) -> Choice:
         """Return the drafter and the rule of a request.
 
-        Raises `OptionError` for what is not offered, and for what does not fit together.
+        Raises `OptionError` for choices that are not offered or do not fit together.
         """
         rule = self._own_rule if options.accept is None else self._rule_of(options.accept)
         kind = RuleKind.of(rule)

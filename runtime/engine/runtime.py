@@ -90,7 +90,7 @@ class Runtime(EngineCore):
         params: SamplingParams | None = None,
         **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
     ) -> GenerationResult:
-        """Return the finished answer; what it shares with the last one is not evaluated again."""
+        """Return the finished answer; tokens shared with the last one are not evaluated again."""
         return self.generate(self.chat_prompt(messages), params, **options)
 
     # -- the session -------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Runtime(EngineCore):
 
     @property
     def accept(self) -> str:
-        """The acceptance rule that was asked for."""
+        """The default acceptance rule, as it was given."""
         return self.options.accept
 
     @property

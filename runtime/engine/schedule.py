@@ -27,7 +27,7 @@ from specrun.runtime.round.results import GenerationResult
 
 @dataclass(slots=True)
 class Load:
-    """What an engine has done: evaluations of trees, the texts in them, and what had to wait.
+    """The work of an engine: evaluations of trees, the texts in them, and the waits.
 
     `tokens` are those of the trees, roots included. `draft_evaluations` served the drafts of
     `drafting_texts` texts at once, counted over all.
@@ -105,7 +105,7 @@ class Schedule:
         drafting = [each for each in busy if each.stage == "round" or each.drafts]
         self.meeting.n_drafting = max(1, len(drafting))
         for session in [*masking, *drafting]:
-            # Those that handed out a round save what is still read of it, and draft again or end.
+            # After a round, an answer saves the rows that are still read of it, and drafts or ends.
             self._advance(session)
         self._draft_together()
         self._admit()
@@ -127,7 +127,7 @@ class Schedule:
         return sorted((each for each in self.sessions if not each.is_idle), key=_by_age)
 
     def _draft_together(self) -> None:
-        """Evaluate what drafters wait for, token by token of their drafts, until none waits."""
+        """Evaluate for the drafters that wait, token by token of their drafts, until none waits."""
         while waiting := [each for each in self._busy() if each.drafts]:
             seconds = self.meeting.evaluate()
             self.load.draft_evaluations += 1
@@ -175,7 +175,7 @@ class Schedule:
         """Return the idle slot that holds most of a prompt; else the least recently used.
 
         Cells of another slot that holds more are shared with it. A drafter that reads the target
-        has to see a prompt: it goes on only from what it saw.
+        has to see a prompt: it goes on only from tokens that it saw.
         """
         prompt, choice = request.prompt, request.choice
         idle = [each for each in self.sessions if each.is_idle]
@@ -213,11 +213,11 @@ class Schedule:
     def _hand_out(self, session: Session) -> None:
         assert session.running is not None
         answer = session.running.answer
-        listener = answer.request.listener
+        mailbox = answer.request.mailbox
         events = list(iter(answer.next_event, None))
         traces = answer.take_traces()
-        if listener is not None and (events or traces):
-            listener.say(events, traces)
+        if mailbox is not None and (events or traces):
+            mailbox.say(events, traces)
 
     def _end(self, session: Session, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""
@@ -297,7 +297,7 @@ class Schedule:
         return chosen
 
     def _make_room(self, n_cells: int, session: Session) -> bool:
-        """Whether there are so many free cells, after dropping what may be dropped for this one.
+        """Whether there are so many free cells, after dropping texts that may go for this one.
 
         First the caches of idle slots, least recently used first; then, for the oldest answer
         alone, those of the newest ones.
@@ -350,12 +350,12 @@ class Schedule:
 
 
 def _is_cancelled(request: Request) -> bool:
-    return request.listener is not None and request.listener.cancelled
+    return request.mailbox is not None and request.mailbox.cancelled
 
 
 def _end_request(request: Request, ended: GenerationResult | BaseException) -> None:
-    if request.listener is not None:
-        request.listener.end(ended)
+    if request.mailbox is not None:
+        request.mailbox.end(ended)
 
 
 class _Cancelled(SpecrunError):

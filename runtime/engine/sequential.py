@@ -153,13 +153,13 @@ class _Answer:
         return noise.choose(transformed_law(row, self._params, window, state))
 
     def _spoken(self, token: int) -> Round:
-        """Commit a token of the small model; the target will read it when it is asked."""
+        """Commit a token of the small model; the target will read it when it is needed."""
         is_last, whole = self._commit(token)
         outcome = self._conversation.tokens, DraftTree.chain([token]), (0,), None, NOT_EVALUATED
         return Round(*outcome, [token], False, is_last, is_whole=whole)
 
     def _ask_target(self, rejected: DraftTree) -> Round:
-        """Commit a token of the target, which reads what it missed."""
+        """Commit a token of the target, which reads the tokens that it missed."""
         conversation = self._conversation
         rows = self._target.catch_up(conversation)
         token = self._draw(rows.logits(0), conversation.noise, conversation.tokens, self._state)

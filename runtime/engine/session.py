@@ -38,10 +38,10 @@ _UNDER_WAY = (GEN_RUNNING, GEN_SUSPENDED)
 
 
 class _Step:
-    """A token that every step of a session's answers holds; close() leaves it what is to be closed.
+    """Held by every step of a session's answers; close() leaves it the parts that are to be closed.
 
-    It closes that when nobody holds it any more: at once, or when the step has ended that is under
-    way in another thread or below a signal's handler.
+    It closes them when nothing refers to it any more: at once, or at the end of a step that is
+    under way in another thread or below a signal's handler.
     """
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether `close()` was called; what a step under way still uses is freed after it."""
+        """Whether `close()` was called; memory that a step under way uses is freed after it."""
         return self._step is None
 
     def require_open(self) -> None:
@@ -302,7 +302,7 @@ class Session:
                 self._admit(making)
             return next(making)
         finally:
-            step = None  # frees what close() has left to it
+            step = None  # closes the parts that close() has left to it
             if problems:
                 raise problems.pop()
 
@@ -345,8 +345,8 @@ class GenerationStream(Iterator[TokenEvent]):
     def __next__(self) -> TokenEvent:
         answer = self.answer
         session = self._session
-        answer.clock.come_back()
-        # The consumer had control and may have closed the runtime: a step says so.
+        answer.statistics.come_back()
+        # The consumer had control and may have closed the runtime: a step then raises.
         while (
             session._step is None or answer.spoken is None or (event := answer.next_event()) is None
         ):
@@ -360,7 +360,7 @@ class GenerationStream(Iterator[TokenEvent]):
         decides which answer goes on; everyone else iterates.
         """
         answer = self.answer
-        answer.clock.come_back()
+        answer.statistics.come_back()
         try:
             return self._session.step(self._making)
         except StopIteration:
@@ -404,9 +404,9 @@ class GenerationStream(Iterator[TokenEvent]):
                 consume(event)
                 del event  # one that somebody holds costs the stream a copy of its logits
                 if answer.hand_out is None:
-                    answer.clock.come_back()
+                    answer.statistics.come_back()
                 else:  # in time that counts: a device computed meanwhile
-                    answer.clock.left = None
+                    answer.statistics.left = None
 
         return self._run(hand_out)
 
@@ -415,7 +415,7 @@ class GenerationStream(Iterator[TokenEvent]):
         answer, context = self.answer, self._session.target.context
         waits = answer.may_wait
         try:
-            answer.clock.come_back()
+            answer.statistics.come_back()
             if waits:
                 answer.hand_out = context.while_computing = hand_out
             while True:

@@ -407,7 +407,7 @@ class SamplingParams(_WorkedOut):
     dynatemp_range: float = _setting(
         0.0,
         "--dynatemp-range N",
-        "Let the temperature move by so much with the entropy of the law; 0: off.",
+        "How far the temperature moves with the entropy of the distribution; 0: off.",
         least=0,
         sampler="temperature",
         off=0.0,

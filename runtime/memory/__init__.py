@@ -1,4 +1,4 @@
-"""The memory plan: what models, caches and heads take of each device, and what fits.
+"""The memory plan: bytes of models, caches and heads on each device, and the most that fits.
 
 `shape` sums weights by layer from headers, `count` gets cells and compute buffers from llama.cpp,
 which counts them without allocating them, `plan` adds up the parts of a runtime by device, and

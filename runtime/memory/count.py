@@ -27,12 +27,12 @@ from specrun.runtime.memory.shape import ModelShape
 
 # == Parts of a runtime that take memory, by drafter expression ====================================
 #
-# What each needs of a context (rows, states) is what its drafters usually ask for.
+# The rows and states that each needs of a context are those of its usual drafters.
 
 
 TARGET, DRAFT, BLOCKS, HEADS = "target", "draft model", "NextN blocks", "heads"
 
-_ROWS = 16  # the widest round where nothing is said
+_ROWS = 16  # the widest round if the expression names no size
 _STATE_ROWS = 64  # with hidden states every token of a piece of a prompt has a row
 _RECURRENT_LENGTH = {"mtp": 3, "draft": 5}
 _SPARE_CELLS = 64  # nodes of a tree, behind the text
@@ -49,9 +49,9 @@ STEP = 256
 class ModelPart:
     """A model with a context of its own; `context.n_ctx` is set by the plan.
 
-    `nextn` is whether it has a context over its NextN blocks besides, or alone if there is no
-    trunk. `drafts` models lie where drafts are to lie. The plan's context is that of each of
-    `n_texts` conversations; where it is `shared`, of all of them together.
+    `nextn`: it has a context over its NextN blocks too, or alone without a trunk. `drafts`:
+    it lies on the devices of drafts. The plan's context is that of each of `n_texts` conversations;
+    if it is `shared`, of all of them together.
     """
 
     title: str
@@ -90,8 +90,8 @@ class ModelPart:
 class HeadPart:
     """Heads: bytes of `weights`, of keys and values per `cell`, of graphs, and of those per cell.
 
-    `output` are the bytes of the target's output matrix, which is loaded again where the heads are
-    not computed where it lies; 0 for heads that have one of their own.
+    `output` are the bytes of the target's output matrix, which is loaded again if the heads are
+    computed on another device; 0 for heads that have their own.
     """
 
     title: str
@@ -103,7 +103,7 @@ class HeadPart:
     n_texts: int = 1
 
     def cells(self, n_ctx: int) -> int:
-        """Return the bytes of its cells beside a context of so many tokens."""
+        """Return the bytes of its cells for a context of so many tokens."""
         return self.n_texts * self.cell * self._n_cells(n_ctx)
 
     def compute(self, n_ctx: int) -> int:
@@ -126,7 +126,7 @@ def parts_of(
 ) -> list[Part]:
     """Return the parts of a runtime, the target first; raises as reading their files does.
 
-    `files` are what the demo's expressions name without a path. Of an engine for `n_texts`
+    `files` are the demo's files, by expressions without a path. Of an engine for `n_texts`
     conversations a context that is given is shared by all; one that is chosen is for each.
     """
     expressions = list(_leaves(parse_expression(drafter)))

@@ -1,4 +1,4 @@
-"""The memory plan: what each part of a runtime takes of each device, row by row.
+"""The memory plan: bytes of each part of a runtime on each device, row by row.
 
 Weights are summed by layer from the header; llama.cpp counts cells and compute buffers of the whole
 model on one device (`AskedCounts`). Every device with layers gets the whole compute buffer. A card
@@ -26,7 +26,7 @@ _ROWS_TO_OFFLOAD = 32  # ggml's CUDA backend takes weights over for so many toke
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What a plan is for: context and layers on devices (-1: all), of target and of drafts."""
+    """Settings of a plan: context and layers on devices (-1: all), of target and of drafts."""
 
     n_ctx: int
     n_gpu_layers: int
@@ -44,10 +44,10 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """Parts and where they may lie: devices by number, for the target and for what drafts.
+    """Parts and their possible places: devices by number, for the target and for drafts.
 
     `shares` are the devices' of the target; none: by their free memory. `overrides` are pairs of a
-    pattern and a place. `host` is this machine's memory, None where it does not matter.
+    pattern and a place. `host` is this machine's memory, None if it does not matter.
     """
 
     parts: tuple[Part, ...]
@@ -81,7 +81,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What was counted, and for which settings."""
+    """The counted rows, with their settings."""
 
     request: PlanRequest
     settings: PlanSettings
@@ -100,7 +100,7 @@ class MemoryPlan:
 
     @property
     def excess(self) -> int:
-        """The most bytes by which a budget is overdrawn; 0 where everything fits."""
+        """The most bytes by which a budget is overdrawn; 0 if everything fits."""
         host = self.request.host
         here = 0 if host is None else self.total(HOST) - host.budget
         return max(0, here, self.excess_on_devices)
@@ -170,7 +170,7 @@ def _model_rows(
 def _places(
     request: PlanRequest, part: ModelPart, settings: PlanSettings, before: Sequence[PlanRow]
 ) -> tuple[int, ...]:
-    """Return where layers and output lie, in the plan's numbers of devices."""
+    """Return the places of layers and output, in the plan's numbers of devices."""
     mine = request.draft_places if part.drafts else request.target_places
     wanted = settings.n_gpu_layers_draft if part.drafts else settings.n_gpu_layers
     shares = () if part.drafts else request.shares

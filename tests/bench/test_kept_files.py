@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 from specrun.bench.accelerate import training
-from specrun.bench.accelerate.hours import TrainingPlan
 from specrun.bench.accelerate.record import Contender, LeftOut, Record, Sweep
-from specrun.bench.accelerate.training import TrainingOrder
+from specrun.bench.accelerate.training import TrainingOrder, TrainingPlan
 from specrun.bench.diagnosis.work import Work
 from specrun.bindings import files as files_module
 from specrun.bindings.contexts.context_options import ContextOptions

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
-from specrun.bench.accelerate import AccelerateOptions, AccelerateResult, accelerate
+from specrun.bench.accelerate import AccelerateOptions, AccelerateResult, accelerate, candidates
 from specrun.bench.accelerate import accelerate as api
-from specrun.bench.accelerate import found_drafters as found_drafters_module
-from specrun.bench.accelerate.found_drafters import found_drafters
+from specrun.bench.accelerate.candidates import cut_file, files_in, found_drafters
 from specrun.bench.accelerate.prompts import PROMPTS, search_prompts
 from specrun.bench.accelerate.search import FoundDrafter
-from specrun.bench.accelerate.this_machine import cut_file, files_in, needed_bytes
+from specrun.bench.accelerate.target import needed_bytes
 from specrun.bench.diagnosis.curve_beside import CurveBeside
 from specrun.bindings import files
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -68,10 +67,12 @@ def used(target: Path, temperature: float = 0.0) -> str:
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes time and is tested elsewhere is done in the least."""
-    for name in ("_CURVE_SECONDS", "_PLAN_SECONDS", "_CUT_SECONDS"):
-        monkeypatch.setattr(f"specrun.bench.accelerate.this_machine.{name}", 0.02)
-    monkeypatch.setattr("specrun.bench.accelerate.this_machine._FITTED_TOKENS", 8)
-    monkeypatch.setattr("specrun.bench.accelerate.this_machine._MOST_CUTS", 3)
+    monkeypatch.setattr("specrun.bench.accelerate.target.CURVE_SECONDS", 0.02)
+    monkeypatch.setattr("specrun.bench.accelerate.target.FITTED_TOKENS", 8)
+    for name in ("_PLAN_SECONDS", "_CUT_SECONDS"):
+        monkeypatch.setattr(candidates, name, 0.02)
+    monkeypatch.setattr(candidates, "FITTED_TOKENS", 8)
+    monkeypatch.setattr(candidates, "_MOST_CUTS", 3)
 
 
 def test_a_file_is_measured_and_its_profile_is_used(
@@ -319,7 +320,7 @@ def test_a_head_that_comes_with_specrun_is_found_for_its_vocabulary_alone(
 ) -> None:
     for source, found in ((tiny_drafter, True), (tiny_small_vocab, False)):
         shipped = Path(shutil.copy2(source, tmp_path / f"shipped-{found}.gguf"))
-        monkeypatch.setattr(found_drafters_module, "shipped_heads", lambda path=shipped: [path])
+        monkeypatch.setattr(candidates, "shipped_heads", lambda path=shipped: [path])
         wanted = [FoundDrafter(shipped, "draft", "comes with specrun")] if found else []
         assert found_drafters(target) == wanted
 

@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def shared_slots(model: Model, n_slots: int = 2) -> SharedEvaluation:
-    options = ContextOptions(**F32, n_sequences=2 * n_slots + (n_slots > 1), n_outputs=8 * n_slots)
+    options = ContextOptions(**F32, n_sequences=2 * n_slots + 1, n_outputs=8 * n_slots)
     return SharedEvaluation(Context(model, options), n_slots, 256, CURVE, SlotClock())
 
 
