@@ -133,7 +133,7 @@ class TrainingResult:
 
 
 class RunListener(Protocol):
-    """A listener of a run; subclasses override the methods that they need."""
+    """A listener of a run."""
 
     def note(self, text: str) -> None:
         """Receive a fact in a sentence."""
@@ -145,5 +145,14 @@ class RunListener(Protocol):
         """Receive the progress of the training."""
 
 
-class NobodyListens(RunListener):
+class NobodyListens:
     """A listener that shows nothing."""
+
+    def note(self, text: str) -> None:
+        """Receive a fact."""
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Receive the progress of work before the training."""
+
+    def status(self, status: TrainingStatus) -> None:
+        """Receive the progress of the training."""
