@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -132,8 +132,8 @@ class TrainingResult:
     resumed_at: int
 
 
-class RunListener(Protocol):
-    """A listener of a run; subclasses override the methods that they need."""
+class RunListener:
+    """A listener of a run, which shows nothing; subclasses override the methods that they need."""
 
     def note(self, text: str) -> None:
         """Receive a fact in a sentence."""
@@ -143,7 +143,3 @@ class RunListener(Protocol):
 
     def status(self, status: TrainingStatus) -> None:
         """Receive the progress of the training."""
-
-
-class NobodyListens(RunListener):
-    """A listener that shows nothing."""
