@@ -19,7 +19,7 @@ _TOKENIZER = "tokenizer.ggml."
 
 def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
     """Return the facts as a mapping, ready for JSON; None for those that the file lacks."""
-    nextn = read_nextn(path, header)
+    nextn, cut = read_nextn(path, header), header.metadata.get("specrun.cut.layers")
     return {
         "file": str(path),
         "file_bytes": header.file_size,
@@ -41,7 +41,7 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "experts": _experts(header),
         "vocabulary": _vocabulary(header),
         "chat_template": isinstance(header.metadata.get("tokenizer.chat_template"), str),
-        "cut_layers": _cut_layers(header),
+        "cut_layers": [int(layer) for layer in cut] if isinstance(cut, ArrayValue) else None,
         "cut_source": _value(header, "specrun.cut.source"),
         "cut_source_layers": _value(header, "specrun.cut.source_layers"),
         "padded_parameters": _value(header, "specrun.padded_parameters"),
@@ -56,6 +56,7 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
     """Return the facts as texts for people, without the table of tensor types."""
     vocabulary, size = facts["vocabulary"], facts["vocabulary"]["size"]
     bits, files = facts["bits_per_weight"], facts["split_files"]
+    kv_bytes, experts = facts["key_value_bytes_per_token"], facts["experts"]
     special = ", ".join(
         f"{name} {token['id']} {token['text']!r}"
         for name, token in vocabulary["special_tokens"].items()
@@ -75,8 +76,9 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "feed-forward width": facts["feed_forward_width"],
         "heads": facts["heads"],
         "key-value heads": facts["key_value_heads"],
-        "keys and values": _key_value_text(facts),
-        "experts": _experts_text(facts),
+        "keys and values": kv_bytes
+        and f"{bytes_text(kv_bytes)} a token in F16, read for every token after it",
+        "experts": experts and experts_text(experts["count"], experts["used"]),
         "vocabulary": size and f"{vocabulary['kind']}, {size:,} tokens",
         "pre-tokenizer": vocabulary["pre_tokenizer"],
         "special tokens": special or None,
@@ -119,11 +121,6 @@ def _value(header: GGUFHeader, key: str) -> Any:  # noqa: ANN401 - any metadata 
     return values[0] if len(set(values)) == 1 else values  # one number a layer
 
 
-def _cut_layers(header: GGUFHeader) -> list[int] | None:
-    value = header.metadata.get("specrun.cut.layers")
-    return [int(layer) for layer in value] if isinstance(value, ArrayValue) else None
-
-
 def _cut_text(facts: dict[str, Any]) -> str | None:
     if facts["cut_layers"] is None:
         return None
@@ -140,22 +137,12 @@ def _padded_text(facts: dict[str, Any]) -> str | None:
     )
 
 
-def _key_value_text(facts: dict[str, Any]) -> str | None:
-    size = facts["key_value_bytes_per_token"]
-    return size and f"{bytes_text(size)} a token in F16, read for every token after it"
-
-
 def _experts(header: GGUFHeader) -> dict[str, Any] | None:
     n_experts, n_used = mixture(header)
     if not n_experts:
         return None
     read = {str(n): round(expected_experts(n_experts, n_used, n), 2) for n in SIZES}
     return {"count": n_experts, "used": n_used, "read_by_tokens": read}
-
-
-def _experts_text(facts: dict[str, Any]) -> str | None:
-    experts = facts["experts"]
-    return experts and experts_text(experts["count"], experts["used"])
 
 
 def _nextn_text(facts: dict[str, Any]) -> str | None:
@@ -177,8 +164,9 @@ def _vocabulary(header: GGUFHeader) -> dict[str, Any]:
     special: dict[str, dict[str, Any]] = {}
     for key, value in metadata.items():
         if key.startswith(_TOKENIZER) and key.endswith(_SPECIAL) and isinstance(value, int):
-            inside = isinstance(tokens, ArrayValue) and 0 <= value < len(tokens)
-            text = str(tokens[value]) if inside and isinstance(tokens, ArrayValue) else None
+            text = None
+            if isinstance(tokens, ArrayValue) and 0 <= value < len(tokens):
+                text = str(tokens[value])
             name = key.removeprefix(_TOKENIZER).removesuffix(_SPECIAL)
             special[name] = {"id": value, "text": text}
     return {
