@@ -272,7 +272,7 @@ neither tokenizer nor the target's weights, and fit one target only: say which.
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PATH, help="The folder of the checkpoint.")
 @source_options
 @head_options
 @target_options

@@ -34,8 +34,8 @@ _CUT = Section("Cut")
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("source", metavar="IN", type=MODEL_FILE)
-@click.argument("output", metavar="OUT", type=PATH)
+@click.argument("source", metavar="IN", type=MODEL_FILE, help="The model, a GGUF file.")
+@click.argument("output", metavar="OUT", type=PATH, help="The file to write.")
 @_CUT.option("--layers LIST", "The layers to keep, such as 0-11 or 0-3,8,10-.")
 @_CUT.option("--skip-layers LIST", "The layers to leave out, such as 4,6,9-12.")
 @_CUT.option(

@@ -59,7 +59,9 @@ stays below some 300 MB whatever the size. Ctrl-C leaves nothing behind.
 
 
 @click.command(cls=SectionedCommand, epilog=_BUILD_EPILOG)
-@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILES...")
+@click.argument(
+    "files", nargs=-1, required=True, type=FILE, metavar="FILES...", help="Texts in UTF-8."
+)
 @MODEL.model("-m, --model", "The target: its vocabulary is used.", required=True)
 @OUTPUT.option("-o, --output STORE", "The datastore to write.", PATH, required=True)
 @OUTPUT.flag("--force", "Overwrite an existing file.")
@@ -119,7 +121,7 @@ def _described(what: str, done: int, total: int) -> str:
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("store", type=FILE, metavar="STORE")
+@click.argument("store", type=FILE, metavar="STORE", help="The datastore.")
 @MODEL.model("-m, --model", "Also say whether it fits this target.")
 @json_option()
 @trust_option

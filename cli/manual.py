@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from specrun.cli.options.config_file import PATH_VARIABLE, config_path, defaults
 from specrun.cli.options.group import (
     ENVIRONMENT_PREFIX,
     SectionedCommand,
-    SectionedOption,
-    place_of_section,
+    options_by_section,
 )
 from specrun.cli.options.output import terminal_options
 from specrun.cli.terminal.screen import print_table
@@ -50,7 +49,7 @@ Examples:
 
 
 @click.command(cls=SectionedCommand, epilog=_MAN_EPILOG)
-@click.argument("command", nargs=-1)
+@click.argument("command", nargs=-1, help="The command; without it, specrun.")
 @terminal_options
 @click.pass_context
 def man(context: click.Context, command: tuple[str, ...], terminal: Terminal) -> None:
@@ -72,33 +71,28 @@ def _page(context: click.Context) -> Iterator[str]:
     yield ".SH DESCRIPTION"
     for paragraph in filter(None, (summary, *rest.split("\n\n"))):
         yield f".PP\n{_text(_joined(paragraph))}"
-    yield from _option_lines(context)
+    yield from _entries(
+        (argument.make_metavar(context), argument.help)
+        for argument in command.params
+        if isinstance(argument, click.Argument) and argument.help
+    )
+    sections = options_by_section(context)
+    yield ".SH OPTIONS"
+    for section, options in sections.items():
+        if len(sections) > 1:
+            yield f".SS {_word(section)}"
+        yield from _entries(options)
     if isinstance(command, click.Group):
-        yield from _commands(context, command)
+        yield ".SH COMMANDS"
+        names = command.list_commands(context)
+        known = ((name, command.get_command(context, name)) for name in names)
+        yield from _entries((name, sub.get_short_help_str(200)) for name, sub in known if sub)
     yield from _epilog(command.epilog or "")
 
 
-def _option_lines(context: click.Context) -> Iterator[str]:
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for option in context.command.get_params(context):
-        record = option.get_help_record(context)
-        if record is not None:
-            section = option.section if isinstance(option, SectionedOption) else "Other"
-            sections.setdefault(section, []).append(record)
-    yield ".SH OPTIONS"
-    for section in sorted(sections, key=place_of_section):
-        if len(sections) > 1:
-            yield f".SS {_word(section)}"
-        for usage, help_text in sections[section]:
-            yield f".TP\n\\fB{_text(usage)}\\fR\n{_text(_joined(help_text))}"
-
-
-def _commands(context: click.Context, group: click.Group) -> Iterator[str]:
-    yield ".SH COMMANDS"
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        summary = "" if command is None else command.get_short_help_str(200)
-        yield f".TP\n\\fB{_text(name)}\\fR\n{_text(summary)}"
+def _entries(described: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for name, text in described:
+        yield f".TP\n\\fB{_text(name)}\\fR\n{_text(_joined(text))}"
 
 
 def _epilog(text: str) -> Iterator[str]:
@@ -140,7 +134,9 @@ To have it in every shell:
 
 
 @click.command(cls=SectionedCommand, epilog=_COMPLETION_EPILOG)
-@click.argument("shell", required=False, type=click.Choice(SHELLS))
+@click.argument(
+    "shell", required=False, type=click.Choice(SHELLS), help="The shell; otherwise, that of SHELL."
+)
 @terminal_options
 @click.pass_context
 def completion(context: click.Context, shell: str | None, terminal: Terminal) -> None:
@@ -175,7 +171,6 @@ _SOURCES = {
     ParameterSource.DEFAULT_MAP: "file",
     ParameterSource.DEFAULT: "default",
 }
-_SECRET = ("token", "key", "password")
 
 
 @click.group(epilog=_CONFIG_EPILOG)
@@ -191,7 +186,7 @@ def path(terminal: Terminal) -> None:
 
 
 @config.command(cls=SectionedCommand)
-@click.argument("command", nargs=-1)
+@click.argument("command", nargs=-1, help="The command, such as chat or bench drafters.")
 @terminal_options
 @click.pass_context
 def show(context: click.Context, command: tuple[str, ...], terminal: Terminal) -> None:
@@ -199,11 +194,14 @@ def show(context: click.Context, command: tuple[str, ...], terminal: Terminal) -
     file = config_path()
     there = "" if file.is_file() else " (there is no such file)"
     if command:
-        rows = list(_options(context.find_root(), command))
+        rows = list(_options(_context_of(context.find_root(), command)))
         title = f"specrun {' '.join(command)}, with {file}{there}"
         print_table(terminal, title, ("option", "value", "from"), rows)
         return
-    settings = [*_of_file(read_config(file)), *_of_environment()]
+    settings = list(_of_file(read_config(file)))
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(f"{ENVIRONMENT_PREFIX}_") and value and name != PATH_VARIABLE:
+            settings.append(("", name, _shown(name, value), "environment"))
     if settings:
         print_table(terminal, f"{file}{there}", ("for", "option", "value", "from"), settings)
     else:
@@ -211,27 +209,21 @@ def show(context: click.Context, command: tuple[str, ...], terminal: Terminal) -
 
 
 def _of_file(settings: dict[str, Any], command: str = "") -> Iterator[tuple[str, str, str, str]]:
-    tables = {key: value for key, value in settings.items() if isinstance(value, dict)}
     for key, value in settings.items():
-        if key not in tables:
+        if not isinstance(value, dict):
             yield command or "all commands", key, _shown(key, value), "file"
-    for name, table in tables.items():
-        yield from _of_file(table, f"{command} {name}".strip())
-
-
-def _of_environment() -> Iterator[tuple[str, str, str, str]]:
-    for name, value in sorted(os.environ.items()):
-        if name.startswith(f"{ENVIRONMENT_PREFIX}_") and value and name != PATH_VARIABLE:
-            yield "", name, _shown(name, value), "environment"
+    for name, table in settings.items():
+        if isinstance(table, dict):
+            yield from _of_file(table, f"{command} {name}".strip())
 
 
 def _shown(name: str, value: object) -> str:
-    return "(set)" if any(part in name.lower() for part in _SECRET) else str(value)
+    secret = any(part in name.lower() for part in ("token", "key", "password"))
+    return "(set)" if secret else str(value)
 
 
-def _options(root: click.Context, names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+def _options(context: click.Context) -> Iterator[tuple[str, str, str]]:
     """Yield the options of a command with their values and the sources of these."""
-    context = _context_of(root, names)
     context.default_map = defaults_of(context)
     for option in context.command.params:
         if isinstance(option, click.Option) and not option.hidden:

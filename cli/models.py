@@ -32,7 +32,7 @@ could draft for those of the same vocabulary that are at least twice as large.
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("name", required=False)
+@click.argument("name", required=False, help="A part of the names to list.")
 @json_option()
 @terminal_options
 def models(name: str | None, as_json: bool, terminal: Terminal) -> None:

@@ -51,7 +51,13 @@ Examples:
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG, options_metavar="[OPTIONS]")
-@click.argument("arguments", nargs=-1, required=True, metavar="IN [OUT] TYPE")
+@click.argument(
+    "arguments",
+    nargs=-1,
+    required=True,
+    metavar="IN [OUT] TYPE",
+    help="The model or heads, the file to write, and the type of its numbers, as listed below.",
+)
 @MODEL.option("--imatrix", "An importance matrix (specrun imatrix, llama-imatrix).", FILE)
 @_TYPES.flag("--pure", "One type for all matrices instead of llama.cpp's mix.")
 @_TYPES.option(

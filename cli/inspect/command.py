@@ -140,8 +140,14 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
 
 
 @click.command(cls=_InspectCommand, epilog=_EPILOG)
-@click.argument("file", type=MODEL_FILE, metavar="[FILE]", required=False)
-@click.argument("other", type=MODEL_FILE, metavar="[OTHER]", required=False)
+@click.argument("file", type=MODEL_FILE, metavar="[FILE]", required=False, help="The GGUF file.")
+@click.argument(
+    "other",
+    type=MODEL_FILE,
+    metavar="[OTHER]",
+    required=False,
+    help="A model of the same vocabulary to compare with it.",
+)
 @MODEL.model("-m, --model", "The model, in the place of FILE.", allow_from_autoenv=False)
 @MODEL.model(MODEL_DRAFT, "Check a draft model or heads.")
 @MODEL.option(

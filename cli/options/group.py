@@ -25,21 +25,8 @@ from click.types import OptionHelpExtra
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.cli.options.config_file import config_path, defaults_of
-from specrun.cli.options.types import (
-    MODEL_FILE,
-    ModelFileType,
-    locate_all,
-    set_offline,
-    with_hub_value,
-)
+from specrun.cli.options.types import MODEL_FILE, ModelFileType, ModelName, located
 from specrun.cli.terminal.terminal import INTERRUPTED, reported_errors
-
-# == Options and sections ==========================================================================
-#
-# A `Section` declares options, `option_group` binds several to a decorator that hands their values
-# to a command as one object, and `SectionedCommand` writes the help. All options may come from the
-# environment.
-
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -106,11 +93,18 @@ class ModelOption(SectionedOption):
     def consume_value(
         self, ctx: click.Context, opts: Mapping[str, Any]
     ) -> tuple[Any, ParameterSource]:
-        """Return the given value, -hf OWNER/REPO as hf:OWNER/REPO."""
-        own = super().consume_value(ctx, opts)
+        """Return the given value, -hf OWNER/REPO as hf:OWNER/REPO, and its source."""
+        own, own_source = super().consume_value(ctx, opts)
         hub = next(known for known in ctx.command.params if known.name == self._hub)
-        assert isinstance(hub, click.Option)
-        return with_hub_value(ctx, opts, own, self.opts[0], hub)
+        given, source = hub.consume_value(ctx, opts)
+        if source is ParameterSource.DEFAULT:
+            return own, own_source
+        if hub.multiple:
+            before = () if own_source is ParameterSource.DEFAULT else own
+            return (*before, *(f"hf:{text}" for text in given)), min(source, own_source)
+        if source is own_source:
+            raise click.UsageError(f"{self.opts[0]} and {hub.opts[0]} exclude each other", ctx)
+        return (own, own_source) if own_source < source else (f"hf:{given}", source)
 
 
 def long_names(usage: str) -> tuple[str, ...]:
@@ -201,7 +195,7 @@ class SectionedCommand(click.Command):
     def __init__(self, *args: Any, **attributes: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **attributes)
         if any(isinstance(known.type, ModelFileType) for known in self.params):
-            self.params.append(_offline())
+            offline_option(self)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; the config file has the defaults."""
@@ -210,44 +204,52 @@ class SectionedCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
-        """Find the models that are named, and run the command."""
-        locate_all(ctx, lambda name: bool(outvoted([name], by=_instead_of(name, ctx))))
+        """Put the files of models in the place of their names, and run the command."""
+        instead = {"model": ("demo",)}  # in whose favour groups of options drop a model
+        if "spec_type" in ctx.params:
+            instead["model_draft"] = ("drafter", "demo")
+        for name, value in ctx.params.items():
+            if isinstance(value, ModelName) and not outvoted([name], by=instead.get(name, ())):
+                ctx.params[name] = located(value)
+            elif isinstance(value, tuple) and any(isinstance(item, ModelName) for item in value):
+                files = (located(item) if isinstance(item, ModelName) else item for item in value)
+                ctx.params[name] = tuple(files)
         return super().invoke(ctx)
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write nothing: usage line and text explain the arguments; the manual page lists them."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, one definition list a section."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and record[1]:  # arguments are explained by the usage line
-                name = parameter.section if isinstance(parameter, SectionedOption) else _OTHER
-                sections.setdefault(name, []).append(record)
-        for name in sorted(sections, key=place_of_section):
+        for name, records in options_by_section(ctx).items():
             with formatter.section(name):
-                formatter.write_dl(sections[name], col_max=34)
+                formatter.write_dl(records, col_max=34)
 
 
-def _instead_of(model: str, context: click.Context) -> tuple[str, ...]:
-    """Return the parameters in whose favour `load_options` and `draft_options` drop a model."""
-    if model == "model":
-        return ("demo",)
-    return ("drafter", "demo") if model == "model_draft" and "spec_type" in context.params else ()
+def options_by_section(context: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return usage and help of a command's options, by heading in the order of the help."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for option in context.command.get_params(context):
+        record = option.get_help_record(context)
+        if isinstance(option, click.Option) and record is not None:
+            name = option.section if isinstance(option, SectionedOption) else _OTHER
+            sections.setdefault(name, []).append(record)
+    return {name: sections[name] for name in sorted(sections, key=place_of_section)}
+
+
+def _set_offline(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from specrun.runtime.models import without_hub
+
+        context.with_resource(without_hub())
 
 
 offline_option = MODEL.flag(
     "--offline",
     "Take models of the hub from the cache, without asking it.",
     expose_value=False,
-    callback=set_offline,
+    callback=_set_offline,
 )
-
-
-def _offline() -> click.Option:
-    def nothing() -> None: ...
-
-    offline_option(nothing)
-    option: click.Option = nothing.__click_params__[0]  # type: ignore[attr-defined]
-    return option
 
 
 def place_of_section(section: str) -> int:
@@ -261,28 +263,25 @@ def option_group(keyword: str, build: Callable[..., object], *options: Decorator
     Values of options that are fields of a dataclass come as one mapping, `fields`.
     """
 
-    def probe() -> None: ...
-
-    # Only click knows the names of the options' values: declare them on a function.
-    for decorator in options:
-        decorator(probe)
-    declared: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
-    known = [option for option in declared if option.expose_value and option.name]
+    # Only click knows the names of the options' values: declare them on a command.
+    probe = click.Command(None)
+    for add in options:
+        add(probe)
+    known = {str(option.name): option for option in probe.params if option.expose_value}
     bound = {
-        str(option.name): option
-        for option in known
+        name: option
+        for name, option in known.items()
         if isinstance(option, SectionedOption) and option.field
     }
 
     def decorate(command: CommandFunction) -> CommandFunction:
         @functools.wraps(command)
         def wrapper(*args: Any, **values: Any) -> None:  # noqa: ANN401 - whatever click passes
-            own = {str(option.name): values.pop(str(option.name)) for option in known}
+            own = {name: values.pop(name) for name in known}
             if bound:
-                fields = {
+                own["fields"] = {
                     option.field: option.read(own.pop(name)) for name, option in bound.items()
                 }
-                own["fields"] = fields
             command(*args, **values, **{keyword: build(**own)})
 
         return declare(*options)(wrapper)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from specrun.bindings.errors import OptionError
@@ -192,21 +191,14 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
     def __init__(self, *, folder: bool = False) -> None:
         self._folder = folder
 
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - click's
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Path | ModelName:
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> Path | ModelName:  # noqa: ANN401
         """Return an existing file, or a name that `located` finds later."""
-        from specrun.runtime.models import is_hub_name, looks_like_path
+        from specrun.runtime.models import HubName, is_hub_name, looks_like_path
 
         if isinstance(value, Path | ModelName):
             return value
         text, path = str(value), Path(value).expanduser()
         if is_hub_name(text):
-            from specrun.runtime.models import HubName
-
             HubName.parse(text)  # raises for a name that cannot be one
             return ModelName(text)
         if not looks_like_path(path, text):
@@ -240,42 +232,3 @@ def located(name: str) -> Path:
     terminal = Terminal(given.get("color") or "auto", quiet=bool(given.get("quiet")))
     with fetch_progress(terminal) as progress:
         return require_file(locate_model(name, progress=progress, warn=terminal.warn))
-
-
-def locate_all(context: click.Context, unused: Callable[[str], bool]) -> None:
-    """Put the files of models in the place of their names, but for options that are `unused`."""
-    for name, value in context.params.items():
-        if isinstance(value, ModelName) and not unused(name):
-            context.params[name] = located(value)
-        elif isinstance(value, tuple) and any(isinstance(item, ModelName) for item in value):
-            files = (located(item) if isinstance(item, ModelName) else item for item in value)
-            context.params[name] = tuple(files)
-
-
-def with_hub_value(
-    context: click.Context,
-    options: Mapping[str, Any],
-    own: tuple[Any, ParameterSource],
-    name: str,
-    hub: click.Option,
-) -> tuple[Any, ParameterSource]:
-    """Return the value of a model's option, or of -hf in its place, and its source."""
-    given, source = hub.consume_value(context, options)
-    value, own_source = own
-    if source is ParameterSource.DEFAULT:
-        return own
-    if hub.multiple:
-        named = [f"hf:{text}" for text in given]
-        before = list(value) if own_source is not ParameterSource.DEFAULT else []
-        return (*before, *named), min(source, own_source)
-    if source is own_source:
-        raise click.UsageError(f"{name} and {hub.opts[0]} exclude each other", context)
-    return own if own_source < source else (f"hf:{given}", source)
-
-
-def set_offline(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    """Take models from the cache only, until the command ends."""
-    if wanted:
-        from specrun.runtime.models import without_hub
-
-        context.with_resource(without_hub())

@@ -149,3 +149,10 @@ def test_manual_pages(run: Run, command: list[str]) -> None:
     assert {line.split()[0] for line in lines if line.startswith((".", "'"))} <= macros
     assert not [line for line in lines if "\b" in line or " - " in line]
     assert run("man", "nothing").exit_code == 2
+
+
+def test_manual_pages_explain_arguments(run: Run) -> None:
+    lines = run("man", "quantize").stdout.splitlines()
+    place = lines.index("\\fBIN [OUT] TYPE\\fR")
+    assert lines[place - 1] == ".TP" and lines[place + 1].startswith("The model or heads")
+    assert place < lines.index(".SH OPTIONS")
