@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -26,10 +27,6 @@ from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.terminal.screen import bytes_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.demo import demo_target
-
-if TYPE_CHECKING:
-    from specrun.bindings.machine.devices import Device
-
 
 # == Diagnosis =====================================================================================
 
@@ -50,14 +47,13 @@ def version_lines() -> list[str]:
 
 
 KERNEL_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 120
 _ILLEGAL_INSTRUCTIONS = {-getattr(signal, "SIGILL", 4), 0xC000001D, -1073741795}
 _REBUILD = (
     "rebuild llama-cpp-python with CFLAGS and CXXFLAGS set to "
     '"-mno-amx-tile -mno-amx-int8 -mno-amx-bf16", or for any processor: '
     f"{build_command('make chat', 'GGML_NATIVE=OFF')}"
 )
-State = Literal["ok", "failed", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,55 +61,39 @@ class Check:
     """One finding; `remedy` is the advice after a failure."""
 
     name: str
-    state: State
+    state: Literal["ok", "failed", "skipped"]
     detail: str
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Everything that was found."""
-
-    versions: dict[str, str]
-    machine: dict[str, str]
-    backends: dict[str, str]
-    devices: list[dict[str, Any]]
-    checks: list[Check]
-
-    @property
-    def healthy(self) -> bool:
-        """Whether nothing failed."""
-        return all(check.state != "failed" for check in self.checks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the findings as a mapping, ready for JSON."""
-        return {**dataclasses.asdict(self), "healthy": self.healthy}
-
-
-def diagnose() -> Diagnosis:
-    """Examine this installation and this machine."""
+def diagnose() -> dict[str, Any]:
+    """Examine this installation and this machine; return the findings, ready for JSON."""
     engine, check = _ask("llama.cpp loads", "engine")
-    checks = [check, *(_kernel_checks() if check.state == "ok" else []), _demo_check(check)]
-    versions = {
-        "specrun": specrun_version(),
-        "Python": platform.python_version(),
-        **engine.get("versions", {}),
-    }
+    checks = [check]
+    if check.state == "ok" and find_spec("gguf") is not None:
+        checks += [_ask(f"{kind} kernels", "kernels", kind)[1] for kind in KERNEL_TYPES]
+    elif check.state == "ok":
+        missing = f"needs the package gguf: {extra_command('convert')}"
+        checks.append(Check("quantized kernels", "skipped", missing))
+    checks.append(_demo_check(check))
     machine = {"system": f"{platform.system()} {platform.release()} {platform.machine()}"}
     if engine:
         machine["processors"] = f"{engine['processors']}{_load()}"
         machine["threads"] = f"{engine['threads']}, waiting by {engine['waiting']}"
         machine["CPU features"] = _features(engine["features"])
         machine["GPU offload"] = "yes" if engine["gpu_offload"] else "no"
-    found = engine.get("backends", {}), engine.get("devices", [])
-    return Diagnosis(versions, machine, *found, checks)
-
-
-def _kernel_checks() -> list[Check]:
-    if find_spec("gguf") is None:
-        missing = f"needs the package gguf: {extra_command('convert')}"
-        return [Check("quantized kernels", "skipped", missing)]
-    return [_ask(f"{kind} kernels", "kernels", kind)[1] for kind in KERNEL_TYPES]
+    return {
+        "versions": {
+            "specrun": specrun_version(),
+            "Python": platform.python_version(),
+            **engine.get("versions", {}),
+        },
+        "machine": machine,
+        "backends": engine.get("backends", {}),
+        "devices": engine.get("devices", []),
+        "checks": [dataclasses.asdict(check) for check in checks],
+        "healthy": all(check.state != "failed" for check in checks),
+    }
 
 
 def _demo_check(engine: Check) -> Check:
@@ -140,7 +120,7 @@ def _ask(name: str, *question: str) -> tuple[dict[str, Any], Check]:
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        detail = f"no answer within {_TIMEOUT_S:.0f} s"
+        detail = f"no answer within {_TIMEOUT_S} s"
         return {}, Check(name, "failed", detail, "end what else uses the processor")
     return interpret(name, done.returncode, done.stdout, done.stderr)
 
@@ -157,8 +137,7 @@ def interpret(
     except ValueError:
         lines = messages.decode("utf-8", "replace").strip().splitlines()
         detail = f"died ({_ending(exit_code)})" + (f": {lines[-1]}" if lines else "")
-        remedy = "install llama-cpp-python again: see the README"
-        return {}, Check(name, "failed", detail, remedy)
+        return {}, Check(name, "failed", detail, "install llama-cpp-python again: see the README")
     if "error" in answer:
         remedy = "install specrun and llama-cpp-python again: see the README"
         return {}, Check(name, "failed", answer["error"], remedy)
@@ -167,20 +146,15 @@ def interpret(
 
 def _load() -> str:
     """Return how many processes want a processor, on average of the last minute."""
-    if not hasattr(os, "getloadavg"):
-        return ""
-    try:
+    with suppress(AttributeError, OSError):  # not every system has it
         return f", load {os.getloadavg()[0]:.1f}"
-    except OSError:  # not every system has it
-        return ""
+    return ""
 
 
 def _ending(exit_code: int) -> str:
-    try:
+    with suppress(ValueError):  # a number that is no signal's
         if exit_code < 0:
             return f"signal {signal.Signals(-exit_code).name}"
-    except ValueError:
-        pass  # a number that is no signal's
     return f"exit code {exit_code}"
 
 
@@ -214,33 +188,34 @@ def doctor(terminal: Terminal, as_json: bool) -> None:
     finally:
         terminal.passing("")
     if as_json:
-        terminal.answer(json.dumps(diagnosis.to_dict()) + "\n")
+        terminal.answer(json.dumps(diagnosis) + "\n")
     else:
         _print(terminal, diagnosis)
-    if not diagnosis.healthy:
+    if not diagnosis["healthy"]:
         click.get_current_context().exit(1)
 
 
-def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
-    print_facts(terminal, "versions", diagnosis.versions)
-    print_facts(terminal, "machine", diagnosis.machine)
-    if diagnosis.backends:
-        print_facts(terminal, "backends", diagnosis.backends)
+def _print(terminal: Terminal, diagnosis: dict[str, Any]) -> None:
+    for title in ("versions", "machine", "backends"):
+        if diagnosis[title]:
+            print_facts(terminal, title, diagnosis[title])
     devices = [
         (
             *(device[field] for field in ("name", "description", "kind")),
             *(bytes_text(device[field]) for field in ("memory_free", "memory_total")),
         )
-        for device in diagnosis.devices
+        for device in diagnosis["devices"]
     ]
     if devices:
         print_table(terminal, "devices", ("name", "description", "kind", "free", "memory"), devices)
-    rows = [(check.name, check.state, check.detail) for check in diagnosis.checks]
+    rows = [
+        [check[field] for field in ("name", "state", "detail")] for check in diagnosis["checks"]
+    ]
     print_table(terminal, "checks", ("check", "state", ""), rows)
-    for check in diagnosis.checks:
-        if check.remedy:
-            terminal.warn(f"{check.name}: {check.remedy}")
-    verdict = "Nothing is broken." if diagnosis.healthy else "Something is broken: see above."
+    for check in diagnosis["checks"]:
+        if check["remedy"]:
+            terminal.warn(f"{check['name']}: {check['remedy']}")
+    verdict = "Nothing is broken." if diagnosis["healthy"] else "Something is broken: see above."
     terminal.answer(f"{verdict}\n")
 
 
@@ -257,20 +232,18 @@ def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
 _PROMPT_TOKENS = 48
 
 
-def main(arguments: list[str]) -> None:
+def main(question: str, subject: str = "") -> None:
     """Print the answer to one question."""
     try:
-        print(json.dumps(_answer(*arguments)))
+        if question == "engine":
+            answer = _engine()
+        elif question == "kernels":
+            answer = _kernels(subject)
+        else:
+            answer = _evaluate(Path(subject))
+        print(json.dumps(answer))
     except (SpecrunError, ImportError, OSError) as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-
-
-def _answer(question: str, subject: str = "") -> dict[str, Any]:
-    if question == "engine":
-        return _engine()
-    if question == "kernels":
-        return _kernels(subject)
-    return _evaluate(Path(subject))
 
 
 def _engine() -> dict[str, Any]:
@@ -288,9 +261,10 @@ def _engine() -> dict[str, Any]:
     # LLVM's OpenMP answers to GNU's names, too.
     has_libgomp = has_function("GOMP_parallel") and not has_function("__kmpc_fork_call")
     found = devices()
+    facts = [dataclasses.asdict(device) for device in found]
     return {
         "versions": engine_versions(),
-        "devices": [_shown(device) for device in found],
+        "devices": [{key: fact[key] for key in fact if key != "handle"} for fact in facts],
         "backends": describe_backends(built_backends(), found),
         "features": system_info(),
         "processors": str(processors),
@@ -298,10 +272,6 @@ def _engine() -> dict[str, Any]:
         "waiting": describe_waiting(has_libgomp=has_libgomp),
         "gpu_offload": supports_gpu_offload(),
     }
-
-
-def _shown(device: Device) -> dict[str, Any]:
-    return {key: value for key, value in dataclasses.asdict(device).items() if key != "handle"}
 
 
 def _kernels(file_type: str) -> dict[str, Any]:
@@ -329,4 +299,4 @@ def _evaluate(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

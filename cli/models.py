@@ -15,7 +15,7 @@ from specrun.cli.terminal.screen import bytes_text, count_text, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 if TYPE_CHECKING:
-    from specrun.runtime.models import ModelEntry, StoredModel
+    from specrun.runtime.models import ModelEntry
 
 _EPILOG = """\b
 Examples:
@@ -66,14 +66,14 @@ def _chosen(name: str | None, entries: list[ModelEntry]) -> list[ModelEntry]:
     if name is None:
         return entries
     wanted = name.casefold()
-    chosen = [entry for entry in entries if _is_called(entry.model, wanted)]
+    chosen = [
+        entry
+        for entry in entries
+        if any(wanted in said.casefold() for said in (entry.model.name, *entry.model.aliases))
+    ]
     if not chosen:
         raise FileMissingError(f"no model here is called {name}: `specrun models` lists all")
     return chosen
-
-
-def _is_called(model: StoredModel, wanted: str) -> bool:
-    return any(wanted in said.casefold() for said in (model.name, *model.aliases))
 
 
 def _print(terminal: Terminal, entries: Sequence[ModelEntry]) -> None:
@@ -83,14 +83,15 @@ def _print(terminal: Terminal, entries: Sequence[ModelEntry]) -> None:
     ]
     total = bytes_text(sum(entry.n_bytes for entry in entries))
     title = f"{len(entries)} model{'s' * (len(entries) > 1)}, {total}"
+    stores = [entry.model.store for entry in entries]
     rows = [_row(entry) for entry in entries]
     if terminal.answers_on_screen:
-        _print_framed(terminal, title, rows, [entry.model.store for entry in entries], drafters)
+        _print_framed(terminal, title, rows, stores, drafters)
     else:
         head = ("", "name", "in", "size", "model", "type", "use", "drafters")
         lines = [
-            (f"{number}", row[0], entry.model.store, *row[1:], by)
-            for number, (row, entry, by) in enumerate(zip(rows, entries, drafters, strict=True), 1)
+            (f"{number}", row[0], store, *row[1:], by)
+            for number, (row, store, by) in enumerate(zip(rows, stores, drafters, strict=True), 1)
         ]
         print_table(terminal, title, head, lines)
     if any(drafters):
@@ -98,11 +99,15 @@ def _print(terminal: Terminal, entries: Sequence[ModelEntry]) -> None:
 
 
 def _row(entry: ModelEntry) -> tuple[str, ...]:
+    """Return name, size, model, type and use: chat needs a template, heads draft."""
     weights = "" if entry.n_parameters is None else count_text(entry.n_parameters)
     model = f"{entry.architecture or '?'} {weights}".strip()
     size = bytes_text(entry.n_bytes)
-    kind = "damaged" if entry.problem else entry.quantization or "?"
-    return entry.model.name, size, model, kind, _use(entry)
+    if entry.problem is not None:
+        return entry.model.name, size, model, "damaged", ""
+    use = "chat" if entry.chat_template else "text"
+    use = use if entry.method is None else "head"
+    return entry.model.name, size, model, entry.quantization or "?", use
 
 
 def _print_framed(
@@ -133,15 +138,6 @@ def _print_framed(
             name.append(f"\ndrafters: {by}", style="dim")
         table.add_row(f"{number}", name, *(Text(one_line(cell)) for cell in row[1:]))
     Console(no_color=not terminal.color_answers, highlight=False).print(table)
-
-
-def _use(entry: ModelEntry) -> str:
-    """Return the use of a file in a word: chat needs a template, heads draft."""
-    if entry.problem is not None:
-        return ""
-    if entry.method is not None:
-        return "head"
-    return "chat" if entry.chat_template else "text"
 
 
 def _facts(entry: ModelEntry) -> dict[str, Any]:

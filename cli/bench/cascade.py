@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -27,17 +27,14 @@ from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import temperatures_option
-from specrun.cli.options.types import (
-    COUNTS,
-    FILE,
-    NUMBERS,
-)
+from specrun.cli.options.types import COUNTS, FILE, NUMBERS
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime.laws import SamplingParams
 
 if TYPE_CHECKING:
     from specrun.bench.cascade.comparison import CascadeBench, CascadePoint, Metric
 
+Number = TypeVar("Number", int, float)
 _MODELS, _TEXTS, _MEASURING = map(Section, ("Models and rules", "Texts", "Measurement"))
 _RULES = (
     *("cascade-chow", "cascade-diff", "cascade-opt", "cascade-token-v3", "lossy"),
@@ -58,8 +55,8 @@ Ctrl-C shows what was measured until then. Do not use the machine meanwhile.
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
-    """The draft model, the rules and their grid, as they were typed."""
+class _CascadeSettings:
+    """The small model, the rules and their grid, the texts, and how they are measured."""
 
     model_draft: Path | None
     accept: tuple[str, ...]
@@ -68,20 +65,6 @@ class _Compared:
     temp: tuple[tuple[float, ...], ...]
     top_p: tuple[tuple[float, ...], ...]
     seed: int
-
-    def params(self) -> Iterator[SamplingParams]:
-        """Yield the settings of every temperature with every top-p, none twice."""
-        for temperature in _each(self.temp):
-            for top_p in _each(self.top_p):
-                yield SamplingParams(
-                    temperature=temperature, top_k=0, top_p=top_p, min_p=0.0, seed=self.seed
-                )
-
-
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """The texts to answer, the repetitions, and the picture."""
-
     texts: Path | None
     examples: int
     predict: int
@@ -91,9 +74,9 @@ class _Extent:
     plot: Path | None
 
 
-_compared_options = option_group(
-    "compared",
-    _Compared,
+_cascade_options = option_group(
+    "settings",
+    _CascadeSettings,
     _MODELS.model(MODEL_DRAFT, "The small model; --demo has its own."),
     _MODELS.option(
         "--accept RULE",
@@ -125,11 +108,6 @@ _compared_options = option_group(
         default=("1",),
     ),
     first_seed_option,
-)
-
-_extent_options = option_group(
-    "extent",
-    _Extent,
     _TEXTS.option(
         "--texts",
         "Real text, whose pieces are continued; .jsonl: a question and an answer a line.  "
@@ -159,23 +137,18 @@ _extent_options = option_group(
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @load_options
-@_compared_options
-@_extent_options
+@_cascade_options
 @format_options
 @terminal_options
 def cascade(
-    load: LoadSettings,
-    compared: _Compared,
-    extent: _Extent,
-    form: OutputForm,
-    terminal: Terminal,
+    load: LoadSettings, settings: _CascadeSettings, form: OutputForm, terminal: Terminal
 ) -> None:
     """Compare cascades with plain and exact decoding: quality, latency, rejection."""
     from specrun.bench.cascade.comparison import CascadeResults, best_points, measure_cascades
-    from specrun.bench.cascade.report import best_table, cascades_table
+    from specrun.bench.cascade.report import best_table, cascades_table, plot_cascades
 
     target = named_target(load)
-    check_plot(extent.plot)
+    check_plot(settings.plot)
     measured = CascadeResults([])
 
     def show(done: int, total: int, what: str) -> None:
@@ -183,69 +156,63 @@ def cascade(
 
     def measure(say: Callable[[str], None]) -> list[CascadePoint]:
         nonlocal measured
-        with ExitStack() as stack:
-            settings = _settings(target, load, compared, extent)
-            path = stack.enter_context(timed_target(target, extent.pad_to, progress=say))
-            measured = measure_cascades(settings(path), progress=show)
+        comparison = _comparison(target, load, settings)
+        with timed_target(target, settings.pad_to, progress=say) as timed:
+            measured = measure_cascades(
+                dataclasses.replace(comparison, target=timed), progress=show
+            )
         return measured.points
 
     points = measure_and_print("cascade", measure, cascades_table, form, terminal)
     if form in ("table", "md") and points:
-        print_table(best_table(best_points(points, extent.quality)), form, terminal)
-    if extent.plot is not None and points:
-        from specrun.bench.cascade.report import plot_cascades
-
-        plot_cascades(points, extent.plot, extent.quality)
-        terminal.note(f"drew {extent.plot}")
+        print_table(best_table(best_points(points, settings.quality)), form, terminal)
+    if settings.plot is not None and points:
+        plot_cascades(points, settings.plot, settings.quality)
+        terminal.note(f"drew {settings.plot}")
     if measured.interrupted:
         terminal.note("interrupted: what was measured in whole repetitions is above", "yellow")
         click.get_current_context().exit(INTERRUPTED)
 
 
-def _settings(
-    target: Path, load: LoadSettings, compared: _Compared, extent: _Extent
-) -> Callable[[Path], CascadeBench]:
-    """Check all options; return a function from the timed target to the comparison."""
+def _comparison(target: Path, load: LoadSettings, settings: _CascadeSettings) -> CascadeBench:
+    """Check all options; return the comparison, each temperature with each top-p."""
     from specrun.bench.cascade.comparison import CascadeBench, with_alphas
     from specrun.bench.cascade.examples import demo_examples, read_examples
     from specrun.runtime.demo import demo_drafters
 
-    small = compared.model_draft or (demo_drafters()["draft"] if load.demo else None)
+    small = settings.model_draft or (demo_drafters()["draft"] if load.demo else None)
     if small is None:
         raise click.UsageError("a cascade needs a small model: name one with -md FILE")
     kind = draft_kind(small)
     if kind != "draft":
         advice = "a cascade's small model speaks alone, too: give a draft model"
         raise click.UsageError(f"-md {small.name} is for --drafter {kind}: {advice}")
-    if extent.texts is None and not load.demo:
-        raise click.UsageError("there is nothing to answer: give --texts FILE")
-    if extent.texts is None:
-        examples = demo_examples(extent.examples)
+    if settings.texts is not None:
+        examples = read_examples(settings.texts, settings.examples)
+    elif load.demo:
+        examples = demo_examples(settings.examples)
     else:
-        examples = read_examples(extent.texts, extent.examples)
+        raise click.UsageError("there is nothing to answer: give --texts FILE")
     continues = not all(example.is_answer for example in examples)
-    rules = with_alphas(compared.accept or _RULES, _each(compared.alpha))
-    params = tuple(compared.params())
-    lengths = tuple(dict.fromkeys(n for several in compared.spec_draft_n_max for n in several))
-
-    def bench(timed: Path) -> CascadeBench:
-        return CascadeBench(
-            target=timed,
-            teacher=target,
-            small=small,
-            examples=examples,
-            rules=rules,
-            params=params,
-            lengths=lengths,
-            max_tokens=extent.predict,
-            repetitions=extent.repetitions,
-            as_chat=False if continues else None,
-            options=load.runtime_options(),
-        )
-
-    return bench
+    return CascadeBench(
+        target=target,
+        teacher=target,
+        small=small,
+        examples=examples,
+        rules=with_alphas(settings.accept or _RULES, _each(settings.alpha)),
+        params=tuple(
+            SamplingParams(temperature=temp, top_k=0, top_p=top_p, min_p=0.0, seed=settings.seed)
+            for temp in _each(settings.temp)
+            for top_p in _each(settings.top_p)
+        ),
+        lengths=_each(settings.spec_draft_n_max),
+        max_tokens=settings.predict,
+        repetitions=settings.repetitions,
+        as_chat=False if continues else None,
+        options=load.runtime_options(),
+    )
 
 
-def _each(several: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+def _each(several: tuple[tuple[Number, ...], ...]) -> tuple[Number, ...]:
     """Return the numbers of a repeated option, none twice."""
     return tuple(dict.fromkeys(number for numbers in several for number in numbers))

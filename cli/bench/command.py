@@ -57,7 +57,6 @@ def bench() -> None:
 # == Results on stdout: a table, Markdown, CSV or JSON =============================================
 
 
-_WIDEST = 1000
 Result = TypeVar("Result")
 OutputForm = Literal["table", "md", "csv", "json"]
 
@@ -112,16 +111,13 @@ def print_table(table: Table, form: OutputForm, terminal: Terminal) -> None:
 
     if form == "md":
         terminal.answer(to_markdown(table))
-    else:
-        _print_table(table.folded(CONSTANT_COLUMNS), terminal)
-
-
-def _print_table(table: Table, terminal: Terminal) -> None:
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    table = table.folded(CONSTANT_COLUMNS)
     console = Console(file=sys.stdout, no_color=not terminal.color_answers, highlight=False)
     if table.constants:
         console.print(
@@ -135,7 +131,7 @@ def _print_table(table: Table, terminal: Terminal) -> None:
     for row in table.rows:
         shown.add_row(*(Text(cell, _style(cell)) for cell in row))
     # On a narrow screen the terminal wraps the lines: cells cut short would lose figures.
-    needed = console.measure(shown, options=console.options.update(max_width=_WIDEST)).maximum
+    needed = console.measure(shown, options=console.options.update(max_width=1000)).maximum
     shown.width = needed
     console.print(shown, crop=False, soft_wrap=True, width=max(needed, console.width))
     for note in table.notes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,14 +34,10 @@ from specrun.cli.options.prompt import (
     prompts_option,
     read_prompt_file,
 )
-from specrun.cli.options.sampling import (
-    SAMPLER_OPTIONS,
-    SamplingGrid,
-    grid_options,
-)
+from specrun.cli.options.sampling import SAMPLER_OPTIONS, SamplingGrid, grid_options
 from specrun.cli.options.types import COUNTS, FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
-from specrun.runtime.language import Expression, parse_expression
+from specrun.runtime.language import Expression, parse_expression, quoted
 from specrun.runtime.round import Shape
 
 if TYPE_CHECKING:
@@ -49,6 +45,7 @@ if TYPE_CHECKING:
     from specrun.bench.drafters.corpus import DocumentationKind
     from specrun.bench.drafters.prompts import Conversation, Prompt, Workload
     from specrun.bindings.contexts.context_options import RopeScaling
+    from specrun.runtime import SamplingParams
 
 
 # == Options: which drafters, which prompts, how measured ==========================================
@@ -207,7 +204,7 @@ def chosen_prompts(
     `rope` says whether positions are stretched, so that a workload may be longer than the target
     was trained for.
     """
-    from specrun.bench.drafters.prompts import read_prompts
+    from specrun.bench.drafters.prompts import demo_prompts, read_prompts
 
     prompts: list[Prompt] = [*source.prompt]
     if source.file is not None:
@@ -225,28 +222,26 @@ def chosen_prompts(
             "no prompt is given: use -p TEXT, -f FILE, --prompts FILE or --workload"
         )
     if source.workload is None and not source.context:
-        from specrun.bench.drafters.prompts import demo_prompts
-
         return demo_prompts(source.questions), ""
     return _workload(source, target, rope)
 
 
 def with_documentation(
-    chosen: DrafterChoice,
+    drafters: tuple[str, ...],
     target: Path,
     kind: DocumentationKind,
     stack: ExitStack,
     say: Callable[[str], None],
-) -> tuple[DrafterChoice, str]:
+) -> tuple[tuple[str, ...], str]:
     """Return the drafters, each `rest` without a store with ours, and that store's description."""
-    if not any(_lacks_store(parse_expression(text)) for text in chosen.drafter):
-        return chosen, ""
     from specrun.bench.drafters.comparison import with_files
     from specrun.bench.drafters.corpus import documentation_store, store_description
 
+    if not any(_lacks_store(parse_expression(text)) for text in drafters):
+        return drafters, ""
     store = stack.enter_context(documentation_store(target, kind, progress=say))
-    drafters = tuple(with_files(text, {"rest": store}) for text in chosen.drafter)
-    return dataclasses.replace(chosen, drafter=drafters), store_description(kind)
+    filled = tuple(with_files(text, {"rest": store}) for text in drafters)
+    return filled, store_description(kind)
 
 
 def _lacks_store(expression: Expression) -> bool:
@@ -337,15 +332,16 @@ def drafters(
 
     def measure(say: Callable[[str], None]) -> list[DrafterResult]:
         with ExitStack() as stack:
-            drafting, about_store = with_documentation(
-                chosen, target, source.docs_store, stack, say
+            filled, about_store = with_documentation(
+                chosen.drafter, target, source.docs_store, stack, say
             )
-            settings = _settings(target, load, drafting, source, sampling, measuring)
-            workload = "; ".join(filter(None, (settings.workload, about_store)))
+            drafting = dataclasses.replace(chosen, drafter=filled)
+            bench = _settings(target, load, drafting, source, sampling, measuring)
             path = stack.enter_context(
                 timed_target(target, measuring.pad_to, keep=measuring.keep, progress=say)
             )
-            bench = dataclasses.replace(settings, target=path, workload=workload)
+            workload = "; ".join(filter(None, (bench.workload, about_store)))
+            bench = dataclasses.replace(bench, target=path, workload=workload)
             return measure_drafters(bench, progress=show)
 
     results = measure_and_print("drafters", measure, drafters_table, form, terminal)
@@ -354,6 +350,20 @@ def drafters(
 
         plot_drafters(results, measuring.plot)
         terminal.note(f"drew {measuring.plot}")
+
+
+def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
+    """Raise the errors of wrong options before time is spent on measuring."""
+    if chosen.planned and measuring.pad_to is not None:
+        raise click.UsageError(
+            "--planned and --pad-to exclude each other: plans belong to a file; pad it first "
+            "(--pad-to N --keep FILE), then tune and measure FILE"
+        )
+    if measuring.keep is not None:
+        if measuring.pad_to is None:
+            raise click.UsageError("--keep says where the padded target goes: give --pad-to too")
+        check_target(measuring.keep)
+    check_plot(measuring.plot)
 
 
 def _settings(
@@ -366,40 +376,33 @@ def _settings(
 ) -> DrafterBench:
     from specrun.bench.drafters.comparison import DrafterBench
 
+    params = sampling.params()
     expressions = _expressions(chosen, demo=load.demo)
     prompts, workload = chosen_prompts(source, target, load.context.rope, demo=load.demo)
+    n_ctx = load.context.n_ctx
+    if n_ctx and source.context:  # more than -c if --context needs it, up to the target's own
+        n_ctx = max(n_ctx, source.context + LONGEST_MESSAGES + measuring.predict)
+    shape = measuring.shape or "free"
+    planned = _planned(target, load, chosen, params) if chosen.planned else []
     return DrafterBench(
         target=target,
-        drafters=(*expressions, *_planned(target, load, chosen, sampling)),
+        drafters=(*expressions, *planned),
         prompts=prompts,
         workload=workload,
-        params=sampling.params(),
+        params=params,
         rules=chosen.accept or ("exact",),
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
         alpha=measuring.alpha,
         as_chat=False if source.no_chat_template else None,
-        options={
-            **load.runtime_options(),
-            "n_ctx": _n_ctx(load, source, measuring),
-            "shape": measuring.shape or "free",
-        },
+        options={**load.runtime_options(), "n_ctx": n_ctx, "shape": shape},
     )
-
-
-def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> int:
-    """Return -c, or more if --context needs it; the target's own length still limits it."""
-    n_ctx = load.context.n_ctx
-    if n_ctx == 0 or not source.context:
-        return n_ctx
-    return max(n_ctx, source.context + LONGEST_MESSAGES + measuring.predict)
 
 
 def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
     """Return the drafters to compare; without any choice, those that need nothing else."""
     from specrun.bench.drafters.comparison import with_files
     from specrun.runtime.demo import demo_drafters
-    from specrun.runtime.language import parse_expression, quoted
 
     files = [(draft_kind(path), quoted(str(path))) for path in chosen.model_draft]
     lengths = [f"n={n}" for counts in chosen.spec_draft_n_max for n in counts] or [""]
@@ -421,17 +424,15 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
         names.append("prompt-lookup")
     defaults = demo_drafters() if demo else {}
     expressions = tuple(with_files(name, defaults) for name in names)
-    for expression in expressions:
-        require_draft_files(parse_expression(expression))
+    for each in map(parse_expression, expressions):
+        require_draft_files(each)
     return expressions
 
 
 def _planned(
-    target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: SamplingGrid
+    target: Path, load: LoadSettings, chosen: DrafterChoice, grid: Sequence[SamplingParams]
 ) -> list[str]:
     """Return the planned drafters for each temperature and draft model."""
-    if not chosen.planned:
-        return []
     from specrun.runtime.demo import demo_drafters
     from specrun.runtime.planning import describe_settings, load_plans
 
@@ -449,21 +450,7 @@ def _planned(
                 f"nothing is planned for {target.name} with {draft.name}{why}: run specrun tune "
                 "first"
             )
-        for params in sampling.params():
+        for params in grid:
             nearest = min(plans, key=lambda plan: abs(plan.temperature - params.temperature))
             names += nearest.every_expression(draft)
     return list(dict.fromkeys(names))
-
-
-def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
-    """Raise the errors of wrong options before time is spent on measuring."""
-    if chosen.planned and measuring.pad_to is not None:
-        raise click.UsageError(
-            "--planned and --pad-to exclude each other: plans belong to a file; pad it first "
-            "(--pad-to N --keep FILE), then tune and measure FILE"
-        )
-    if measuring.keep is not None:
-        if measuring.pad_to is None:
-            raise click.UsageError("--keep says where the padded target goes: give --pad-to too")
-        check_target(measuring.keep)
-    check_plot(measuring.plot)

@@ -205,7 +205,8 @@ class SectionedCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
         """Put the files of models in the place of their names, and run the command."""
-        instead = {"model": ("demo",)}  # in whose favour groups of options drop a model
+        # Those in whose favour `load_options` and `draft_options` drop a model.
+        instead: dict[str, tuple[str, ...]] = {"model": ("demo",)}
         if "spec_type" in ctx.params:
             instead["model_draft"] = ("drafter", "demo")
         for name, value in ctx.params.items():

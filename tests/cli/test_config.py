@@ -154,5 +154,6 @@ def test_manual_pages(run: Run, command: list[str]) -> None:
 def test_manual_pages_explain_arguments(run: Run) -> None:
     lines = run("man", "quantize").stdout.splitlines()
     place = lines.index("\\fBIN [OUT] TYPE\\fR")
-    assert lines[place - 1] == ".TP" and lines[place + 1].startswith("The model or heads")
+    assert lines[place - 1] == ".TP"
+    assert lines[place + 1].startswith("The model or heads")
     assert place < lines.index(".SH OPTIONS")

@@ -18,7 +18,6 @@ from specrun.bindings.files import check_target
 from specrun.cli.bench.command import OutputForm, format_options, measure_and_print, predict_option
 from specrun.cli.bench.drafters import (
     LONGEST_MESSAGES,
-    DrafterChoice,
     PromptChoice,
     chosen_prompts,
     prompt_choice_options,
@@ -121,7 +120,6 @@ def replay(
     target, context = named_target(load), load.context
     _check(replaying, source)
     drafters = _with_demo_files(replaying.drafter or _DEFAULT_DRAFTERS, demo=load.demo)
-    chosen = DrafterChoice((), drafters, (), False, ())
 
     def measure(say: Callable[[str], None]) -> list[ReplayResult]:
         if replaying.texts is None:
@@ -132,13 +130,13 @@ def replay(
             ExitStack() as stack,
             Model(target, n_gpu_layers=0, use_mmap=load.options.use_mmap) as model,
         ):
-            drafting, _ = with_documentation(chosen, target, source.docs_store, stack, say)
+            filled, _ = with_documentation(drafters, target, source.docs_store, stack, say)
             known = tuple(texts if replaying.texts is None else read_texts(replaying.texts))
             lengths = (len(record.prompt) + len(record.answer) for record in known)
             longest = 1 + max(lengths, default=0)
             layers = resolve_gpu_layers(load.options.n_gpu_layers, target)
             options = ReplayOptions(
-                drafters=drafting.drafter,
+                drafters=filled,
                 texts=known,
                 curve=curve_of(replaying.curve, target, context, layers),
                 context=replace(context, n_ctx=max(context.n_ctx, longest) if context.n_ctx else 0),
