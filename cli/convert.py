@@ -28,7 +28,6 @@ from specrun.runtime.language import head_kinds
 
 if TYPE_CHECKING:
     from specrun.convert.conversion import ConversionPlan, ConversionReport, LogitCheck
-    from specrun.convert.tensor_stream import MappedTensor
 
 
 # == Options =======================================================================================
@@ -44,37 +43,17 @@ KINDS = (MODEL, *head_kinds())
 
 
 @dataclass(frozen=True, slots=True)
-class SourceSettings:
-    """How the checkpoint is read."""
+class ConversionSettings:
+    """How a checkpoint is read, what its heads draft for, and the file to write.
+
+    None: `kind`, `outtype` and whether to `verify` follow from the checkpoint.
+    """
 
     allow_pickle: bool
     pre: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSettings:
-    """The kind of the checkpoint, None to recognise it, and the model that a head drafts for."""
-
     kind: str | None
     target: Path | None
     target_model_dir: Path | None
-
-    @property
-    def drafts_for(self) -> Path | None:
-        """The file or folder of the target, None if none is named; raises OptionError for two."""
-        if self.target is not None and self.target_model_dir is not None:
-            raise OptionError(
-                "--target and --target-model-dir both name the target: give one of them"
-            )
-        return self.target or (
-            None if self.target_model_dir is None else self.target_model_dir.expanduser()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TargetSettings:
-    """The file to write and its checks; None: type and checks follow from the checkpoint."""
-
     output: Path | None
     outtype: str | None
     force: bool
@@ -83,9 +62,9 @@ class TargetSettings:
     threads: int
 
 
-source_options = option_group(
-    "source",
-    SourceSettings,
+conversion_options = option_group(
+    "settings",
+    ConversionSettings,
     _SOURCE.flag(
         "--allow-pickle",
         "Open .bin and .pt weights where there are no safetensors, as tensors only: code in them "
@@ -96,11 +75,6 @@ source_options = option_group(
         "llama.cpp's name of the way text is split before tokens are merged.",
         show_default="recognised from tokenizer.json",
     ),
-)
-
-head_options = option_group(
-    "head",
-    HeadSettings,
     _HEAD.option(
         "--kind",
         "The kind of checkpoint in DIR; eagle is EAGLE-1, EAGLE-2 and HASS.",
@@ -114,11 +88,6 @@ head_options = option_group(
         "Instead, that model's checkpoint: config.json and tokenizer are enough.",
         PATH,
     ),
-)
-
-target_options = option_group(
-    "target",
-    TargetSettings,
     _RESULT.option(
         "-o, --output, --outfile FILE|FOLDER",
         "The file to write, or the folder for it.",
@@ -160,15 +129,7 @@ def print_report(
         content = dataclasses.asdict(report) | ({} if target is None else {"target": dict(target)})
         terminal.answer(json.dumps(content, default=str, indent=2) + "\n")
         return
-    facts = _facts(report)
-    if target is not None:
-        sizes = f"hidden states of {target['hidden_size']:,}, {target['n_words']:,} tokens"
-        facts["target"] = f"{target['name']} ({target['architecture']}, {sizes})"
-    print_facts(terminal, "converted", facts)
-
-
-def _facts(report: ConversionReport) -> dict[str, str]:
-    shrunk = report.n_bytes / report.source_bytes
+    shrunk = 100 * report.n_bytes / report.source_bytes
     facts = {
         "file": str(report.output),
         "architecture": report.architecture,
@@ -177,16 +138,18 @@ def _facts(report: ConversionReport) -> dict[str, str]:
         "parameters": f"{report.n_parameters:,} ({count_text(report.n_parameters)})",
         "vocabulary": f"{report.n_words:,}",
         "size before": f"{bytes_text(report.source_bytes)} ({_counts(report.source_types)})",
-        "size after": f"{bytes_text(report.n_bytes)} ({100 * shrunk:.1f} %)",
+        "size after": f"{bytes_text(report.n_bytes)} ({shrunk:.1f} %)",
         "bits per weight": f"{report.bits_per_weight:.2f}",
         "source sha256": report.source_sha256,
         "names, shapes, types": "as planned, read again from the file",
     }
     if report.logits is not None:
-        facts["logits"] = _logits(
-            report.logits, quantized=report.type_name.lower() not in ("f32", "f16", "bf16")
-        )
-    return facts
+        quantized = report.type_name.lower() not in ("f32", "f16", "bf16")
+        facts["logits"] = _logits(report.logits, quantized=quantized)
+    if target is not None:
+        sizes = f"hidden states of {target['hidden_size']:,}, {target['n_words']:,} tokens"
+        facts["target"] = f"{target['name']} ({target['architecture']}, {sizes})"
+    print_facts(terminal, "converted", facts)
 
 
 def _logits(found: LogitCheck, *, quantized: bool) -> str:
@@ -213,7 +176,24 @@ def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_jso
             "file_type": plan.file_type,
             "parameters": plan.n_parameters,
             "source_bytes": plan.source_bytes,
-            "tensors": [_record(planned) for planned in plan.tensors],
+            "tensors": [
+                {
+                    "name": planned.name,
+                    "shape": planned.shape,
+                    "type": planned.type_name,
+                    "bytes": planned.n_bytes,
+                    "sources": [
+                        {
+                            "name": source.name,
+                            "type": source.type_name,
+                            "shape": source.shape,
+                            "file": source.path.name,
+                        }
+                        for source in planned.sources
+                    ],
+                }
+                for planned in plan.tensors
+            ],
         }
         terminal.answer(json.dumps(content, indent=2) + "\n")
         return
@@ -235,25 +215,6 @@ def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_jso
     )
 
 
-def _record(mapped: MappedTensor) -> dict[str, Any]:
-    sources = [
-        {
-            "name": source.name,
-            "type": source.type_name,
-            "shape": source.shape,
-            "file": source.path.name,
-        }
-        for source in mapped.sources
-    ]
-    return {
-        "name": mapped.name,
-        "shape": mapped.shape,
-        "type": mapped.type_name,
-        "bytes": mapped.n_bytes,
-        "sources": sources,
-    }
-
-
 _EPILOG = """\b
 Examples:
   specrun convert Llama-3.2-1B                        writes Llama-3.2-1.2B-F16.gguf here
@@ -273,36 +234,27 @@ neither tokenizer nor the target's weights, and fit one target only: say which.
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("folder", metavar="DIR", type=PATH, help="The folder of the checkpoint.")
-@source_options
-@head_options
-@target_options
+@conversion_options
 @terminal_options
 @json_option()
-def convert(
-    folder: Path,
-    source: SourceSettings,
-    head: HeadSettings,
-    target: TargetSettings,
-    terminal: Terminal,
-    as_json: bool,
-) -> None:
+def convert(folder: Path, settings: ConversionSettings, terminal: Terminal, as_json: bool) -> None:
     """Convert a Hugging Face checkpoint to a GGUF file that computes the same numbers."""
     folder = folder.expanduser()
-    output = None if target.output is None else target.output.expanduser()
-    plan, write, facts = _job(folder, source, head, target)
-    if target.dry_run:
+    output = None if settings.output is None else settings.output.expanduser()
+    plan, write, facts = _job(folder, settings)
+    if settings.dry_run:
         planned = plan(folder)
         print_plan(planned, planned.output_in(output), terminal, as_json=as_json)
         return
     with byte_progress(terminal, "converting") as progress:
         report = write(
-            folder, output, force=target.force, n_threads=target.threads, progress=progress
+            folder, output, force=settings.force, n_threads=settings.threads, progress=progress
         )
     print_report(report, terminal, as_json=as_json, target=facts)
 
 
 def _job(
-    folder: Path, source: SourceSettings, head: HeadSettings, target: TargetSettings
+    folder: Path, settings: ConversionSettings
 ) -> tuple[Callable[..., ConversionPlan], Callable[..., ConversionReport], dict[str, Any] | None]:
     """Return the functions that plan and write the file, and for a head its target's facts."""
     from specrun.convert import (
@@ -315,27 +267,33 @@ def _job(
     from specrun.convert.heads.head_conversion import detect_kind
     from specrun.convert.quantize import HEAD_TYPE
 
-    kind, drafts_for = head.kind, head.drafts_for
+    kind, drafts_for = settings.kind, settings.target
+    if settings.target_model_dir is not None:
+        if drafts_for is not None:
+            raise OptionError(
+                "--target and --target-model-dir both name the target: give one of them"
+            )
+        drafts_for = settings.target_model_dir.expanduser()
     if kind is None and drafts_for is None:
-        found = detect_kind(folder, allow_pickle=source.allow_pickle)
+        found = detect_kind(folder, allow_pickle=settings.allow_pickle)
         kind = MODEL if found is None else found.name
-    settings: dict[str, Any] = {"allow_pickle": source.allow_pickle}
+    options: dict[str, Any] = {"allow_pickle": settings.allow_pickle}
     if kind == MODEL:
         if drafts_for is not None:
             raise OptionError(
                 f"a target is what heads draft for: leave it out to convert the model in {folder}"
             )
-        settings |= {"outtype": target.outtype or "f16", "pre": source.pre}
-        write = partial(convert_checkpoint, verify=target.verify, **settings)
-        return partial(plan_conversion, **settings), write, None
+        options |= {"outtype": settings.outtype or "f16", "pre": settings.pre}
+        write = partial(convert_checkpoint, verify=settings.verify, **options)
+        return partial(plan_conversion, **options), write, None
     if drafts_for is None:
         raise OptionError(
             f"{folder} holds {kind} heads, which fit one model only: name it with --target "
             "FILE.gguf or --target-model-dir DIR (a model that lies beside its heads is converted "
             f"with --kind {MODEL})"
         )
-    if target.verify:
+    if settings.verify:
         raise OptionError("--verify compares the logits of whole models: leave it out for heads")
-    facts = target_facts(drafts_for, pre=source.pre)
-    settings |= {"outtype": target.outtype or HEAD_TYPE.lower(), "target": facts, "kind": kind}
-    return (partial(plan_head, **settings), partial(convert_head, **settings), facts.summary())
+    facts = target_facts(drafts_for, pre=settings.pre)
+    options |= {"outtype": settings.outtype or HEAD_TYPE.lower(), "target": facts, "kind": kind}
+    return partial(plan_head, **options), partial(convert_head, **options), facts.summary()

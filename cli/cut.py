@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,9 +13,6 @@ from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import MODEL_FILE, PARAMETERS, PATH
 from specrun.cli.terminal.screen import bytes_text, count_text, progress_bar
 from specrun.cli.terminal.terminal import Terminal
-
-if TYPE_CHECKING:
-    from specrun.convert.cut import CutReport, PadReport
 
 _EPILOG = """\b
 Examples:
@@ -58,6 +55,7 @@ def cut(
 ) -> None:
     """Write a model with some of its layers only: a drafter for itself."""
     from specrun.convert import cut_layers, pad_ffn
+    from specrun.convert.cut import CutReport, PadReport, range_text
 
     given = [choice is not None for choice in (layers, skip_layers, pad_to)]
     if sum(given) != 1:
@@ -75,27 +73,20 @@ def cut(
             )
         else:
             report = pad_ffn(source, output, pad_to, force=force, progress=progress)
-    facts, text = _described(report)
-    if as_json:
-        terminal.answer(json.dumps({"source": str(source), **facts}) + "\n")
-    else:
-        terminal.note(f"wrote {text}")
-
-
-def _described(report: CutReport | PadReport) -> tuple[dict[str, Any], str]:
-    """Return the facts of the written file, for JSON and as a line."""
-    from specrun.convert.cut import CutReport, range_text
-
-    size = f"{count_text(report.n_parameters)} parameters, {bytes_text(report.n_bytes)}"
     facts: dict[str, Any] = {
+        "source": str(source),
         "output": str(report.output),
         "parameters": report.n_parameters,
         "bytes": report.n_bytes,
     }
     if isinstance(report, CutReport):
         facts |= {"layers": list(report.layers), "source_layers": report.source_layers}
-        layers = f"layers {range_text(report.layers)} of {report.source_layers}"
-        return facts, f"{report.output}: {layers}, {size}"
-    facts |= {"padded_parameters": report.added_parameters, "feed_forward_width": report.width}
-    widened = f"feed-forward width {report.source_width} to {report.width}"
-    return facts, f"{report.output}: {widened}, {size}"
+        what = f"layers {range_text(report.layers)} of {report.source_layers}"
+    else:
+        facts |= {"padded_parameters": report.added_parameters, "feed_forward_width": report.width}
+        what = f"feed-forward width {report.source_width} to {report.width}"
+    if as_json:
+        terminal.answer(json.dumps(facts) + "\n")
+    else:
+        size = f"{count_text(report.n_parameters)} parameters, {bytes_text(report.n_bytes)}"
+        terminal.note(f"wrote {report.output}: {what}, {size}")

@@ -17,7 +17,7 @@ from specrun.cli.terminal.screen import ProgressLine, print_facts
 from specrun.cli.terminal.terminal import Terminal, read_text
 
 if TYPE_CHECKING:
-    from specrun.convert.quantize import ImportanceOptions, ImportanceReport
+    from specrun.convert.quantize import ImportanceReport
 
 _TEXT, _FILE = Section("Text"), Section("Matrix")
 _COUNT = click.IntRange(0, MAX_COUNT)
@@ -90,7 +90,7 @@ def imatrix(
 
     Quantizing with the matrix (--imatrix) spares those; the smallest types need one.
     """
-    from specrun.convert.quantize import measure_importance, merge_importance
+    from specrun.convert.quantize import ImportanceOptions, measure_importance, merge_importance
 
     if resume and in_file:
         raise OptionError(
@@ -101,7 +101,19 @@ def imatrix(
     elif model is None:
         raise click.UsageError("the model is missing: -m MODEL")
     else:
-        options = _options(settings)
+        layers = settings["gpu_layers"]
+        options = ImportanceOptions(
+            n_ctx=settings["ctx_size"],
+            n_batch=settings["batch_size"],
+            n_threads=max(0, settings["threads"]),
+            n_gpu_layers=layers if isinstance(layers, int) else -1,
+            first_chunk=settings["chunk"],
+            chunks=settings["chunks"],
+            process_output=settings["process_output"],
+            parse_special=settings["parse_special"],
+            output_frequency=settings["output_frequency"],
+            save_frequency=settings["save_frequency"],
+        )
         progress = ProgressLine(terminal, f"{output.name}: chunks of {options.n_ctx} tokens")
         try:
             report = measure_importance(
@@ -118,24 +130,6 @@ def imatrix(
         finally:
             progress.close()
     _show(report, terminal, as_json=as_json)
-
-
-def _options(settings: dict[str, Any]) -> ImportanceOptions:
-    from specrun.convert.quantize import ImportanceOptions
-
-    layers = settings["gpu_layers"]
-    return ImportanceOptions(
-        n_ctx=settings["ctx_size"],
-        n_batch=settings["batch_size"],
-        n_threads=max(0, settings["threads"]),
-        n_gpu_layers=layers if isinstance(layers, int) else -1,
-        first_chunk=settings["chunk"],
-        chunks=settings["chunks"],
-        process_output=settings["process_output"],
-        parse_special=settings["parse_special"],
-        output_frequency=settings["output_frequency"],
-        save_frequency=settings["save_frequency"],
-    )
 
 
 def _show(report: ImportanceReport, terminal: Terminal, *, as_json: bool) -> None:

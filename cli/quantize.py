@@ -87,10 +87,13 @@ def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **op
 
     if len(arguments) > 3:
         raise click.UsageError(f"{len(arguments)} names are too many: give IN [OUT] TYPE")
-    source, beside = _source(arguments[0])
+    named = MODEL_FILE.convert(arguments[0], None, None)
+    source = located(named) if isinstance(named, ModelName) else named
     head = is_head(read_header(source))
-    file_type, named = _type_and_output(arguments[1:], HEAD_TYPE if head else None)
-    output = named or default_output(beside, file_type)
+    file_type, output = _type_and_output(arguments[1:], HEAD_TYPE if head else None)
+    if output is None:  # here for a file that lies in a cache
+        beside = Path(source.name) if isinstance(named, ModelName) else source
+        output = default_output(beside, file_type)
     options["n_threads"] = options.pop("threads")
     options["tensor_types"] = options.pop("tensor_type")
     if head:
@@ -108,30 +111,18 @@ def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **op
     _print_report(report, time.monotonic() - started, terminal, as_json)
 
 
-def _source(given: str) -> tuple[Path, Path]:
-    """Return IN, and the file beside which OUT goes: here, for one that lies in a cache."""
-    source = MODEL_FILE.convert(given, None, None)
-    if isinstance(source, ModelName):
-        found = located(source)
-        return found, Path(found.name)
-    return source, source
-
-
 def _type_and_output(rest: tuple[str, ...], default: str | None) -> tuple[str, Path | None]:
     """Return the file type and OUT of the arguments after IN."""
     from specrun.convert.quantize import known_file_type
 
-    if rest and (_is_type(rest[-1]) or len(rest) == 2):
+    is_type = bool(rest) and rest[-1].upper() in {*FILE_TYPES, *FILE_TYPE_ALIASES, COPY}
+    if is_type or len(rest) == 2:
         return known_file_type(rest[-1]), Path(rest[0]).expanduser() if len(rest) == 2 else None
     if default is not None:
         return default, Path(rest[0]).expanduser() if rest else None
     if rest and not rest[0].lower().endswith(".gguf"):
         known_file_type(rest[0])  # its error names the nearest type
     raise click.UsageError(f"TYPE is missing: one of {', '.join(FILE_TYPES)}")
-
-
-def _is_type(given: str) -> bool:
-    return given.upper() in {*FILE_TYPES, *FILE_TYPE_ALIASES, COPY}
 
 
 def default_output(source: Path, file_type: str) -> Path:
