@@ -57,26 +57,20 @@ def defaults_of(context: click.Context) -> Settings:
     settings = read_config(path)
     if not settings:
         return {}
-    names = command_names(context)
-    levels = list(_levels(path, context.find_root().command, settings, names))
+    names: list[str] = []  # from the program to the running command
+    parent: click.Context | None = context
+    while parent is not None and parent.parent is not None:
+        names.insert(0, str(parent.info_name))
+        parent = parent.parent
     found: Settings = {}
-    for level, command in levels:
+    for level, command in list(_levels(path, context.find_root().command, settings, names)):
         for key, value in level.items():
-            option = option_named(context.command, key)
+            option = _option_named(context.command, key)
             if option is None:
                 _require_known(path, command, key)
-                continue
-            found[str(option.name)] = _checked(path, option, key, value)
+            else:
+                found[str(option.name)] = _checked(path, option, key, value)
     return found
-
-
-def command_names(context: click.Context) -> list[str]:
-    """Return the names that lead from the program to the running command."""
-    names: list[str] = []
-    while context.parent is not None:
-        names.insert(0, str(context.info_name))
-        context = context.parent
-    return names
 
 
 def _levels(
@@ -104,22 +98,26 @@ def _subcommands(command: click.Command) -> Mapping[str, Any]:
     return {name: functools.partial(command.get_command, context, name) for name in names}
 
 
-def option_named(command: click.Command, key: str) -> click.Option | None:
+def _option_named(command: click.Command, key: str) -> click.Option | None:
     """Return the option of a command with this long name, None without one."""
     name = f"--{key.replace('_', '-')}"
-    options = (option for option in command.params if isinstance(option, click.Option))
-    return next((option for option in options if name in option.opts and not option.hidden), None)
+    return next((option for option in _shown_options(command) if name in option.opts), None)
+
+
+def _shown_options(command: click.Command) -> Iterator[click.Option]:
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            yield option
 
 
 def _require_known(path: Path, command: click.Command, key: str) -> None:
     """Raise OptionError unless some command below this one has the option."""
     names: set[str] = set()
     for leaf in _leaves(command):
-        if option_named(leaf, key) is not None:
+        if _option_named(leaf, key) is not None:
             return
-        options = (option for option in leaf.params if isinstance(option, click.Option))
-        shown = (option for option in options if not option.hidden)
-        names |= {name[2:] for option in shown for name in option.opts if name.startswith("--")}
+        flags = (name for option in _shown_options(leaf) for name in option.opts)
+        names |= {name[2:] for name in flags if name.startswith("--")}
     near = difflib.get_close_matches(key.replace("_", "-"), sorted(names), 1)
     hint = f"did you mean {near[0]!r}?" if near else "`specrun config show COMMAND` lists them"
     of = "any command" if isinstance(command, click.Group) else f"specrun {command.name}"
@@ -142,9 +140,6 @@ def _checked(path: Path, option: click.Option, key: str, value: object) -> Any: 
         raise OptionError(f"{path}: {key} is {value!r}, and {option.opts[-1]} takes one value")
     if option.is_flag != isinstance(value, bool) and not option.count:
         wanted = "true or false" if option.is_flag else "a value"
-        raise OptionError(f"{path}: {key} is {_toml(value)}: give {wanted}")
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise OptionError(f"{path}: {key} is {shown}: give {wanted}")
     return items if option.multiple else value
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -24,12 +24,11 @@ from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online import LearnFrom
-from specrun.runtime.planning import ANY
+from specrun.runtime.planning import ANY, tuned_plan
 from specrun.runtime.round import Shape
 from specrun.runtime.tuning import drafter_for
 
 if TYPE_CHECKING:
-    from specrun.bindings.models.model import Model
     from specrun.runtime.engine import Engine
 
 
@@ -59,10 +58,14 @@ def open_runtime(
 
     `params` choose among tuned plans and, with the `workload`, in a profile.
     """
-    drafter, options = _chosen(load, draft, template, params, terminal, workload)
-    options |= {"lora": lora, "learn": learn}
-    with _opened(Runtime, load, drafter, terminal, **options) as runtime:
-        _warn_of_large_drafter(runtime, terminal)
+    settings = (load, draft, template, params, terminal, workload)
+    with _opened(Runtime, *settings, lora=lora, learn=learn) as runtime:
+        ours, theirs = runtime.model.n_params, runtime.session.drafter.n_params
+        if theirs > ours:
+            terminal.warn(
+                f"the draft model is larger than the target ({theirs:,} parameters against "
+                f"{ours:,}): were they swapped? Drafting will cost more than it saves"
+            )
         _warn_of_lossy_rule(draft.accept, terminal)
         for note in (runtime.session.drafter.remark, runtime.memory_line):
             if note:
@@ -91,11 +94,10 @@ def open_engine(
     """
     from specrun.runtime.engine import Engine
 
-    drafter, options = _chosen(load, draft, template, params, terminal, workload)
+    settings = (load, draft, template, params, terminal, workload)
     # A width that tune found is for rounds of one conversation.
-    options |= {"lora": lora, "shape": draft.shape or "free", "others": others, "rules": rules}
-    options |= {"learn": learn, "slots": slots}
-    with _opened(Engine, load, drafter, terminal, **options) as engine:
+    options = {"shape": draft.shape or "free", "others": others, "rules": rules, "slots": slots}
+    with _opened(Engine, *settings, lora=lora, learn=learn, **options) as engine:
         _warn_of_lossy_rule(draft.accept, terminal)
         yield engine
 
@@ -104,35 +106,14 @@ def open_engine(
 def _opened(
     kind: type[Opened],
     load: LoadSettings,
-    drafter: str,
-    terminal: Terminal,
-    **options: Any,  # noqa: ANN401 - of `RuntimeOptions`
-) -> Iterator[Opened]:
-    """Open a runtime or an engine; a passing line names the model meanwhile."""
-    if load.model is None:
-        _require_demo_files()
-    terminal.passing(f"loading {load.model or 'the embedded models'} ...")
-    try:
-        if load.model is None:
-            opened = kind.demo(drafter, **options)
-        else:
-            opened = kind(load.model, drafter, **options)
-    finally:
-        terminal.passing("")
-    with opened:
-        _warn_of_ignored_layers(load, opened.model, terminal)
-        yield opened
-
-
-def _chosen(
-    load: LoadSettings,
     draft: DraftSettings,
     template: TemplateSettings,
     params: SamplingParams,
     terminal: Terminal,
     workload: str,
-) -> tuple[str, dict[str, Any]]:
-    """Return the drafter's expression and the options of the runtime or engine."""
+    **more: Any,  # noqa: ANN401 - of `RuntimeOptions`
+) -> Iterator[Opened]:
+    """Open a runtime or an engine; a passing line names the model meanwhile."""
     check_named(load)
     drafter, shape = chosen_drafter(load, draft, params, terminal, workload)
     options = {
@@ -142,8 +123,30 @@ def _chosen(
         "seed": None,
         "reference": draft.reference,
         "shape": shape,
+        **more,
     }
-    return drafter, options
+    for path in () if load.model else (demo_target(), *demo_drafters().values()):
+        if not path.is_file():
+            raise FileMissingError(
+                f"the embedded models are not part of this installation ({path.name} is missing): "
+                "install specrun again, or name a model with -m"
+            )
+    terminal.passing(f"loading {load.model or 'the embedded models'} ...")
+    try:
+        if load.model is None:
+            opened = kind.demo(drafter, **options)
+        else:
+            opened = kind(load.model, drafter, **options)
+    finally:
+        terminal.passing("")
+    with opened:
+        layers = load.options.n_gpu_layers
+        if layers not in ("auto", 0) and opened.model.n_gpu_layers == 0:
+            terminal.warn(
+                f"-ngl {layers} is ignored, there is no GPU here: `specrun doctor` shows the "
+                "devices"
+            )
+        yield opened
 
 
 def chosen_drafter(
@@ -155,7 +158,20 @@ def chosen_drafter(
 ) -> tuple[str, Shape]:
     """Return how to draft, and in which shape: as named, planned, in the profile, or `auto`."""
     drafter, shape = _tuned(load, draft, params, terminal)
-    drafter = drafter or _unnamed(load, draft, params, workload, terminal)
+    # A given shape may be too narrow for the drafter of a profile.
+    if not drafter and load.model is not None and not draft.is_named and draft.shape is None:
+        chosen = drafter_for(
+            load.model,
+            params.temperature,
+            workload,
+            **load.costs,
+            accept=draft.accept,
+            use_profile=not draft.no_profile,
+            warn=terminal.warn,
+        )
+        if chosen.note:
+            terminal.note(chosen.note)
+        drafter = chosen.expression
     return drafter or drafter_expression(draft, demo=load.demo), shape
 
 
@@ -170,15 +186,7 @@ def _tuned(
         return None, shape
     if draft.drafter is not None and not choosing:
         return None, shape
-    from specrun.runtime.planning import tuned_plan
-
-    plan = tuned_plan(
-        load.model,
-        draft.model_draft,
-        params,
-        **load.costs,
-        warn=terminal.warn,
-    )
+    plan = tuned_plan(load.model, draft.model_draft, params, **load.costs, warn=terminal.warn)
     expression = None if plan is None else plan.expression(draft.model_draft)
     # auto measures again, so a plan that found plain decoding faster only leaves the default shape
     if choosing:
@@ -194,33 +202,6 @@ def _tuned(
             "does not depend on what drafts (--shape free: as many as needed)"
         )
     return expression, shape
-
-
-def _unnamed(
-    load: LoadSettings,
-    draft: DraftSettings,
-    params: SamplingParams,
-    workload: str,
-    terminal: Terminal,
-) -> str | None:
-    """Return the drafter of the file's profile, or `auto`, if no option names one; else None.
-
-    A given shape may be too narrow for the drafter of a profile.
-    """
-    if load.model is None or draft.is_named or draft.shape is not None:
-        return None
-    chosen = drafter_for(
-        load.model,
-        params.temperature,
-        workload,
-        **load.costs,
-        accept=draft.accept,
-        use_profile=not draft.no_profile,
-        warn=terminal.warn,
-    )
-    if chosen.note:
-        terminal.note(chosen.note)
-    return chosen.expression
 
 
 def template_text(template: TemplateSettings) -> str | None:
@@ -252,32 +233,6 @@ def check_sampling(params: SamplingParams, opened: Runtime | Engine) -> None:
             raise OptionError(
                 f"--logit-bias names token {token}: the model has {size} tokens, numbered from 0"
             )
-
-
-def _require_demo_files() -> None:
-    for path in (demo_target(), *demo_drafters().values()):
-        if not path.is_file():
-            raise FileMissingError(
-                f"the embedded models are not part of this installation ({path.name} is missing): "
-                "install specrun again, or name a model with -m"
-            )
-
-
-def _warn_of_ignored_layers(load: LoadSettings, model: Model, terminal: Terminal) -> None:
-    if load.options.n_gpu_layers not in ("auto", 0) and model.n_gpu_layers == 0:
-        advice = "`specrun doctor` shows the devices"
-        terminal.warn(
-            f"-ngl {load.options.n_gpu_layers} is ignored, there is no GPU here: {advice}"
-        )
-
-
-def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
-    ours, theirs = runtime.model.n_params, runtime.session.drafter.n_params
-    if theirs > ours:
-        terminal.warn(
-            f"the draft model is larger than the target ({theirs:,} parameters against {ours:,}): "
-            "were they swapped? Drafting will cost more than it saves"
-        )
 
 
 def _warn_of_lossy_rule(accept: str, terminal: Terminal) -> None:

@@ -41,55 +41,21 @@ class _LogFile(logging.FileHandler):
         if not isinstance(error, OSError):
             super().handleError(record)
             return
-        self._give_up_stream()
+        # Each write of the stream's buffer would fail again.
+        stream, self.stream = self.stream, None
+        with suppress(OSError):
+            if stream is not None:
+                stream.close()
         if not self._has_warned:
             self._has_warned = True
             problem = f"the log file {self.baseFilename} cannot be written ({error.strerror})"
             with suppress(OSError):
                 click.echo(f"Warning: {problem}: messages are missing there", err=True)
 
-    def _give_up_stream(self) -> None:
-        """Close the file: each write of its buffer would fail again."""
-        stream, self.stream = self.stream, None
-        with suppress(OSError):
-            if stream is not None:
-                stream.close()
-
     def close(self) -> None:
         """Close the file, if that is still possible."""
         with suppress(OSError):
             super().close()
-
-
-def start_logging(verbosity: int, log_file: Path | None) -> Callable[[], None]:
-    """Start the log of -v and --log-file; return the function that ends it.
-
-    -v shows specrun's own messages and llama.cpp's warnings, -vv everything. The file gets at least
-    all messages of level INFO.
-    """
-    root = logging.getLogger("specrun")
-    handlers: list[logging.Handler] = []
-    if verbosity:
-        handlers.append(logging.StreamHandler(sys.stderr))
-        handlers[0].setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
-        if verbosity == 1:
-            handlers[0].addFilter(_without_native_chatter)
-    if log_file is not None:
-        handlers.append(_file_handler(log_file))
-    for handler in handlers:
-        handler.setFormatter(_SafeFormatter(_FORMAT))
-        root.addHandler(handler)
-    level_before = root.level
-    if handlers:
-        root.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
-
-    def stop() -> None:
-        for handler in handlers:
-            root.removeHandler(handler)
-            handler.close()
-        root.setLevel(level_before)
-
-    return stop
 
 
 class _KeptFileWarnings(logging.Handler):
@@ -104,24 +70,46 @@ class _KeptFileWarnings(logging.Handler):
         self._terminal.warn(record.getMessage())
 
 
-def _show_kept_files(terminal: Terminal) -> Callable[[], None]:
-    """Show warnings about kept files; return the function that ends it."""
-    handler = _KeptFileWarnings(terminal)
-    kept_files.addHandler(handler)
-    return lambda: kept_files.removeHandler(handler)
+def start_logging(verbosity: int, log_file: Path | None) -> Callable[[], None]:
+    """Start the log of -v and --log-file; return the function that ends it.
+
+    -v shows specrun's own messages and llama.cpp's warnings, -vv everything. The file gets at least
+    all messages of level INFO.
+    """
+    root = logging.getLogger("specrun")
+    level_before = root.level
+    level = logging.DEBUG if verbosity > 1 else logging.INFO
+    handlers: list[logging.Handler] = []
+    if verbosity:
+        handlers.append(logging.StreamHandler(sys.stderr))
+        handlers[0].setLevel(level)
+        if verbosity == 1:
+            handlers[0].addFilter(_without_native_chatter)
+    if log_file is not None:
+        path = log_file.expanduser()
+        try:
+            handlers.append(_LogFile(path, encoding="utf-8", errors="backslashreplace"))
+        except OSError as error:
+            raise OptionError(
+                f"the log file {log_file} cannot be written ({error.strerror}); choose another"
+            ) from error
+    for handler in handlers:
+        handler.setFormatter(_SafeFormatter(_FORMAT))
+        root.addHandler(handler)
+    if handlers:
+        root.setLevel(level)
+
+    def stop() -> None:
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
+        root.setLevel(level_before)
+
+    return stop
 
 
 def _without_native_chatter(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING or not record.name.startswith("specrun.llama")
-
-
-def _file_handler(path: Path) -> logging.Handler:
-    try:
-        return _LogFile(path.expanduser(), encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise OptionError(
-            f"the log file {path} cannot be written ({error.strerror}); choose another"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +124,13 @@ def _open_terminal(
     color: ColorChoice, verbose: int, quiet: bool, log_file: Path | None
 ) -> Terminal:
     set_verbosity(verbose)
-    stop = start_logging(verbose, log_file)
-    click.get_current_context().call_on_close(stop)
+    context = click.get_current_context()
+    context.call_on_close(start_logging(verbose, log_file))
     terminal = Terminal(color, quiet=quiet, verbosity=verbose)
     if not verbose:  # with it they are in the log
-        click.get_current_context().call_on_close(_show_kept_files(terminal))
+        handler = _KeptFileWarnings(terminal)
+        kept_files.addHandler(handler)
+        context.call_on_close(lambda: kept_files.removeHandler(handler))
     return terminal
 
 

@@ -17,7 +17,6 @@ from specrun.cli.options.model import LoadSettings
 from specrun.cli.options.types import FILE
 from specrun.cli.terminal.terminal import MAX_TEXT_BYTES, decode_text, read_text, require_file
 
-_MOST_AT_ONCE = 64  # prompts
 _ASK = "give -m FILE, or --demo for the embedded models"
 
 
@@ -114,6 +113,6 @@ def parallel_option(section: Section, default: int = 1) -> Decorator:
     return section.option(
         "--parallel N",
         "Prompts that are answered at once, their drafts verified in one evaluation.",
-        click.IntRange(1, _MOST_AT_ONCE),
+        click.IntRange(1, 64),
         default=default,
     )
