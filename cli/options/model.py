@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.machine.placement import Placement, SplitMode, placing
+from specrun.bindings.machine.placement import SplitMode, placing
 from specrun.bindings.models.trial import trusting_files
 from specrun.cli.options.group import (
     DRAFTING,
@@ -32,10 +33,6 @@ from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.language import METHODS
 from specrun.runtime.round import Shape
 
-if TYPE_CHECKING:
-    from specrun.bindings.machine.devices import Device
-
-
 # == Devices of this machine and of others (--rpc) =================================================
 
 
@@ -54,28 +51,6 @@ def _loading(
     if default is None or default is False or default == ():
         del attributes["default"]
     return EVALUATION.option(usage, help, kind, field=field, **attributes)
-
-
-def device_rows(found: list[Device]) -> list[tuple[str, ...]]:
-    """Return the rows of a table of devices: name, description, kind, free memory, memory."""
-    return [
-        (
-            device.name,
-            one_line(device.description),
-            device.kind if device.worker is None else "worker",
-            bytes_text(device.memory_free),
-            bytes_text(device.memory_total),
-        )
-        for device in found
-    ]
-
-
-def _list_devices(placement: Placement) -> None:
-    from specrun.bindings.machine.devices import devices
-
-    click.echo("Available devices:")
-    for name, description, kind, free, memory in device_rows(devices(placement.rpc)):
-        click.echo(f"  {name}: {description} ({kind}, {memory}, {free} free)")
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
@@ -250,7 +225,6 @@ def _rope_scale(scale: float | None, freq_scale: float | None) -> float:
 
 
 MODEL_DRAFT = "-md, --model-draft, --draft-model"
-_MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +244,8 @@ class DraftSettings:
     @property
     def is_named(self) -> bool:
         """Whether any option names a drafter; if none does, a profile or `auto` chooses."""
-        said = (self.drafter, self.model_draft, self.spec_type, self.reference)
-        limits = (self.spec_draft_n_max, self.spec_draft_p_min)
-        return any(value is not None for value in (*said, *limits))
+        named = (self.drafter, self.model_draft, self.spec_type, self.reference)
+        return (*named, self.spec_draft_n_max, self.spec_draft_p_min) != (None,) * 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +318,14 @@ def _load_settings(
     options = with_fields(_DEFAULTS, fields)
     context = click.get_current_context()
     if list_devices:
-        _list_devices(options.placement)
+        from specrun.bindings.machine.devices import devices
+
+        click.echo("Available devices:")
+        for device in devices(options.placement.rpc):
+            kind = device.kind if device.worker is None else "worker"
+            total, free = bytes_text(device.memory_total), bytes_text(device.memory_free)
+            about = f"{one_line(device.description)} ({kind}, {total}, {free} free)"
+            click.echo(f"  {device.name}: {about}")
         context.exit()
     context.with_resource(placing(options.placement))
     return LoadSettings(
@@ -413,10 +393,6 @@ def attention_options(section: Section, within: str = "") -> list[Decorator]:
     return [flash, *types]
 
 
-def _threads(count: int) -> int:
-    return max(0, count)  # -1 leaves it to us, as in llama.cpp
-
-
 load_options = option_group(
     "load",
     _load_settings,
@@ -447,19 +423,19 @@ load_options = option_group(
         "context.n_threads",
         "-t, --threads N",
         "Threads that evaluate single tokens.",
-        click.IntRange(-1, _MAX_THREADS),
+        click.IntRange(-1, 1024),
         default=-1,
         show_default="one a core, within the quota",
-        read=_threads,
+        read=partial(max, 0),  # -1 leaves it to us, as in llama.cpp
     ),
     _loading(
         "context.n_threads_batch",
         "-tb, --threads-batch N",
         "Threads that evaluate prompts and drafts.",
-        click.IntRange(-1, _MAX_THREADS),
+        click.IntRange(-1, 1024),
         default=-1,
         show_default="as -t",
-        read=_threads,
+        read=partial(max, 0),
     ),
     *attention_options(EVALUATION, within="context."),
     *(
@@ -491,14 +467,8 @@ load_options = option_group(
 )
 
 
-def _rules() -> str:
-    """Return the names of all rules; those that change the target's distribution stand apart."""
-    names = rule_names()
-    exact = [name for name in names if build_rule(name).exact]
-    lossy = [name for name in names if name not in exact]
-    return f"{', '.join(exact)}; not exact: {', '.join(lossy)}"
-
-
+_EXACT = [name for name in rule_names() if build_rule(name).exact]
+_LOSSY = [name for name in rule_names() if name not in _EXACT]
 draft_options = option_group(
     "draft",
     _draft_settings,
@@ -534,13 +504,15 @@ draft_options = option_group(
         "conversation.",
         FILE,
     ),
-    _removed("--draft", "--spec-draft-n-max"),
-    _removed("--draft-n", "--spec-draft-n-max"),
-    _removed("--draft-max", "--spec-draft-n-max"),
+    *(_removed(name, "--spec-draft-n-max") for name in ("--draft", "--draft-n", "--draft-max")),
     _removed(
         "--draft-min", "--spec-draft-n-max for the length, --spec-draft-p-min to end drafts early"
     ),
-    DRAFTING.option("--accept RULE", f"The acceptance rule: {_rules()}.", default=_DEFAULTS.accept),
+    DRAFTING.option(
+        "--accept RULE",
+        f"The acceptance rule: {', '.join(_EXACT)}; not exact: {', '.join(_LOSSY)}.",
+        default=_DEFAULTS.accept,
+    ),
     shape_option,
     DRAFTING.flag(
         "--no-profile", "Ignore the profile that specrun accelerate wrote for this file."

@@ -95,9 +95,16 @@ def open_engine(
     from specrun.runtime.engine import Engine
 
     settings = (load, draft, template, params, terminal, workload)
-    # A width that tune found is for rounds of one conversation.
-    options = {"shape": draft.shape or "free", "others": others, "rules": rules, "slots": slots}
-    with _opened(Engine, *settings, lora=lora, learn=learn, **options) as engine:
+    with _opened(
+        Engine,
+        *settings,
+        slots=slots,
+        shape=draft.shape or "free",  # a width that tune found is for one conversation
+        others=others,
+        rules=rules,
+        lora=lora,
+        learn=learn,
+    ) as engine:
         _warn_of_lossy_rule(draft.accept, terminal)
         yield engine
 

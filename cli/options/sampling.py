@@ -6,6 +6,7 @@ several temperatures.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,6 @@ from specrun.runtime.laws import (
 
 # == Grammars: --json-schema, --grammar, --regex, --grammar-after ==================================
 
-
-_LARK, _SCHEMA = (".lark",), (".json",)
 
 GRAMMAR_OPTIONS = (
     SAMPLING.option(
@@ -76,7 +75,7 @@ def read_grammar(text: str) -> Grammar | None:
     """Return the grammar of `/set grammar`: a file (.json, .lark, GBNF), a schema, or "none"."""
     if text == "none":
         return None
-    if text.lstrip().startswith("{") or Path(text).suffix in _SCHEMA:
+    if text.lstrip().startswith("{") or Path(text).suffix == ".json":
         return Grammar.json_schema(_schema_text(text))
     return _written(text, "")
 
@@ -94,12 +93,10 @@ def _written(text: str, after: str) -> Grammar:
     path = Path(text)
     if "::=" in text:
         return Grammar.gbnf(text, after=after)
-    if path.suffix in _SCHEMA:
+    if path.suffix == ".json":
         raise OptionError(f"{path} is JSON, no grammar: give it as --json-schema")
-    source = read_text(path)
-    if path.suffix in _LARK:
-        return Grammar.lark(source, after=after)
-    return Grammar.gbnf(source, after=after)
+    build = Grammar.lark if path.suffix == ".lark" else Grammar.gbnf
+    return build(read_text(path), after=after)
 
 
 # == Settings of `SamplingParams` ==================================================================
@@ -196,16 +193,10 @@ def read_breakers(texts: tuple[str, ...]) -> tuple[str, ...]:
     So it is in llama.cpp.
     """
     last = max((number for number, text in enumerate(texts) if text == "none"), default=-1)
-    return tuple(_unescaped(text) for text in texts[last + 1 :])
-
-
-def _unescaped(text: str) -> str:
-    parts, place = [], 0
-    while place < len(text):
-        escaped = _ESCAPES.get(text[place : place + 2])
-        parts.append(text[place] if escaped is None else escaped)
-        place += 1 if escaped is None else 2
-    return "".join(parts)
+    return tuple(
+        re.sub(r"""\\[ntr"'\\]""", lambda found: _ESCAPES[found[0]], text)
+        for text in texts[last + 1 :]
+    )
 
 
 # == Answers =======================================================================================
