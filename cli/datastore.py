@@ -109,15 +109,12 @@ def _progress(terminal: Terminal) -> Iterator[BuildProgress]:
             task = tasks[what]
             if not bar.tasks[task].started:
                 bar.start_task(task)
-            bar.update(task, completed=done, total=total, description=_described(what, done, total))
+            amount = f"{total:,} tokens"
+            if what == "reading":
+                amount = f"{bytes_text(done)} of {bytes_text(total)}"
+            bar.update(task, completed=done, total=total, description=f"{what} {amount}")
 
         yield report
-
-
-def _described(what: str, done: int, total: int) -> str:
-    if what == "reading":
-        return f"reading {bytes_text(done)} of {bytes_text(total)}"
-    return f"ordering {total:,} tokens"
 
 
 @click.command(cls=SectionedCommand)

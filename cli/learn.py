@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,22 +36,32 @@ without --learn-keep.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Files kept for a target; `problem` is the error of reading its buffer, or ""."""
-
-    folder: Path
-    target: str
-    answers: int
-    rejected: int
-    n_bytes: int
-    drafters: list[str]
-    problem: str
-
-
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
 def learn() -> None:
     """Show or delete what draft models learn from (`--learn-keep`)."""
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """Return the facts of the files kept for a target, with the error of reading its buffer."""
+    from specrun.runtime.online import BUFFER_NAME, read_facts
+
+    files = [path for path in folder.iterdir() if path.is_file()]
+    target, answers, rejected, problem = folder.name, 0, 0, None
+    if (folder / BUFFER_NAME).exists():
+        try:
+            facts = read_facts(folder / BUFFER_NAME)
+            target, answers, rejected = facts.key.name, facts.n_answers, facts.n_places
+        except ModelError as error:
+            problem = str(error)
+    return {
+        "target": target,
+        "folder": str(folder),
+        "answers": answers,
+        "rejected": rejected,
+        "bytes": sum(path.stat().st_size for path in files),
+        "drafters": sorted(path.name for path in files if path.suffix == ".gguf"),
+        "problem": problem,
+    }
 
 
 @click.command(cls=SectionedCommand)
@@ -63,19 +73,19 @@ def show(as_json: bool, terminal: Terminal) -> None:
 
     found = [_kept(folder) for folder in kept_folders()]
     if as_json:
-        terminal.answer(json.dumps([_record(each) for each in found]) + "\n")
+        terminal.answer(json.dumps(found) + "\n")
         return
     if not found:
         terminal.note(
             "nothing is kept: only --learn-keep (chat, generate, serve) keeps rejected drafts"
         )
     for each in found:
-        terminal.answer(f"{one_line(each.target)}\n")
-        what = f"{each.rejected:,} rejected drafts of {each.answers:,} answers"
-        terminal.answer(f"  {each.problem or what}, {bytes_text(each.n_bytes)} in all\n")
-        for name in each.drafters:
+        terminal.answer(f"{one_line(each['target'])}\n")
+        what = f"{each['rejected']:,} rejected drafts of {each['answers']:,} answers"
+        terminal.answer(f"  {each['problem'] or what}, {bytes_text(each['bytes'])} in all\n")
+        for name in each["drafters"]:
             terminal.answer(f"  drafter {one_line(name)}\n")
-        terminal.answer(f"  {each.folder}\n")
+        terminal.answer(f"  {each['folder']}\n")
 
 
 @click.command(cls=SectionedCommand)
@@ -106,32 +116,3 @@ def _folder_of(model: Path) -> Path:
     if not folder.is_dir():
         raise OptionError(f"nothing is kept of {model}: specrun learn show lists what is")
     return folder
-
-
-def _kept(folder: Path) -> Kept:
-    from specrun.runtime.online import BUFFER_NAME, read_facts
-
-    files = [path for path in folder.iterdir() if path.is_file()]
-    n_bytes = sum(path.stat().st_size for path in files)
-    drafters = sorted(path.name for path in files if path.suffix == ".gguf")
-    buffer = folder / BUFFER_NAME
-    if not buffer.exists():
-        return Kept(folder, folder.name, 0, 0, n_bytes, drafters, "")
-    try:
-        facts = read_facts(buffer)
-    except ModelError as error:
-        return Kept(folder, folder.name, 0, 0, n_bytes, drafters, str(error))
-    name = facts.key.name
-    return Kept(folder, name, facts.n_answers, facts.n_places, n_bytes, drafters, "")
-
-
-def _record(kept: Kept) -> dict[str, object]:
-    return {
-        "target": kept.target,
-        "folder": str(kept.folder),
-        "answers": kept.answers,
-        "rejected": kept.rejected,
-        "bytes": kept.n_bytes,
-        "drafters": kept.drafters,
-        "problem": kept.problem or None,
-    }

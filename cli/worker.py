@@ -18,7 +18,6 @@ from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import Terminal
 
 _SECONDS_TO_START = 60.0
-_SECONDS_TO_END = 5.0
 _EPILOG = """\b
 Examples:
   specrun worker                                            for tries on this machine
@@ -81,7 +80,12 @@ def worker(
     except KeyboardInterrupt:  # the way to end it
         return
     finally:
-        _end(process)
+        process.terminate()
+        try:
+            process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     raise SpecrunError(f"the worker ended ({code}); the lines above say why")
 
 
@@ -130,12 +134,3 @@ def _await_start(process: subprocess.Popen[bytes], host: str, port: int) -> None
             return
     problem = f"the worker on {host}:{port} did not start"
     raise SpecrunError(f"{problem}; the lines above say why")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_SECONDS_TO_END)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
