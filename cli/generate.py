@@ -12,7 +12,7 @@ import click
 
 from specrun.cli.chat.learning import open_learning
 from specrun.cli.options.drafting import LearnSettings, learn_options, require_training
-from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.group import PROMPT, SectionedCommand
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -29,13 +29,9 @@ from specrun.cli.options.output import (
     json_option,
     terminal_options,
 )
-from specrun.cli.options.prompt import (
-    PromptSettings,
-    prompt_options,
-    read_prompt,
-    system_prompt_options,
-)
+from specrun.cli.options.prompt import read_prompt, system_prompt_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
+from specrun.cli.options.types import FILE
 from specrun.cli.terminal.answer import (
     Answer,
     PlainWriter,
@@ -63,7 +59,8 @@ one object), everything else goes to stderr. Options also come from SPECRUN_<OPT
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @load_options
-@prompt_options
+@PROMPT.option("-p, --prompt TEXT", "The prompt; -: read it from stdin.")
+@PROMPT.option("-f, --file", "Read the prompt from a file.", FILE)
 @draft_options
 @answer_options
 @template_options
@@ -76,7 +73,8 @@ one object), everything else goes to stderr. Options also come from SPECRUN_<OPT
 @json_option("Print one JSON object instead of the text.")
 def generate(
     load: LoadSettings,
-    prompt: PromptSettings,
+    prompt: str | None,
+    file: Path | None,
     draft: DraftSettings,
     answer: AnswerSettings,
     template: TemplateSettings,
@@ -96,7 +94,7 @@ def generate(
         )
     if learning.wanted:
         require_training("--learn")
-    text = read_prompt(prompt)
+    text = read_prompt(prompt, file)
     with ExitStack() as opened:
         closed_last = opened.enter_context(ExitStack())
         runtime = opened.enter_context(
@@ -137,11 +135,8 @@ def _start(
     given = template.chat_template is not None or template.chat_template_file is not None
     if template.no_chat_template or not (given or runtime.model.chat_template):
         if system is not None:
-            why = (
-                "--no-chat-template"
-                if template.no_chat_template
-                else "a model without a chat template"
-            )
+            lacks = "a model without a chat template"
+            why = "--no-chat-template" if template.no_chat_template else lacks
             raise click.UsageError(f"-sys has no place with {why}: write it into the prompt")
         return runtime.stream(text, answer.params, max_tokens=answer.max_tokens, logprobs=False)
     messages = [{"role": "user", "content": text}]

@@ -25,9 +25,9 @@ from specrun.cli.terminal.screen import print_table
 from specrun.cli.terminal.terminal import Terminal
 
 
-def _context_of(root: click.Context, names: tuple[str, ...]) -> click.Context:
+def _context_of(context: click.Context, names: tuple[str, ...]) -> click.Context:
     """Return the context of a command by its names, such as ("bench", "drafters")."""
-    context = root
+    context = context.find_root()
     for name in names:
         group = context.command
         found = group.get_command(context, name) if isinstance(group, click.Group) else None
@@ -54,7 +54,7 @@ Examples:
 @click.pass_context
 def man(context: click.Context, command: tuple[str, ...], terminal: Terminal) -> None:
     """Print the manual page, of specrun or of a COMMAND, for man(1)."""
-    page = _context_of(context.find_root(), command)
+    page = _context_of(context, command)
     terminal.answer("\n".join(_page(page)) + "\n")
 
 
@@ -194,7 +194,7 @@ def show(context: click.Context, command: tuple[str, ...], terminal: Terminal) -
     file = config_path()
     there = "" if file.is_file() else " (there is no such file)"
     if command:
-        rows = list(_options(_context_of(context.find_root(), command)))
+        rows = list(_options(_context_of(context, command)))
         title = f"specrun {' '.join(command)}, with {file}{there}"
         print_table(terminal, title, ("option", "value", "from"), rows)
         return

@@ -197,12 +197,11 @@ _ROOM_FOR_ANSWERS = 128
 
 
 def chosen_prompts(
-    source: PromptChoice, target: Path, rope: RopeScaling, *, demo: bool
+    source: PromptChoice, target: Path, load: LoadSettings
 ) -> tuple[tuple[Prompt, ...], str]:
     """Return the prompts and their description; without any choice, the demo's questions.
 
-    `rope` says whether positions are stretched, so that a workload may be longer than the target
-    was trained for.
+    If positions are stretched, a workload may be longer than the target was trained for.
     """
     from specrun.bench.drafters.prompts import demo_prompts, read_prompts
 
@@ -217,13 +216,13 @@ def chosen_prompts(
         )
     if prompts:
         return tuple(prompts), ""
-    if not demo and source.workload is None:
+    if not load.demo and source.workload is None:
         raise click.UsageError(
             "no prompt is given: use -p TEXT, -f FILE, --prompts FILE or --workload"
         )
     if source.workload is None and not source.context:
         return demo_prompts(source.questions), ""
-    return _workload(source, target, rope)
+    return _workload(source, target, load.context.rope)
 
 
 def with_documentation(
@@ -378,7 +377,7 @@ def _settings(
 
     params = sampling.params()
     expressions = _expressions(chosen, demo=load.demo)
-    prompts, workload = chosen_prompts(source, target, load.context.rope, demo=load.demo)
+    prompts, workload = chosen_prompts(source, target, load)
     n_ctx = load.context.n_ctx
     if n_ctx and source.context:  # more than -c if --context needs it, up to the target's own
         n_ctx = max(n_ctx, source.context + LONGEST_MESSAGES + measuring.predict)

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 ENVIRONMENT_PREFIX = "SPECRUN"
-_HUB_OPTIONS = {
-    "-m": ("-hf, -hfr, --hf-repo", "hf_repo"),
-    "-md": ("-hfd, -hfrd, --hf-repo-draft", "hf_repo_draft"),
-}
 CommandFunction: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
 Instance = TypeVar("Instance", bound="DataclassInstance")
@@ -158,7 +154,9 @@ class Section:
     ) -> Decorator:
         """Declare an option that names a model, and -hf (-hfd for a drafter) in addition."""
         own = usage.split(", ")[0].split()[0]
-        names, dest = _HUB_OPTIONS["-md" if own == "-md" else "-m"]
+        names, dest = "-hf, -hfr, --hf-repo", "hf_repo"
+        if own == "-md":
+            names, dest = "-hfd, -hfrd, --hf-repo-draft", "hf_repo_draft"
         option = self.option(usage, help, kind, cls=ModelOption, hub=dest, **attributes)
         hub = self.option(
             f"{names} OWNER/REPO[:QUANT]",
@@ -345,15 +343,6 @@ class LazyCommand:
     short_help: str
     attribute: str = ""
 
-    def load(self) -> click.Command:
-        """Import and return the command; Ctrl-C meanwhile ends quietly, nothing has begun."""
-        try:
-            module = importlib.import_module(self.module)
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        command: click.Command = getattr(module, self.attribute or self.name)
-        return command
-
 
 class LazyGroup(click.Group):
     """A group over a table of commands, of which those exist whose module is installed."""
@@ -368,9 +357,16 @@ class LazyGroup(click.Group):
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command, imported now, or None."""
+        """Return the command, imported now, or None; Ctrl-C meanwhile ends quietly."""
         known = self._lazy.get(cmd_name)
-        return known.load() if known else None
+        if known is None:
+            return None
+        try:
+            module = importlib.import_module(known.module)
+        except KeyboardInterrupt:  # nothing has begun
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        command: click.Command = getattr(module, known.attribute or known.name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands without importing them."""
@@ -379,10 +375,12 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names of commands without importing them."""
-        names = {name: known.short_help for name, known in self._lazy.items()}
-        found = [(name, text) for name, text in names.items() if name.startswith(incomplete)]
-        options = click.Command.shell_complete(self, ctx, incomplete)
-        return [*(CompletionItem(name, help=text) for name, text in found), *options]
+        found = [
+            CompletionItem(name, help=command.short_help)
+            for name, command in self._lazy.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

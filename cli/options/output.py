@@ -16,7 +16,7 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.files import logger as kept_files
-from specrun.cli.options.group import OUTPUT, Decorator, Section, option_group
+from specrun.cli.options.group import OUTPUT, Decorator, option_group
 from specrun.cli.options.types import NEW_FILE
 from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line, set_verbosity
 
@@ -151,9 +151,9 @@ terminal_options = option_group(
 )
 
 
-def json_option(help: str = "Print one JSON object.", section: Section = OUTPUT) -> Decorator:
+def json_option(help: str = "Print one JSON object.") -> Decorator:
     """Return --json, which the command gets as `as_json`."""
-    return section.flag("--json", help, dest="as_json")
+    return OUTPUT.flag("--json", help, dest="as_json")
 
 
 def plot_option(drawn: str) -> Decorator:

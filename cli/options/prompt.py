@@ -7,33 +7,16 @@ may have several answered at once (`parallel_option`).
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from specrun.cli.options.group import PROMPT, TEMPLATE, Decorator, Section, option_group
+from specrun.cli.options.group import TEMPLATE, Decorator, Section, option_group
 from specrun.cli.options.model import LoadSettings
 from specrun.cli.options.types import FILE
 from specrun.cli.terminal.terminal import MAX_TEXT_BYTES, decode_text, read_text, require_file
 
 _ASK = "give -m FILE, or --demo for the embedded models"
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSettings:
-    """The prompt's text or file."""
-
-    prompt: str | None
-    file: Path | None
-
-
-prompt_options = option_group(
-    "prompt",
-    PromptSettings,
-    PROMPT.option("-p, --prompt TEXT", "The prompt; -: read it from stdin."),
-    PROMPT.option("-f, --file", "Read the prompt from a file.", FILE),
-)
 
 
 def prompts_option(section: Section, help: str = "A prompt; repeatable.") -> Decorator:
@@ -70,15 +53,15 @@ system_prompt_options = option_group(
 )
 
 
-def read_prompt(settings: PromptSettings) -> str:
+def read_prompt(prompt: str | None, file: Path | None) -> str:
     """Return the prompt; one newline at the end of a file or a pipe is not part of it."""
-    if settings.prompt is not None and settings.file is not None:
+    if prompt is not None and file is not None:
         raise click.UsageError("give one of -p and -f")
-    if settings.file is not None:
-        return read_prompt_file(settings.file)
-    if settings.prompt is not None and settings.prompt != "-":
-        return settings.prompt
-    if settings.prompt is None and sys.stdin.isatty():
+    if file is not None:
+        return read_prompt_file(file)
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no prompt is given: use -p TEXT, -f FILE, or pipe it in")
     data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
     return _without_last_newline(decode_text(data, "the standard input"))

@@ -161,7 +161,7 @@ def _settings(
     drafters = tuple(with_files(name, defaults) for name in names)
     for expression in drafters:
         require_draft_files(parse_expression(expression))
-    prompts, _ = chosen_prompts(source, target, load.context.rope, demo=load.demo)
+    prompts, _ = chosen_prompts(source, target, load)
     # Fewer prompts than conversations are asked again.
     times = -(-max(loading.parallel) // len(prompts))
     params = SamplingParams(temperature=loading.temp, seed=loading.seed)

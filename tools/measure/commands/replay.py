@@ -179,7 +179,7 @@ def _recorded(
     from specrun.runtime.engine import Engine, Runtime
     from specrun.runtime.laws import SamplingParams
 
-    prompts, workload = chosen_prompts(source, target, load.context.rope, demo=load.demo)
+    prompts, workload = chosen_prompts(source, target, load)
     about = f", context {source.context}" if source.context else ""
     longest = source.context + LONGEST_MESSAGES + replaying.predict
     n_ctx = max(load.context.n_ctx, longest) if load.context.n_ctx else 0
