@@ -4,14 +4,13 @@ A noise source that branches replays a program under every script of decisions, 
 the program returns is computed and not sampled. Here the program drafts a small tree, lets the rule
 under test accept, and goes on from the target's own laws; what it emits must have their product.
 
-Laws are what the settings under test make of rows of logits, as in a round: where compiled code
-walks for a rule there, it is compiled code that is enumerated here, and so are its draws of trees
-without replacement. Settings that cut nothing off are tried beside them: rules walk in Python by
-these.
+Laws are what the settings under test make of rows of logits, as in a round, and settings that cut
+nothing off are tried, too. The rule is the one that decides rounds: compiled, if it is there.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,14 +31,15 @@ from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,
     ExactRule,
-    FollowedLaws,
     LawAt,
     PairRule,
     SequentialCascade,
 )
 from specrun.runtime.drafters.path_laws import PathLaws, grow_draft
 from specrun.runtime.laws import Law, Logits, NoiseSource, SamplingParams, transformed_law
-from specrun.runtime.round import DraftRequest, followed_laws
+from specrun.runtime.laws.transform import row_cuts
+from specrun.runtime.laws.truncation import RowLaws
+from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import ROOT, DraftTree, parse_topology
 
 _TOLERANCE = 1e-12
@@ -77,34 +77,8 @@ class _Rows:
         return self.of(text)[1]
 
 
-class _WatchedLaws(FollowedLaws):
-    """Laws that settings make of rows; `walks` counts who walks by them."""
-
-    def __init__(
-        self, kind: type[FollowedLaws], rows: Logits, params: SamplingParams, walks: Counter[str]
-    ) -> None:
-        super().__init__(rows.__getitem__, params, rows.data)
-        self._kind, self._walks = kind, walks
-
-    def __call__(self, node: int) -> Law:
-        """Return the law after a node."""
-        return self._kind(self.logits, self.params)(node)
-
-    def followed(
-        self, tree: DraftTree, noise: NoiseSource, position: int, *, as_block: bool
-    ) -> Acceptance | NoiseSource:
-        """Return what compiled code keeps; note that it did."""
-        laws = self._kind(self.logits, self.params, self.matrix)
-        kept = laws.followed(tree, noise, position, as_block=as_block)
-        if isinstance(kept, Acceptance):
-            self._walks["compiled"] += 1
-        return kept
-
-
-def _draft(
-    shape: Shape, rows: _Rows, params: SamplingParams, noise: NoiseSource, walks: Counter[str]
-) -> DraftTree:
-    """Return a tree of depth 2; `walks` counts those that compiled code drew, "drawn"."""
+def _draft(shape: Shape, rows: _Rows, params: SamplingParams, noise: NoiseSource) -> DraftTree:
+    """Return a tree of depth 2."""
     if shape != "without replacement":
         return grow(shape, rows.after, noise)
     request = DraftRequest([], params, noise, max_depth=2, max_nodes=4)
@@ -114,11 +88,7 @@ def _draft(
         request,
         params,
     )
-    drawn = laws.drawn_tree(_SIBLINGS)
-    if drawn is None:
-        return grow_draft(_SIBLINGS, laws, request, sampling="without")
-    walks["drawn"] += 1
-    return drawn
+    return grow_draft(_SIBLINGS, laws, request, sampling="without")
 
 
 def largest_error(
@@ -126,12 +96,11 @@ def largest_error(
 ) -> float:
     """Return the largest error of any text's probability, against the target's product of laws.
 
-    `walks` counts how often the rule accepted, "all", how often compiled code did it, "compiled",
-    and how often that drew the tree.
+    `walks` counts how often the rule accepted: "cut" where top-k cuts, else "open".
     """
     if params.is_greedy:  # whose drafts are chosen
         shape = "point masses"
-    n_said, kind = 3 + (shape == "chain"), followed_laws(params)
+    n_said, cuts = 3 + (shape == "chain"), row_cuts(params)
     target, drafts = (_Rows(n_said, 2 * seed + i, params) for i in range(2))
 
     def law_at(tree: DraftTree) -> LawAt:
@@ -139,15 +108,14 @@ def largest_error(
             tuple(tree.tokens[above] for above in tree.path_to(node))
             for node in range(ROOT, len(tree))
         ]
-        if kind is None:
+        if cuts is None:
             return lambda node: target.after(texts[node + 1])
-        rows = np.array([target.of(text)[0] for text in texts])
-        return _WatchedLaws(kind, rows, params, walks)
+        return RowLaws([target.of(text)[0] for text in texts].__getitem__, cuts)
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
-        tree = _draft(shape, drafts, params, noise, walks)
+        tree = _draft(shape, drafts, params, noise)
         accepted = rule.accept(tree, law_at(tree), noise, 0)
-        walks["all"] += 1
+        walks["open" if params is _OPEN else "cut"] += 1
         text = (*(tree.tokens[node] for node in accepted.path), accepted.next_token)
         while len(text) < _TOKENS:
             text = (*text, noise.choose(target.after(text)))
@@ -166,8 +134,8 @@ def largest_error(
 class WithoutResidual:
     """A wrong rule, for controls: a rejected draft is replaced from the target's whole law.
 
-    It is a right rule, by compiled code where that walks for it, with a source of decisions that
-    draws every token from the target's law at the node in place of the law that it is given.
+    It is a right rule with a source of decisions that draws every token from the target's law at
+    the node in place of the law that it is given.
     """
 
     name = "without residual"
@@ -186,18 +154,8 @@ class WithoutResidual:
             asked[0 if node == ROOT else tree.depths[node]] = node
             return node
 
-        if not isinstance(law_at, FollowedLaws):
-            forgetful = _Forgetful(noise, lambda depth: law_at(asked[depth]), position)
-            return self._rule.accept(tree, lambda node: law_at(note(node)), forgetful, position)
-        logits, matrix, params = law_at.logits, law_at.matrix, law_at.params
-        forgetful = _Forgetful(
-            noise, lambda depth: transformed_law(logits(asked[depth] + 1), params), position
-        )
-        law_at.logits, law_at.matrix = lambda row: logits(note(row - 1) + 1), None
-        try:
-            return self._rule.accept(tree, law_at, forgetful, position)
-        finally:
-            law_at.logits, law_at.matrix = logits, matrix
+        forgetful = _Forgetful(noise, lambda depth: law_at(asked[depth]), position)
+        return self._rule.accept(tree, lambda node: law_at(note(node)), forgetful, position)
 
 
 class _Forgetful:
@@ -244,7 +202,7 @@ def check_rule(setting: Setting) -> Check:
         "rule",
         judged(error <= _TOLERANCE, seen),
         f"random laws of 3 or 4 tokens, trees of depth 2, all outcomes of {rule.name}: "
-        + _walked(walks, setting.params),
+        + _walked(walks, rule, setting.params),
         times,
         error,
         _TOLERANCE,
@@ -255,13 +213,13 @@ def check_rule(setting: Setting) -> Check:
     )
 
 
-def _walked(walks: Counter[str], settings: Sequence[SamplingParams]) -> str:
-    """Say which code walked how often, and by which settings."""
-    compiled, python = walks["compiled"], walks["all"] - walks["compiled"]
+def _walked(walks: Counter[str], rule: AcceptanceRule, settings: Sequence[SamplingParams]) -> str:
+    """Return which code walked how often, and by which settings."""
     named = " and ".join(
         f"temperature {params.temperature:g}, top-k {params.top_k}, top-p {params.top_p:g}, "
         f"min-p {params.min_p:g}"
         for params in settings
     )
-    whose = f"{python:,} walks in Python, {walks['drawn']:,} trees drawn in compiled code"
-    return f"{compiled:,} walks in compiled code by {named}, {whose}"
+    is_compiled = not (sys.modules[type(rule).__module__].__file__ or "").endswith(".py")
+    code = "compiled code" if is_compiled else "Python"
+    return f"walks in {code}, {walks['cut']:,} by {named}, {walks['open']:,} without cuts"

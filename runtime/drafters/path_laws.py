@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.compiled import LOOPS, DrawnSiblings, RowSource
 from specrun.runtime.heads import RankedTokens
-from specrun.runtime.laws.law import SHORT, Law, RankedLaw
-from specrun.runtime.laws.noise import draws_of
+from specrun.runtime.laws.law import Law, RankedLaw
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law, transformed_laws
 from specrun.runtime.round.drafter import DraftRequest
@@ -80,20 +77,13 @@ class PathLaws:
         self._params = params
         self._parents: list[int] = []  # of all evaluated nodes
         self._tokens: list[int] = []
-        self._said: EvaluatedDepth | None = None  # of the root, if it was evaluated just now
 
     def root(self) -> Law:
         """Return the law after the last committed token."""
-        said, self._said = self._said, None
-        return self._laws(self._root() if said is None else said, _no_paths)[0]
+        return self._laws(self._root(), _no_paths)[0]
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
         """Evaluate one depth of the tree."""
-        return self._laws(*self._said_below(parents, tokens))
-
-    def _said_below(
-        self, parents: Sequence[int], tokens: Sequence[int]
-    ) -> tuple[EvaluatedDepth, Paths]:
         # Noted before the evaluation, which may ask for the paths.
         first = len(self._tokens)
         self._parents += parents
@@ -102,42 +92,7 @@ class PathLaws:
         def paths() -> list[list[int]]:
             return [self._path(node) for node in range(first, first + len(tokens))]
 
-        return self._below(parents, tokens, paths), paths
-
-    def drawn_tree(self, topology: Topology) -> DraftTree | None:
-        """Return a tree that compiled code draws without replacement, depth by depth.
-
-        It is the one that `tree_steps` grows. None, and nothing is drawn, where it cannot.
-        """
-        request, params, loops = self._request, self._params, LOOPS
-        k = params.cuts[0]
-        few = params.is_cut and not params.is_greedy and k <= SHORT
-        if loops is None or not few:
-            return None
-        if request.state.grammar is not None:
-            return None
-        said, paths = self._root(), _no_paths
-        entries = _entries(said, k)
-        if entries is None:
-            self._said = said
-            return None
-        children, start = topology.children, len(request.tokens)
-        scratch, cuts, tree = np.empty(k), (np.exp, *params.cuts[1:]), _DrawnTree([], [], {})
-        level = [children[ROOT]], [ROOT], ROOT
-        for position in range(start, start + topology.max_depth):
-            draws = draws_of(request.noise, position, 1)
-            drawn = loops.drawn_depth(*entries, level, children, draws, scratch, cuts, tree)
-            if drawn is None:
-                self._laws(said, paths)  # says what is wrong
-                raise AssertionError("rows that are laws to Python alone")
-            below, nodes, parents, tokens = drawn
-            if not tokens:
-                break
-            level = below, nodes, len(self._tokens)
-            said, paths = self._said_below(parents, tokens)
-            entries = _entries(said, k)
-            assert entries is not None
-        return DraftTree.of_siblings((*tree.tokens,), (*tree.parents,), tree.siblings)
+        return self._laws(self._below(parents, tokens, paths), paths)
 
     def read(
         self, parents: Sequence[int], tokens: Sequence[int], said: EvaluatedDepth
@@ -181,23 +136,6 @@ def _no_paths() -> list[list[int]]:
     return [[]]
 
 
-class _DrawnTree(NamedTuple):
-    """A tree in the making: tokens, parents, and siblings by their parents."""
-
-    tokens: list[int]
-    parents: list[int]
-    siblings: DrawnSiblings
-
-
-def _entries(said: EvaluatedDepth, k: int) -> tuple[RowSource, npt.NDArray[np.int32] | None] | None:
-    """Return rows and their entries' names, if any; None where there are not more than k."""
-    if isinstance(said, HighestLogits):
-        return said.logits.data, said.tokens
-    if isinstance(said, RankedTokens) or len(said[0]) <= k:
-        return None
-    return said.__getitem__, None
-
-
 def grow_draft(
     shape: Topology | DynamicShape,
     laws: LawSource,
@@ -212,11 +150,6 @@ def grow_draft(
 
     The rest is as for `draft_steps`.
     """
-    if sampling == "without" and isinstance(shape, Topology) and isinstance(laws, PathLaws):
-        topology = shape.limited(*_limits(request, room))
-        drawn = laws.drawn_tree(topology) if topology.parents and p_min == 0.0 else None
-        if drawn is not None:
-            return drawn
     steps = draft_steps(shape, request, room=room, sampling=sampling, p_min=p_min, size=size)
     return drive(steps, laws)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.compiled import draws_of
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
 from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
 from specrun.runtime.laws.law import Law
-from specrun.runtime.laws.noise import draws_of
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import (
     Logits,

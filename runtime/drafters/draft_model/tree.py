@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
+from specrun.runtime.compiled import draws_of
 from specrun.runtime.drafters.draft_model.drafter import SteppedDrafter
 from specrun.runtime.drafters.draft_model.state import DraftTreeState
 from specrun.runtime.drafters.kept_rows import RowMemory, TreeRows
@@ -15,7 +16,6 @@ from specrun.runtime.drafters.path_laws import (
     draft_steps,
     ranking_params,
 )
-from specrun.runtime.laws.noise import draws_of
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.planning.draft_size import TreeSize
