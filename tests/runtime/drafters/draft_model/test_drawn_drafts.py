@@ -111,7 +111,7 @@ def test_a_row_that_is_no_law_is_refused(context, monkeypatch):
 
 
 def test_wrong_arguments_are_refused():
-    noise, scratch, cuts = (1, 2, 3, 0), np.zeros(4), (np.exp, 1.0, -math.inf, 1.0)
+    noise, scratch, cuts = (1, 2, 3, 0), np.zeros(4), (1.0, -math.inf, 1.0)
     right = [(0,) * 5, 1, (0, 9), frozenset(), noise, [], scratch, cuts]
     assert LOOPS.drawn_chain(*right) == (0, 0.0, [])
     wrong: list[tuple[int, object]] = [
@@ -251,7 +251,7 @@ def test_wrong_arguments_of_trees_are_refused():
         "shape": {-1: (0, 1)},
         "noise": (1, 2, 3, 0),
         "scratch": np.zeros(4),
-        "cuts": (np.exp, 1.0, -math.inf, 1.0),
+        "cuts": (1.0, -math.inf, 1.0),
         "sequences": (0, [0, 0]),
         "nodes": ([], [], []),
     }
